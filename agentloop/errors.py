@@ -1,0 +1,89 @@
+"""Every error agentloop raises on purpose.
+
+AgentLoopError
+├── ConfigError (ValueError)            a setting, path or task the user can mend        exit 2
+│   └── PluginError                     a part that was named but cannot be loaded
+├── StateError (ValueError)             a move that the state table does not allow       exit 1
+├── StoreError (OSError)                the store cannot be opened or written            exit 4
+├── SandboxError (OSError)              the box, not the agent, failed: never a reward   exit 4
+│   ├── SandboxUnavailable              no backend can make a box here
+│   ├── CapabilityError                 this backend cannot hold a limit that was asked for
+│   └── SandboxGone                     the box died while it was in use
+├── PolicyError (OSError)               the model or its endpoint failed, not the agent  exit 4
+└── TrainingError (RuntimeError)        a step or a version that cannot be made          exit 4
+
+A command that exits 1, a timeout or a wrong answer is a *result*, not an error.
+A message says what, which, and the next move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class AgentLoopError(Exception):
+    """Root of the tree; `exit_code` is what a command line ends with."""
+
+    exit_code = 4
+
+
+class ConfigError(AgentLoopError, ValueError):
+    """A setting, a path or a task file that the user can mend."""
+
+    exit_code = 2
+
+
+class PluginError(ConfigError):
+    """A part was named that is not installed or does not fit its Protocol."""
+
+
+class StateError(AgentLoopError, ValueError):
+    """An illegal move in a state table; the message names both states."""
+
+    exit_code = 1
+
+
+class StoreError(AgentLoopError, OSError):
+    """The trace store cannot be opened, read or written."""
+
+
+class SandboxError(AgentLoopError, OSError):
+    """The sandbox failed for reasons that are not the agent's."""
+
+
+class SandboxUnavailable(SandboxError):
+    """No backend can create a box on this machine; the message carries the remedy."""
+
+
+class CapabilityError(SandboxError):
+    """The backend cannot hold a limit that the spec asks for."""
+
+
+class SandboxGone(SandboxError):
+    """The box died or its connection broke; the episode is retried, never scored."""
+
+
+class PolicyError(AgentLoopError, OSError):
+    """The model or its endpoint failed; the episode is infrastructure-failed, never scored."""
+
+
+class TrainingError(AgentLoopError, RuntimeError):
+    """A training step or a policy version that cannot be made from what there is."""
+
+
+@contextmanager
+def boundary(kind: type[AgentLoopError], what: str, **context: object) -> Iterator[None]:
+    """Blame whatever escapes the block on the boundary it crossed.
+
+    An `AgentLoopError` passes unchanged; anything else is re-raised as `kind`, with `what`
+    and the context in front of the original message, and the original as its cause.
+    """
+    try:
+        yield
+    except AgentLoopError:
+        raise
+    except Exception as error:
+        where = ", ".join(f"{key} {value}" for key, value in context.items())
+        detail = f"{type(error).__name__}: {error}"
+        raise kind(f"{what}{f' ({where})' if where else ''}: {detail}") from error

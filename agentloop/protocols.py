@@ -1,0 +1,104 @@
+"""The seams: what a part must offer to be used by the loop. No base class, one to four methods each.
+
+Built-in and third-party parts enter by the same entry-point groups (`plugins.py`). A part may
+raise plain Python errors; the loop blames them on the boundary that they crossed (`errors.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from agentloop.types import (
+    Completion,
+    ExecResult,
+    Message,
+    Sample,
+    SandboxSpec,
+    Step,
+    StopReason,
+    Task,
+    ToolSpec,
+    Trace,
+)
+
+
+class Sandbox(Protocol):
+    """A box in which commands run; one lease of it belongs to one episode."""
+
+    id: str
+    isolation: str
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        """Run `command` with `sh -c` in the working directory and wait for it.
+
+        A failing command and a timeout are results. Raises SandboxGone when the box died.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Discard the lease and everything written under it. Closing twice is harmless."""
+        ...
+
+
+class SandboxBackend(Protocol):
+    """A way to make boxes on this machine."""
+
+    name: str
+
+    def probe(self) -> str | None:
+        """None when boxes can be made here, else one line with the reason and the remedy."""
+        ...
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        """A new box. Raises CapabilityError when `spec` asks for what this backend cannot hold."""
+        ...
+
+
+class Policy(Protocol):
+    """What chooses the next action, given the conversation so far."""
+
+    name: str
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """The next assistant message. Raises PolicyError when the model or its endpoint failed."""
+        ...
+
+
+class Agent(Protocol):
+    """The loop around a policy: it turns completions into actions until it has an answer."""
+
+    name: str
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """What the policy is told before its first turn."""
+        ...
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
+    ) -> tuple[StopReason, str | None]:
+        """Act until an end; (why it ended, the submitted answer). `record` gets each finished step."""
+        ...
+
+
+class Verifier(Protocol):
+    """Scores a finished trace; runs outside the box and never sees what it cannot trust."""
+
+    name: str
+    version: str
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """A number in [0, 1]. Whatever it raises makes the reward `unscored`, never 0."""
+        ...
+
+
+class Trainer(Protocol):
+    """Turns a batch of samples into one change of the weights."""
+
+    name: str
+
+    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
+        """One update; metrics by name. A non-finite gradient changes nothing and is counted."""
+        ...

@@ -1,0 +1,403 @@
+"""The nouns of agentloop, in the order in which one task meets them.
+
+Task -> Episode -> Trace -> Verdict -> Sample -> PolicyVersion -> EvalReport -> Decision
+
+Frozen models without behaviour beyond what follows from their own fields. Nothing here reads a
+file, a clock or the network; SQL rows in `store/tables.py` are the storage form of these types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Frozen(BaseModel):
+    """A value: compared by its fields, never changed after it was made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def content_hash(value: object) -> str:
+    """SHA-256 (hex) of the canonical JSON of `value`: key order and spacing do not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# ---------------------------------------------------------------------------------------- Task
+
+
+class Split(StrEnum):
+    """What a task may be used for. Only the gate and the report ever look at `heldout`."""
+
+    train = "train"
+    validation = "validation"
+    heldout = "heldout"
+
+
+class Part(Frozen):
+    """A part chosen by name: an installed `kind` or a `module:Class`, and its keyword arguments."""
+
+    kind: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class SandboxSpec(Frozen):
+    """What a box is made of and what it must hold. Equal specs may share a pool."""
+
+    image: str = "host"
+    """`host` is the host's own /usr, read-only; anything else is a backend's image name."""
+    files: Path | None = None
+    """Host folder that appears as the working directory /work; None gives an empty one."""
+    read_only: bool = False
+    """True mounts `files` read-only, which lets several episodes share one box."""
+    scratch_mb: int = 64
+    """Size in MiB of the writable tmpfs (/tmp, and /work unless read_only)."""
+
+
+class Limits(Frozen):
+    """What ends an episode that does not end itself."""
+
+    max_steps: int = 8
+    """Agent turns."""
+    max_tokens: int = 1024
+    """Sampled tokens in one turn."""
+    tool_timeout_s: float = 30.0
+    """Wall time of one tool call."""
+    max_output: int = 16_384
+    """Bytes of stdout and of stderr kept from one tool call, head and tail."""
+
+
+class Task(Frozen):
+    """One thing to do, where it is done, and how the result is judged."""
+
+    id: str
+    instruction: str
+    split: Split = Split.train
+    pool: str = "default"
+    """Tasks of one kind; the curriculum weighs pools by their recent failure."""
+    sandbox: SandboxSpec = SandboxSpec()
+    limits: Limits = Limits()
+    verifiers: tuple[Part, ...] = ()
+    solution: tuple[str, ...] = ()
+    """Shell commands of a reference solution; the last one prints the answer. Never shown to a policy."""
+
+    @property
+    def hash(self) -> str:
+        """Content hash; the folder's location is left out, its contents belong to the suite's hash."""
+        return content_hash(self.model_dump(mode="json", exclude={"sandbox": {"files"}}))
+
+
+# ------------------------------------------------------------------------------------- Episode
+
+
+class ToolSpec(Frozen):
+    """A tool as a policy is told of it; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolCall(Frozen):
+    """A call as the policy wrote it: `arguments` is its JSON text, valid or not."""
+
+    id: str
+    name: str
+    arguments: str
+    error: str | None = None
+    """Why the text could not be read as a call; None for a well-formed one."""
+
+
+class Message(Frozen):
+    """One chat message. `token_ids` are an assistant message's tokens exactly as they were sampled."""
+
+    role: str
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    token_ids: tuple[int, ...] = ()
+
+
+class Completion(Frozen):
+    """One answer of a policy, with the tokens that training needs when the policy has them."""
+
+    message: Message
+    finish_reason: str
+    """`stop`, `length`, or what the endpoint said."""
+    prompt_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
+    n_prompt_tokens: int = 0
+    n_completion_tokens: int = 0
+
+
+class ToolResult(Frozen):
+    """What a tool call gave back. A failing command is a result, with `ok` False."""
+
+    call_id: str
+    name: str
+    content: str
+    ok: bool
+    exit_code: int | None = None
+    timed_out: bool = False
+    duration_s: float = 0.0
+
+
+class ExecResult(Frozen):
+    """A command's end. Non-zero exits and timeouts are results, with whatever was printed."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    dropped: int = 0
+    """Bytes left out of the middle of stdout and stderr."""
+    duration_s: float = 0.0
+
+
+class Step(Frozen):
+    """One agent turn: what the policy answered and what its tool calls gave."""
+
+    index: int
+    completion: Completion
+    results: tuple[ToolResult, ...] = ()
+    duration_s: float = 0.0
+
+
+class StopReason(StrEnum):
+    """Why an episode ended; what went wrong in it is a `FailureType`."""
+
+    submitted = "submitted"
+    no_tool_call = "no_tool_call"
+    step_limit = "step_limit"
+    context_limit = "context_limit"
+    error = "error"
+
+
+class EpisodeState(StrEnum):
+    """`finished` may be judged; `infra_failed` is masked from training and never scored."""
+
+    running = "running"
+    finished = "finished"
+    infra_failed = "infra_failed"
+
+
+class Episode(Frozen):
+    """One attempt at a task. The id comes from the caller, so that a retry repeats no effect."""
+
+    id: str
+    task_id: str
+    group: str
+    """Episodes of one task under one policy version that are compared with each other."""
+    purpose: str
+    """What it was rolled out for: demonstrate, probe, train or evaluate."""
+    policy_version: int
+    seed: int
+    state: EpisodeState = EpisodeState.running
+
+
+class Trace(Frozen):
+    """The record of an episode: first messages, then the steps in order."""
+
+    id: str
+    episode_id: str
+    task_id: str
+    policy_version: int
+    isolation: str
+    """What held the actions: container, namespaces, or none."""
+    messages: tuple[Message, ...]
+    steps: tuple[Step, ...] = ()
+    answer: str | None = None
+    """What was submitted; None when nothing was."""
+    stop_reason: StopReason = StopReason.error
+    error: str | None = None
+    """What broke outside the agent; None when nothing did."""
+    started_at: datetime
+    duration_s: float = 0.0
+
+    @property
+    def tool_calls(self) -> list[tuple[int, ToolCall, ToolResult | None]]:
+        """(step index, call, its result) of every call, in order."""
+        return [
+            (step.index, call, next((r for r in step.results if r.call_id == call.id), None))
+            for step in self.steps
+            for call in step.completion.message.tool_calls
+        ]
+
+
+# ------------------------------------------------------------------------------------- Verdict
+
+
+class RewardState(StrEnum):
+    """Only a `scored` reward trains or gates."""
+
+    scored = "scored"
+    infra_failed = "infra_failed"
+    unscored = "unscored"
+    disputed = "disputed"
+
+
+class FailureType(StrEnum):
+    """Taxonomy v1: 19 leaves in 6 groups, and `unclassified`, which is allowed and counted."""
+
+    infra_sandbox_failure = "infra.sandbox_failure"
+    infra_tool_timeout = "infra.tool_timeout"
+    infra_model_api_error = "infra.model_api_error"
+    infra_grader_failure = "infra.grader_failure"
+    budget_context_overflow = "budget.context_overflow"
+    budget_limit_reached = "budget.limit_reached"
+    call_malformed = "call.malformed"
+    call_unknown_tool = "call.unknown_tool"
+    call_wrong_arguments = "call.wrong_arguments"
+    obs_error_ignored = "obs.error_ignored"
+    obs_misread = "obs.misread"
+    obs_fabrication = "obs.fabrication"
+    plan_repetition = "plan.repetition"
+    plan_goal_drift = "plan.goal_drift"
+    plan_no_clarification = "plan.no_clarification"
+    outcome_premature_stop = "outcome.premature_stop"
+    outcome_wrong_or_unverified = "outcome.wrong_or_unverified"
+    outcome_reward_hack = "outcome.reward_hack"
+    outcome_unsafe_action = "outcome.unsafe_action"
+    unclassified = "unclassified"
+
+    @property
+    def is_infra(self) -> bool:
+        """True for what is our fault, not the policy's: it never reaches a gradient."""
+        return self.value.startswith("infra.")
+
+
+class Failure(Frozen):
+    """One thing that went wrong, with words that the trace really contains."""
+
+    type: FailureType
+    step: int | None
+    """Index of the step; None when the whole trace is meant."""
+    evidence: str
+    """Quoted from the trace."""
+    detector: str
+    """Name and version, `rules.malformed@1`."""
+    confidence: float = 1.0
+    critical: bool = False
+    """True for exactly one failure of a failed trace: the first that was not recovered from."""
+
+
+class Score(Frozen):
+    """One verifier's number in [0, 1], or why it gave none."""
+
+    verifier: str
+    version: str
+    value: float | None
+    error: str | None = None
+
+
+class Verdict(Frozen):
+    """What a trace is worth and why."""
+
+    trace_id: str
+    state: RewardState
+    reward: float | None
+    """In [0, 1] when `state` is scored, else None."""
+    scores: tuple[Score, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def critical(self) -> Failure | None:
+        """The failure that decided the outcome; None for a success."""
+        return next((f for f in self.failures if f.critical), None)
+
+
+# ------------------------------------------------------------------------- Sample, PolicyVersion
+
+
+class Sample(Frozen):
+    """One trainable row; the four sequences have one entry per token."""
+
+    episode_id: str
+    group: str
+    pool: str
+    policy_version: int
+    token_ids: tuple[int, ...]
+    action_mask: tuple[int, ...]
+    """1 where the policy sampled the token, 0 for prompt and tool output."""
+    logprobs: tuple[float, ...]
+    """Behaviour log-probability where the mask is 1, 0.0 elsewhere."""
+    temperature: float
+    reward: float
+    advantage: float = 0.0
+
+
+class PolicyState(StrEnum):
+    """candidate -> live -> retired, candidate -> held -> retired; the table is in `registry/`."""
+
+    candidate = "candidate"
+    live = "live"
+    held = "held"
+    retired = "retired"
+
+
+class PolicyVersion(Frozen):
+    """A policy that can be named, compared and rolled back to. Numbers are never used twice."""
+
+    number: int
+    parent: int | None
+    kind: str
+    """`weights` when we hold them, `remote` for a policy that others serve, `scripted` for code."""
+    artifact: str | None
+    """Folder of the weights, relative to the project; None when we hold none."""
+    sha256: str
+    """Hash of the artifact, or of the policy's settings when there is none."""
+    config_hash: str
+    state: PolicyState = PolicyState.candidate
+    note: str = ""
+    """Where it came from, in a few words."""
+    created_at: datetime
+
+
+# ------------------------------------------------------------------------- EvalReport, Decision
+
+
+class EvalReport(Frozen):
+    """One policy version on one suite split: every scored reward, by task."""
+
+    suite: str
+    suite_hash: str
+    policy_version: int
+    rewards: dict[str, tuple[float, ...]]
+    """Task id -> one reward per scored episode; infrastructure failures are not in it."""
+    n_infra: int = 0
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> number of episodes."""
+
+
+class Action(StrEnum):
+    """What becomes of a candidate."""
+
+    promote = "promote"
+    hold = "hold"
+    roll_back = "roll_back"
+
+
+class Decision(Frozen):
+    """The gate's word on a candidate, with what it rests on."""
+
+    action: Action
+    baseline: int
+    candidate: int
+    n_tasks: int
+    difference: float
+    """Mean over tasks of candidate minus baseline reward."""
+    ci95: tuple[float, float]
+    p_better: float
+    """One-sided p-value of "not better"."""
+    p_worse: float
+    """One-sided p-value of "not worse"."""
+    reasons: tuple[str, ...]
+    created_at: datetime
