@@ -45,6 +45,8 @@ class SandboxBackend(Protocol):
     """A way to make boxes on this machine."""
 
     name: str
+    isolation: str
+    """What its boxes are made of: container, namespaces, or none."""
 
     def probe(self) -> str | None:
         """None when boxes can be made here, else one line with the reason and the remedy."""

@@ -189,6 +189,16 @@ class EpisodeState(StrEnum):
     infra_failed = "infra_failed"
 
 
+class Purpose(StrEnum):
+    """What an episode was rolled out for."""
+
+    demonstrate = "demonstrate"
+    run = "run"
+    train = "train"
+    validate = "validate"
+    evaluate = "evaluate"
+
+
 class Episode(Frozen):
     """One attempt at a task. The id comes from the caller, so that a retry repeats no effect."""
 
@@ -196,8 +206,7 @@ class Episode(Frozen):
     task_id: str
     group: str
     """Episodes of one task under one policy version that are compared with each other."""
-    purpose: str
-    """What it was rolled out for: demonstrate, probe, train or evaluate."""
+    purpose: Purpose
     policy_version: int
     seed: int
     state: EpisodeState = EpisodeState.running

@@ -1,0 +1,94 @@
+"""The built-in suite: questions about files of numbers, answered with shell commands.
+
+Six operations on each of 100 files. Files, not only questions, are divided into train, validation
+and held-out, so a held-out answer cannot have been seen. In every file the six answers differ,
+so a wrong command never gives the right answer by accident.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.types import Limits, Part, SandboxSpec, Split, Task
+
+N_FILES = 100
+N_HELDOUT_FILES, N_VALIDATION_FILES = 25, 10
+LIMITS = Limits(max_steps=5, max_tokens=32, tool_timeout_s=10.0, max_output=512)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kind of question, and the command that answers it; `{file}` stands for the file's name."""
+
+    name: str
+    question: str
+    command: str
+
+
+OPERATIONS = (
+    Operation("sum", "What is the sum of the numbers in {file}?", "awk '{{s+=$1}}END{{print s}}' {file}"),
+    Operation("max", "What is the largest number in {file}?", "sort -n {file} | tail -n1"),
+    Operation("min", "What is the smallest number in {file}?", "sort -n {file} | head -n1"),
+    Operation("count", "How many numbers are in {file}?", "wc -l < {file}"),
+    Operation("first", "What is the first number in {file}?", "head -n1 {file}"),
+    Operation("last", "What is the last number in {file}?", "tail -n1 {file}"),
+)
+
+
+def answers(numbers: list[int]) -> dict[str, int]:
+    """The ground truth of each operation, worked out here and never in the box."""
+    return {
+        "sum": sum(numbers),
+        "max": max(numbers),
+        "min": min(numbers),
+        "count": len(numbers),
+        "first": numbers[0],
+        "last": numbers[-1],
+    }
+
+
+def make_numbers(rng: random.Random) -> list[int]:
+    """4 to 9 numbers from 1 to 99 whose six answers all differ."""
+    while True:
+        numbers = [rng.randint(1, 99) for _ in range(rng.randint(4, 9))]
+        if len(set(answers(numbers).values())) == len(OPERATIONS):
+            return numbers
+
+
+def make_files(folder: Path, seed: int) -> dict[str, list[int]]:
+    """Write the 100 files, one number a line; file name -> its numbers."""
+    rng = random.Random(f"files {seed}")
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {f"f{i:02d}": make_numbers(rng) for i in range(N_FILES)}
+    for name, numbers in files.items():
+        (folder / name).write_text("".join(f"{n}\n" for n in numbers))
+    return files
+
+
+def make_tasks(files: dict[str, list[int]], folder: Path, seed: int) -> list[Task]:
+    """Six tasks a file, 600 in all: 390 train, 60 validation, 150 held-out."""
+    names = sorted(files)
+    random.Random(f"splits {seed}").shuffle(names)
+    heldout = set(names[:N_HELDOUT_FILES])
+    validation = set(names[N_HELDOUT_FILES : N_HELDOUT_FILES + N_VALIDATION_FILES])
+    box = SandboxSpec(files=folder, read_only=True)
+
+    def split(name: str) -> Split:
+        return Split.heldout if name in heldout else Split.validation if name in validation else Split.train
+
+    return [
+        Task(
+            id=f"{operation.name}-{name}",
+            instruction=operation.question.format(file=name),
+            split=split(name),
+            pool=operation.name,
+            sandbox=box,
+            limits=LIMITS,
+            verifiers=(Part(kind="exact", options={"expected": str(answers(files[name])[operation.name])}),),
+            solution=(operation.command.format(file=name),),
+        )
+        for name in sorted(files)
+        for operation in OPERATIONS
+    ]

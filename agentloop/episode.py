@@ -1,0 +1,168 @@
+"""Run one episode, and run many of them together.
+
+An episode always leaves its trace: when the box or the model breaks, the trace says so and the
+episode is `infra_failed`, which is retried and never scored. Judging, storing and training are not
+done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from agentloop.errors import SandboxError
+from agentloop.policies.lockstep import BatchPolicy, Lockstep, Seat
+from agentloop.protocols import Agent, Policy, Sandbox
+from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, Task, Trace
+
+MAX_RETRIES = 2
+"""Further attempts at an episode that failed for reasons that are not the agent's."""
+MAX_INFRA_SHARE = 0.5
+"""A cohort of which more than this failed for our reasons says nothing about the policy."""
+
+
+class Pool(Protocol):
+    """Where boxes come from (`sandbox/pool.py`)."""
+
+    @property
+    def isolation(self) -> str:
+        """What its boxes are made of."""
+        ...
+
+    def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
+        """A box for one episode."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One planned episode of a task, and what became of it."""
+
+    task: Task
+    episode: Episode
+    trace: Trace
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who rolls out: the agent, the policy it asks, and the boxes it acts in."""
+
+    agent: Agent
+    policy: Policy | BatchPolicy
+    pool: Pool
+    max_concurrent: int = 8
+    """Episodes at once, for a policy that does not answer in batches."""
+
+
+def stable_id(*parts: object) -> str:
+    """32 hex digits that depend on `parts` alone: the same episode has the same id each time it is run."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def plan(
+    tasks: Sequence[Task], *, run: str, stage: str, purpose: Purpose, policy_version: int, group_size: int = 1
+) -> list[tuple[Task, Episode]]:
+    """`group_size` episodes of each entry of `tasks`, with ids and seeds that follow from the arguments."""
+    planned: list[tuple[Task, Episode]] = []
+    for position, task in enumerate(tasks):
+        group = f"{stage}/{position}/{task.id}"
+        for k in range(group_size):
+            digest = stable_id(run, group, k)
+            episode = Episode(
+                id=digest,
+                task_id=task.id,
+                group=group,
+                purpose=purpose,
+                policy_version=policy_version,
+                seed=int(digest[:12], 16),
+            )
+            planned.append((task, episode))
+    return planned
+
+
+async def run_episode(task: Task, episode: Episode, *, agent: Agent, policy: Policy, pool: Pool) -> Rollout:
+    """One attempt at `task`. Raises only what ends the program (cancellation, interrupts)."""
+    steps: list[Step] = []
+    started_at, started = datetime.now(UTC), time.perf_counter()
+    stop, answer, problem = StopReason.error, None, None
+    try:
+        async with pool.lease(task.sandbox, episode.id) as sandbox:
+            stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=steps.append)
+    # The episode recorder: whatever an agent, a policy or a box raises becomes part of the trace.
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    trace = Trace(
+        id=stable_id("trace", episode.id),
+        episode_id=episode.id,
+        task_id=task.id,
+        policy_version=episode.policy_version,
+        isolation=pool.isolation,
+        messages=agent.first_messages(task),
+        steps=tuple(steps),
+        answer=answer if problem is None else None,
+        stop_reason=stop if problem is None else StopReason.error,
+        error=problem,
+        started_at=started_at,
+        duration_s=time.perf_counter() - started,
+    )
+    state = EpisodeState.finished if problem is None else EpisodeState.infra_failed
+    return Rollout(task, episode.model_copy(update={"state": state}), trace)
+
+
+async def roll_out(
+    planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None] = lambda _: None
+) -> list[Rollout]:
+    """Run the planned episodes together; results in the order of the plan, whatever finished first.
+
+    Episodes that fail for infrastructure reasons are tried again up to MAX_RETRIES times. Raises
+    SandboxError when more than MAX_INFRA_SHARE of them still fail.
+    """
+    results: dict[str, Rollout] = {}
+    todo = list(planned)
+    for _ in range(1 + MAX_RETRIES):
+        for rollout in await _cohort(todo, crew, on_done):
+            results[rollout.episode.id] = rollout
+        todo = [(task, e) for task, e in todo if results[e.id].episode.state is EpisodeState.infra_failed]
+        if not todo:
+            break
+    if len(todo) > MAX_INFRA_SHARE * len(planned):
+        raise SandboxError(f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}")
+    return [results[episode.id] for _, episode in planned]
+
+
+async def _cohort(
+    planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None]
+) -> list[Rollout]:
+    lockstep = Lockstep(crew.policy, len(planned)) if _is_batched(crew.policy) else None
+    slots = asyncio.Semaphore(len(planned) if lockstep else crew.max_concurrent)
+
+    async def one(index: int, task: Task, episode: Episode) -> Rollout:
+        seat = lockstep.seat(index) if lockstep else crew.policy
+        try:
+            async with slots:
+                rollout = await run_episode(task, episode, agent=crew.agent, policy=seat, pool=crew.pool)  # type: ignore[arg-type]
+        finally:
+            if isinstance(seat, Seat):
+                seat.leave()
+        on_done(rollout)
+        return rollout
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(one(i, task, episode)) for i, (task, episode) in enumerate(planned)]
+    return [task.result() for task in running]
+
+
+def _is_batched(policy: Policy | BatchPolicy) -> bool:
+    return hasattr(policy, "complete_batch")
+
+
+def _why(rollout: Rollout) -> str:
+    return rollout.trace.error or "no reason was recorded"
+
+

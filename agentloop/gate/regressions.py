@@ -1,0 +1,154 @@
+"""Failed traces -> regression cases: what went wrong once is asked again of every later version.
+
+The cases are a suite like any other (`suite.py`), split heldout so that none of them is trained on,
+plus `cases.jsonl`: for each case what happened, at which step, and the words that show it. A case
+is a task done again from its start; it is not a snapshot of the box in the middle of an episode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.gate.atomic import write_text
+from agentloop.gate.suite import HEAD, Suite, load_suite, read_jsonl, write_suite
+from agentloop.judge.failures.taxonomy import describe
+from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
+
+CASES = "cases.jsonl"
+
+
+class Pinned(Frozen):
+    """A failed trace that is to be remembered, and the verdict that says why it failed.
+
+    Refused (ValidationError, a ValueError) are a trace that was not scored, which is no failure of
+    the policy, and one with the full reward, which is no failure at all.
+    """
+
+    trace: Trace
+    verdict: Verdict
+
+    @model_validator(mode="after")
+    def _is_a_failure(self) -> Pinned:
+        if self.verdict.trace_id != self.trace.id:
+            raise ValueError(f"the verdict is on trace {self.verdict.trace_id!r}, not on {self.trace.id!r}")
+        if self.verdict.state is not RewardState.scored:
+            raise ValueError(f"trace {self.trace.id!r} is {self.verdict.state}; only a scored trace can have failed")
+        if self.verdict.reward is None or self.verdict.reward >= 1:
+            raise ValueError(f"trace {self.trace.id!r} has reward {self.verdict.reward}; only a failed trace is pinned")
+        return self
+
+
+class Case(Frozen):
+    """One line of cases.jsonl: why a task is in the regression suite."""
+
+    id: str
+    task_id: str
+    failure: FailureType
+    evidence: str
+    """Quoted from the trace; empty when the failure could not be classified."""
+    step: int | None
+    """Index of the failing step; None when the whole trace is meant."""
+    trace_id: str
+    policy_version: int
+    """The version that failed."""
+    sentence: str
+    """The case in words."""
+
+
+def pin(failures: Sequence[Pinned], folder: Path, suite: Suite) -> int:
+    """Add the tasks of `failures` to the regression suite in `folder`; how many were not in it before.
+
+    One case a task: what is already pinned stays as it is, so pinning twice changes no byte. Limits
+    follow `suite`, the suite that the traces are of. Not safe for two writers at once.
+    Raises ConfigError when a task is not in `suite`, is one that is trained on, or when `folder`
+    holds cases done in another kind of box.
+    """
+    if not failures:
+        return 0
+    folder = folder.resolve()
+    tasks = {task.id: task for task in _pinned_tasks(folder, suite)}
+    cases = {case.task_id: case for case in read_cases(folder)}
+    n_before = len(tasks.keys() & cases.keys())
+    for failure in failures:
+        task = _regression_task(failure.trace, suite)
+        tasks.setdefault(task.id, task)
+        cases.setdefault(task.id, _case(failure))
+    lines = "".join(case.model_dump_json() + "\n" for case in cases.values())
+    write_text(folder / CASES, lines)  # first: a task without its case would not be completed by pinning again
+    write_suite(folder, "regressions", list(tasks.values()))
+    return len(tasks.keys() & cases.keys()) - n_before
+
+
+def read_cases(folder: Path) -> tuple[Case, ...]:
+    """What is known of the cases in `folder`, in the order they were pinned; none when there is no file."""
+    path = folder / CASES
+    if not path.is_file():
+        return ()
+    cases = []
+    for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+        try:
+            cases.append(Case.model_validate(row))
+        except ValidationError as error:
+            key = error.errors()[0]["loc"][0]
+            raise ConfigError(f"{where}: key {key!r}: {error.errors()[0]['msg']}; mend or delete the line") from None
+    return tuple(cases)
+
+
+def _pinned_tasks(folder: Path, suite: Suite) -> list[Task]:
+    """The tasks already in `folder`, under the limits of `suite`."""
+    if not (folder / HEAD).exists():
+        return []
+    old, new = load_suite(folder).tasks, suite.tasks[0]
+    if old[0].sandbox != new.sandbox:
+        raise ConfigError(
+            f"{folder}: holds cases done in another box ({old[0].sandbox.image}, files {old[0].sandbox.files}) than "
+            f"suite {suite.name!r} ({new.sandbox.image}, files {new.sandbox.files}); pin into another folder"
+        )
+    return [task.model_copy(update={"limits": new.limits}) for task in old]
+
+
+def _regression_task(trace: Trace, suite: Suite) -> Task:
+    task = next((task for task in suite.tasks if task.id == trace.task_id), None)
+    if task is None:
+        raise ConfigError(f"trace {trace.id!r} is of task {trace.task_id!r}, which is not in suite {suite.name!r}")
+    if task.split is Split.train:
+        raise ConfigError(
+            f"task {task.id!r} of suite {suite.name!r} is trained on, so it cannot be a held-out regression case; "
+            "pin failures of the validation or heldout split"
+        )
+    return task.model_copy(update={"split": Split.heldout})
+
+
+def _case(failure: Pinned) -> Case:
+    trace, critical = failure.trace, failure.verdict.critical
+    kind = critical.type if critical else FailureType.unclassified
+    return Case(
+        id=content_hash([trace.task_id, trace.id, kind.value])[:12],
+        task_id=trace.task_id,
+        failure=kind,
+        evidence=critical.evidence if critical else "",
+        step=critical.step if critical else None,
+        trace_id=trace.id,
+        policy_version=trace.policy_version,
+        sentence=_sentence(failure),
+    )
+
+
+def _sentence(failure: Pinned) -> str:
+    trace, critical = failure.trace, failure.verdict.critical
+    answer = (
+        "submitted nothing" if trace.answer is None else f"submitted {json.dumps(trace.answer, ensure_ascii=False)}"
+    )
+    start = (
+        f"Policy version {trace.policy_version} {answer} for task {trace.task_id!r} (reward {failure.verdict.reward:g})"
+    )
+    if critical is None:
+        return f"{start}: {FailureType.unclassified.value}. {describe(FailureType.unclassified)}"
+    where = "in the whole trace" if critical.step is None else f"at step {critical.step}"
+    quote = json.dumps(critical.evidence, ensure_ascii=False)
+    return f"{start}: {critical.type.value} {where}, {quote}. {describe(critical.type)}"

@@ -1,0 +1,355 @@
+"""A suite on disk: the tasks that policies are compared on, in git beside the code.
+
+    evals/NAME/suite.toml     name, [sandbox], [limits], [[verifiers]] (for tasks that name none)
+    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, solution
+    evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`
+
+Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
+be rolled out from anywhere. Whether a verifier's kind is installed is the business of `plugins.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from agentloop.errors import ConfigError, boundary
+from agentloop.gate.atomic import write_text
+from agentloop.types import Frozen, Limits, Part, SandboxSpec, Split, Task, content_hash
+
+HEAD = "suite.toml"
+TASKS = "tasks.jsonl"
+HEAD_KEYS = ("name", "sandbox", "limits", "verifiers")
+TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "solution")
+
+Table = dict[str, Any]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Suite(Frozen):
+    """Tasks that are done in the same kind of box under the same limits."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    folder: Path
+    """Absolute."""
+    hash: str
+    """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
+
+    def split(self, name: Split | str) -> tuple[Task, ...]:
+        """The tasks of one split, in the order of the file. Raises ConfigError for a name that is no split."""
+        wanted = _split(name, f"suite {self.name!r}")
+        return tuple(task for task in self.tasks if task.split is wanted)
+
+
+class _Head(Frozen):
+    """What suite.toml says."""
+
+    name: str
+    sandbox: SandboxSpec
+    limits: Limits
+    verifiers: tuple[Part, ...]
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def load_suite(path: Path) -> Suite:
+    """The suite in the folder `path`. Raises ConfigError: one line with file, line, key and the next move."""
+    folder = path.resolve()
+    head = _parse_head(_read(folder / HEAD, _where_suites_are(folder)), folder)
+    tasks = _parse_tasks(_read(folder / TASKS, "write one task a line, as JSON"), folder, head)
+    return Suite(name=head.name, tasks=tasks, folder=folder, hash=_suite_hash(tasks))
+
+
+def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
+    """('file:line', object) of each line of `text`, blank ones left out. Raises ConfigError."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON: {error}; write one JSON object a line") from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: a line must be a JSON object, not {type(value).__name__}")
+        yield where, value
+
+
+def _read(path: Path, remedy: str) -> str:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; {remedy}")
+    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions or save it as UTF-8"):
+        return path.read_text(encoding="utf-8")
+
+
+def _where_suites_are(folder: Path) -> str:
+    names = sorted(head.parent.name for head in folder.parent.glob(f"*/{HEAD}"))
+    if not names:
+        return f"a suite is a folder with {HEAD} and {TASKS}"
+    return f"suites in {folder.parent}: {', '.join(names)}{_did_you_mean(folder.name, names)}"
+
+
+def _parse_head(text: str, folder: Path) -> _Head:
+    path = folder / HEAD
+    try:
+        head = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    _refuse_unknown(head, HEAD_KEYS, lambda key: _toml_place(path, text, "", key))
+    name = head.get("name", folder.name)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{_toml_place(path, text, '', 'name')}: key 'name' must be a text that is not empty")
+    return _Head(
+        name=name,
+        sandbox=_sandbox(path, text, head),
+        limits=_limits(path, text, head),
+        verifiers=_verifiers(head.get("verifiers", []), folder, _toml_place(path, text, "", "verifiers")),
+    )
+
+
+def _sandbox(path: Path, text: str, head: Table) -> SandboxSpec:
+    table = dict(_table(path, text, head, "sandbox", SandboxSpec))
+    files = table.pop("files", None)
+    spec = _validated(path, text, "sandbox", table, SandboxSpec)
+    if files is None:
+        return spec
+    where = _toml_place(path, text, "sandbox", "files")
+    if not isinstance(files, str):
+        raise ConfigError(f"{where}: key 'files' must be the path of a folder, relative to the suite")
+    found = (path.parent / files).resolve()
+    if not found.is_dir():
+        raise ConfigError(f"{where}: key 'files': no folder {found}; make it, or leave the key out for an empty box")
+    return spec.model_copy(update={"files": found})
+
+
+def _limits(path: Path, text: str, head: Table) -> Limits:
+    table = _table(path, text, head, "limits", Limits)
+    limits = _validated(path, text, "limits", table, Limits)
+    for key in table:
+        if getattr(limits, key) <= 0:
+            where = _toml_place(path, text, "limits", key)
+            raise ConfigError(f"{where}: key {key!r} is {table[key]}; a limit must be above 0")
+    return limits
+
+
+def _table(path: Path, text: str, head: Table, name: str, model: type[BaseModel]) -> Table:
+    table = head.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{_toml_place(path, text, '', name)}: key {name!r} must be a table, [{name}]")
+    _refuse_unknown(table, tuple(model.model_fields), lambda key: _toml_place(path, text, name, key))
+    return table
+
+
+def _validated(path: Path, text: str, name: str, table: Table, model: type[Model]) -> Model:
+    try:
+        return model.model_validate(table, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        where = _toml_place(path, text, name, key)
+        raise ConfigError(f"{where}: key {key!r} is {first['input']!r}: {_lower(first['msg'])}") from None
+
+
+def _parse_tasks(text: str, folder: Path, head: _Head) -> tuple[Task, ...]:
+    path = folder / TASKS
+    tasks: list[Task] = []
+    first_seen: dict[str, str] = {}
+    for where, row in read_jsonl(path, text):
+        task = _task(row, where, folder, head)
+        if task.id in first_seen:
+            raise ConfigError(f"{where}: key 'id': {task.id!r} is already at {first_seen[task.id]}; rename one of them")
+        first_seen[task.id] = where
+        tasks.append(task)
+    if not tasks:
+        raise ConfigError(f"{path}: no task in it; write one task a line, as JSON")
+    return tuple(tasks)
+
+
+def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
+    _refuse_unknown(row, TASK_KEYS, lambda _: where)
+    for key in ("id", "instruction"):
+        if not row.get(key):
+            raise ConfigError(f"{where}: key {key!r} is missing or empty; every task needs one")
+    verifiers = _verifiers(row["verifiers"], folder, where) if "verifiers" in row else head.verifiers
+    if not verifiers:
+        raise ConfigError(
+            f"{where}: task {row['id']!r} has no verifier, so nothing could score it; "
+            f'add "verifiers": [{{"kind": "exact", "expected": "…"}}] or [[verifiers]] in {HEAD}'
+        )
+    fields = {**row, "split": _split(row.get("split", Split.train), where), "verifiers": verifiers}
+    try:
+        return Task.model_validate({**fields, "sandbox": head.sandbox, "limits": head.limits})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{where}: key {str(first['loc'][0])!r}: {_lower(first['msg'])}") from None
+
+
+def _split(name: object, where: str) -> Split:
+    known = [split.value for split in Split]
+    if not isinstance(name, str) or name not in known:
+        hint = _did_you_mean(str(name), known)
+        raise ConfigError(f"{where}: key 'split': no split {name!r} (splits: {', '.join(known)}){hint}")
+    return Split(name)
+
+
+def _verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
+    shape = 'a list like [{"kind": "exact", "expected": "57"}]'
+    if not isinstance(rows, list):
+        raise ConfigError(f"{where}: key 'verifiers' must be {shape}")
+    parts = []
+    for row in rows:
+        if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
+            raise ConfigError(f"{where}: key 'verifiers': {row!r} names no kind; it must be {shape}")
+        options = {key: value for key, value in row.items() if key != "kind"}
+        parts.append(Part(kind=_absolute_kind(row["kind"], folder, where), options=options))
+    return tuple(parts)
+
+
+def _in_file(kind: str) -> tuple[Path, str] | None:
+    """(file, class) of a kind like `check.py:Class`, None for an installed name or `module:Class`."""
+    file, _, name = kind.rpartition(":")
+    return (Path(file), name) if file.endswith(".py") else None
+
+
+def _absolute_kind(kind: str, folder: Path, where: str) -> str:
+    if (found := _in_file(kind)) is None:
+        return kind
+    file = (folder / found[0]).resolve()
+    if not file.is_file():
+        raise ConfigError(
+            f"{where}: key 'verifiers': no file {file} for kind {kind!r}; paths start at the suite folder"
+        )
+    return f"{file}:{found[1]}"
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
+    """Write `tasks` as the suite in `folder` and give it back as it loads from there.
+
+    The files folder and verifier files stay where they are and are named relative to `folder`.
+    Everything is checked before anything is written. Each file is replaced whole, suite.toml last:
+    a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike boxes
+    or limits, which one suite cannot say.
+    """
+    if len({(task.sandbox, task.limits) for task in tasks}) > 1:
+        raise ConfigError(f"{folder}: tasks with different sandboxes or limits; write one suite for each")
+    folder = folder.resolve()
+    lines = "".join(json.dumps(_row(task, folder), ensure_ascii=False) + "\n" for task in tasks)
+    head = _head_text(name, tasks[0], folder) if tasks else ""
+    _parse_tasks(lines, folder, _parse_head(head, folder))
+    write_text(folder / TASKS, lines)
+    write_text(folder / HEAD, head)
+    return load_suite(folder)
+
+
+def _row(task: Task, folder: Path) -> Table:
+    row = task.model_dump(mode="json", include={"id", "instruction", "split", "pool", "solution"})
+    verifiers = [{"kind": _relative_kind(part.kind, folder), **part.options} for part in task.verifiers]
+    return {key: value for key, value in {**row, "verifiers": verifiers}.items() if value != []}
+
+
+def _relative_kind(kind: str, folder: Path) -> str:
+    found = _in_file(kind)
+    return kind if found is None else f"{_relative(found[0], folder)}:{found[1]}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path.resolve(), folder)
+
+
+def _head_text(name: str, task: Task, folder: Path) -> str:
+    sandbox = task.sandbox.model_dump(exclude={"files"})
+    if task.sandbox.files is not None:
+        sandbox["files"] = _relative(task.sandbox.files, folder)
+    parts = [f"name = {_toml(name)}\n"]
+    for title, table in (("sandbox", sandbox), ("limits", task.limits.model_dump())):
+        parts.append(f"[{title}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items()))
+    return "\n".join(parts)
+
+
+def _toml(value: str | bool | int | float) -> str:
+    """A scalar in TOML: JSON's spelling, but for DEL, which JSON leaves bare."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# --------------------------------------------------------------------------------------- hashing
+
+
+def _suite_hash(tasks: Sequence[Task]) -> str:
+    """Equal for suites that ask and check the same, wherever they lie and however their lines are ordered."""
+    folders = sorted({task.sandbox.files for task in tasks if task.sandbox.files is not None})
+    rows = sorted((_portable(task) for task in tasks), key=lambda row: str(row["id"]))
+    return content_hash({"tasks": rows, "files": [_folder_contents(folder) for folder in folders]})
+
+
+def _portable(task: Task) -> Table:
+    """The task without locations: a verifier kept in a file counts by that file's contents."""
+    row = task.model_dump(mode="json", exclude={"sandbox": {"files"}})
+    for part in row["verifiers"]:
+        if found := _in_file(part["kind"]):
+            part["kind"] = f"{_sha256(found[0])}:{found[1]}"
+    return row
+
+
+def _folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
+    """(relative path, hash or link target, executable) of every file; empty folders are left out, as in git."""
+    rows = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            rows.append((path.relative_to(folder).as_posix(), f"-> {os.readlink(path)}", False))
+        elif path.is_file():
+            executable = bool(path.stat().st_mode & stat.S_IXUSR)
+            rows.append((path.relative_to(folder).as_posix(), _sha256(path), executable))
+    return rows
+
+
+def _sha256(path: Path) -> str:
+    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# -------------------------------------------------------------------------------------- messages
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], place: Callable[[str], str]) -> None:
+    """Raises ConfigError for the first key of `table` that is not `known`; `place(key)` says where it is."""
+    for key in table:
+        if key not in known:
+            hint = _did_you_mean(key, known)
+            raise ConfigError(f"{place(key)}: unknown key {key!r} (keys: {', '.join(known)}){hint}")
+
+
+def _did_you_mean(word: str, known: Collection[str]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _toml_place(path: Path, text: str, table: str, key: str) -> str:
+    """'file:line' of `key` in `table` ("" is the top), or the file alone when the key is written in another way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\[\]]+?)\s*\]", line):
+            current = header[1]
+            if not table and current == key:
+                return f"{path}:{number}"
+        elif current == table and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", line):
+            return f"{path}:{number}"
+    return str(path)
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

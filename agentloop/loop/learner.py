@@ -1,0 +1,160 @@
+"""Makes versions of the tiny policy: a warm start, then GRPO on its own episodes, a turn at a time.
+
+Each turn goes on from the newest version, promoted or not: what the gate says of a version on the
+held-out tasks must not decide what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from random import Random
+
+import torch
+
+from agentloop.loop.project import Project, Stage
+from agentloop.loop.warm_start import demonstrate, validate, warm_start
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.policies.tiny import TinyPolicy
+from agentloop.store.bodies import unpack
+from agentloop.train.advantages import with_advantages
+from agentloop.train.checkpoint import WEIGHTS, load_trainer, save_version
+from agentloop.train.curriculum import Curriculum
+from agentloop.train.demonstrations import demonstration
+from agentloop.train.grpo import Grpo, GrpoSettings
+from agentloop.train.samples import build_samples
+from agentloop.types import PolicyVersion, Purpose, Sample, Split
+
+N_REVIVAL = 4
+"""Stored successes that are imitated for each group in which every episode failed."""
+
+
+class TinyLearner:
+    """See `turns.Learner`."""
+
+    def __init__(self, project: Project, demonstrator: ScriptedPolicy) -> None:
+        torch.set_num_threads(project.config.train.n_threads)
+        self.project, self.demonstrator = project, demonstrator
+
+    def policy(self, version: PolicyVersion) -> TinyPolicy:
+        """Its weights, loaded."""
+        folder = self.project.version_folder(version.number)
+        return TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
+
+    async def first(self) -> PolicyVersion:
+        """Warm-start from the demonstrator."""
+        shown = await demonstrate(self.project, self.demonstrator)
+        policy, stage = await warm_start(self.project, shown)
+        right = sum(reward >= 1.0 for *_, reward in shown) / len(shown)
+        note = f"warm start on {len(shown):,} demonstrations, {right:.0%} of them right"
+        return self._publish(1, None, policy, None, {}, stage, note)
+
+    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
+        """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up."""
+        reason = self._finished(newest)
+        if reason:
+            self.project.progress.say(reason)
+            return None
+        return await self._turn(newest)
+
+    def _finished(self, newest: PolicyVersion) -> str | None:
+        train, n_turns = self.project.config.train, newest.number - 1
+        success = self.project.store.stages()[stage_name(newest.number)].metrics["validation"]
+        if n_turns and success >= train.stop_at:
+            return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
+        if n_turns >= train.max_turns:
+            return f"finished: {n_turns} turns, v{newest.number} solves {success:.0%} of the validation tasks"
+        return None
+
+    async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
+        config, number = self.project.config.train, parent.number + 1
+        stage = self.project.begin(stage_name(number))
+        policy = self.policy(parent)
+        trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
+        rates = load_trainer(self.project.version_folder(parent.number), trainer.optimizer)
+        curriculum = Curriculum(self.project.suite.split(Split.train), rates)
+        n_episodes = config.steps_per_turn * config.n_tasks * config.group_size
+        self.project.progress.start(f"turn {number - 1}: roll out and train", n_episodes)
+        for step in range(config.steps_per_turn):
+            metrics = await self._update(stage, step, parent, policy, trainer, curriculum)
+            self.project.progress.advance(0, **metrics)
+        stage.metrics["validation"] = await validate(self.project, stage, policy, version=number, part="end")
+        note = f"GRPO, {config.steps_per_turn} updates on {n_episodes:,} episodes"
+        return self._publish(number, parent.number, policy, trainer.optimizer, curriculum.rates, stage, note)
+
+    async def _update(
+        self,
+        stage: Stage,
+        step: int,
+        parent: PolicyVersion,
+        policy: TinyPolicy,
+        trainer: Grpo,
+        curriculum: Curriculum,
+    ) -> dict[str, float]:
+        """Draw tasks, roll out groups, train on what they say; figures worth showing."""
+        config, rng = self.project.config.train, self.project.rng(stage.name, step)
+        judged = await self.project.gather(
+            stage,
+            curriculum.draw(config.n_tasks, rng),
+            policy,
+            purpose=Purpose.train,
+            version=parent.number,
+            group_size=config.group_size,
+            part=step,
+        )
+        samples, unfit = build_samples(judged, temperature=policy.temperature)
+        revival = self._observe(samples, policy, curriculum, rng)
+        useful, flat = with_advantages(samples)
+        stage.drop(unfit)
+        stage.drop(flat)
+        if revival:
+            trainer.imitate(revival)
+            stage.metrics["n_revival"] = stage.metrics.get("n_revival", 0) + len(revival)
+        rng.shuffle(useful)
+        metrics = trainer.step(useful)
+        return {"reward": sum(s.reward for s in samples) / max(len(samples), 1), "entropy": metrics["entropy"]}
+
+    def _observe(
+        self, samples: Sequence[Sample], policy: TinyPolicy, curriculum: Curriculum, rng: Random
+    ) -> list[Sample]:
+        """Tell the curriculum how each group did; for groups that failed whole, what once passed in their pool."""
+        tasks = {task.id: task for task in self.project.suite.tasks}
+        revival: list[Sample] = []
+        for _, group in groupby(samples, key=lambda sample: sample.group):
+            members = list(group)
+            pool = members[0].pool
+            curriculum.observe(pool, [sample.reward for sample in members])
+            if max(sample.reward for sample in members) <= 0.0:
+                passed = self.project.store.passing(pool, Purpose.demonstrate)
+                chosen = rng.sample(passed, min(N_REVIVAL, len(passed)))
+                revival += [demonstration(tasks[row.task_id], unpack(row.body)[0], policy.chat) for row in chosen]
+        return revival
+
+    def _publish(
+        self,
+        number: int,
+        parent: int | None,
+        policy: TinyPolicy,
+        optimizer: torch.optim.Optimizer | None,
+        rates: dict[str, float],
+        stage: Stage,
+        note: str,
+    ) -> PolicyVersion:
+        """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
+        folder = self.project.version_folder(number)
+        sha256 = save_version(folder, policy, optimizer, rates)
+        self.project.finish(stage)
+        return self.project.registry.add(
+            number=number,
+            parent=parent,
+            kind="weights",
+            artifact=str(folder.relative_to(self.project.folder)),
+            sha256=sha256,
+            config_hash=self.project.config.hash,
+            note=note,
+        )
+
+
+def stage_name(number: int) -> str:
+    """The stage that makes version `number`."""
+    return "warm-start" if number == 1 else f"turn-{number - 1}"

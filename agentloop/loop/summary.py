@@ -1,0 +1,199 @@
+"""What came of a loop, read from its store: the document of `--json`, and the data of the report.
+
+Nothing is kept on the side while a loop runs, so the summary of an interrupted, a continued and an
+uninterrupted run are made in the same way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from agentloop.gate.decide import success
+from agentloop.gate.regressions import read_cases
+from agentloop.gate.report import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.loop.project import REGRESSIONS, REPORT, Project
+from agentloop.loop.turns import gate_stage, stored_attempts
+from agentloop.types import Action, EvalReport, PolicyVersion
+
+N_PAIRS = 4
+"""Traces shown side by side."""
+LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start"}
+
+
+class Summary:
+    """Reads once, answers as a document (`json`) and as a report (`write_report`)."""
+
+    def __init__(self, project: Project, *, sandbox: str, isolation: str, command: str) -> None:
+        self.project, self.sandbox, self.isolation, self.command = project, sandbox, isolation, command
+        self.stages = project.store.stages()
+        self.decisions = project.store.decisions()
+        reports = {v.number: project.store.report(project.suite.hash, v.number) for v in project.registry.all()}
+        self.reports: dict[int, EvalReport] = {n: report for n, report in reports.items() if report}
+        self.versions = [v for v in project.registry.all() if v.number in self.reports]
+
+    @property
+    def first(self) -> PolicyVersion:
+        """Where the loop started."""
+        return self.versions[0]
+
+    @property
+    def live(self) -> PolicyVersion:
+        """Where it is."""
+        live = self.project.registry.live()
+        return live if live and live.number in self.reports else self.first
+
+    @property
+    def decision(self) -> Action:
+        """Promote when the live version is proven better than the first one, step by step; else the last word."""
+        if self.live.number != self.first.number:
+            return Action.promote
+        last = [self.decisions[v.number].action for v in self.versions if v.number in self.decisions]
+        return last[-1] if last else Action.hold
+
+    @property
+    def samples_dropped(self) -> dict[str, int]:
+        """Why rows did not train -> how many, over all stages."""
+        total: Counter[str] = Counter()
+        for stage in self.stages.values():
+            total.update(stage.dropped)
+        return dict(sorted(total.items()))
+
+    @property
+    def n_infra_failed(self) -> int:
+        """Episodes that failed for our reasons; none was scored."""
+        return sum(self.project.store.count("reward_state", reward_state="infra_failed").values())
+
+    def n_episodes(self) -> int:
+        """Over all stages."""
+        return sum(stage.n_episodes for stage in self.stages.values())
+
+    def json(self) -> dict[str, Any]:
+        """The one document of `--json`."""
+        project = self.project
+        return {
+            "seed": project.config.project.seed,
+            "sandbox": self.sandbox,
+            "isolation": self.isolation,
+            "episodes": self.n_episodes(),
+            "tool_calls": sum(stage.n_tool_calls for stage in self.stages.values()),
+            "infra_failed": self.n_infra_failed,
+            "heldout": {
+                "n": success(self.reports[self.live.number]).n_tasks,
+                "before": _success(self.reports[self.first.number]),
+                "after": _success(self.reports[self.live.number]),
+            },
+            "failures": {
+                "before": self.reports[self.first.number].failures,
+                "after": self.reports[self.live.number].failures,
+            },
+            "versions": [self._version(v) for v in self.versions],
+            "decision": self.decision.value,
+            "regression_cases": self.n_regressions(),
+            "samples_dropped": self.samples_dropped,
+            "wall_s": round(sum(s.wall_s for s in self.stages.values()), 1),
+            "cpu_s": round(sum(s.cpu_s for s in self.stages.values()), 1),
+            "store": str(project.store.path),
+            "report": str(project.folder / REPORT),
+        }
+
+    def n_regressions(self) -> int:
+        """Cases pinned in the project."""
+        folder = self.project.folder / REGRESSIONS
+        return len(read_cases(folder)) if folder.is_dir() else 0
+
+    def _version(self, version: PolicyVersion) -> dict[str, Any]:
+        decision = self.decisions.get(version.number)
+        report = self.reports[version.number]
+        return {
+            "number": version.number,
+            "parent": version.parent,
+            "state": version.state.value,
+            "sha256": version.sha256,
+            "note": version.note,
+            "decision": decision.action.value if decision else None,
+            "reasons": list(decision.reasons) if decision else [],
+            "p_better": decision.p_better if decision else None,
+            "failures": report.failures,
+            "infra_failed": report.n_infra,
+            **_success(report),
+        }
+
+    def write_report(self) -> Path:
+        """One HTML file with everything in it; its path."""
+        path = self.project.folder / REPORT
+        write_report(self._report(), path)
+        return path
+
+    def _report(self) -> ReportData:
+        return ReportData(
+            title=f"agentloop {self.project.config.project.name}",
+            command=self.command,
+            seed=self.project.config.project.seed,
+            sandbox=self.sandbox,
+            isolation=self.isolation,
+            suite_hash=self.project.suite.hash,
+            config_hash=self.project.config.hash,
+            versions=tuple(self._row(version) for version in self.versions),
+            learning_curve=self._learning_curve(),
+            failures_before=self.reports[self.first.number].failures,
+            failures_after=self.reports[self.live.number].failures,
+            stages=tuple(
+                StageRate(label=LABELS.get(s.name, s.name), episodes=s.n_episodes, tool_calls=s.n_tool_calls, wall_s=s.wall_s)
+                for s in self.stages.values()
+            ),
+            pairs=self._pairs(),
+            samples_dropped=self.samples_dropped,
+            n_infra_failed=self.n_infra_failed,
+            n_regressions=self.n_regressions(),
+            wall_s=sum(s.wall_s for s in self.stages.values()),
+            cpu_s=sum(s.cpu_s for s in self.stages.values()),
+        )
+
+    def _row(self, version: PolicyVersion) -> VersionRow:
+        report = self.reports[version.number]
+        return VersionRow(
+            number=version.number,
+            parent=version.parent,
+            note=version.note,
+            sha256=version.sha256,
+            success=success(report),
+            decision=self.decisions.get(version.number),
+            failures=report.failures,
+        )
+
+    def _learning_curve(self) -> tuple[tuple[int, float], ...]:
+        points, n = [], 0
+        for stage in self.stages.values():
+            if "validation" in stage.metrics:
+                n += stage.n_episodes if stage.name.startswith("turn") else 0
+                points.append((n, stage.metrics["validation"]))
+        return tuple(points)
+
+    def _pairs(self) -> tuple[TracePair, ...]:
+        """Held-out tasks that failed under the first version and pass under the live one, of varied failure."""
+        if self.live.number == self.first.number:
+            return ()
+        passed = {
+            trace.task_id: Attempt(trace=trace, verdict=verdict)
+            for trace, verdict in stored_attempts(self.project, gate_stage(self.live.number))
+            if verdict.reward == 1.0
+        }
+        tasks = {task.id: task for task in self.project.suite.tasks}
+        pairs: dict[str, TracePair] = {}
+        for trace, verdict in stored_attempts(self.project, gate_stage(self.first.number)):
+            critical = verdict.critical
+            if verdict.reward == 0.0 and critical and trace.task_id in passed and critical.type.value not in pairs:
+                pairs[critical.type.value] = TracePair(
+                    task_id=trace.task_id,
+                    instruction=tasks[trace.task_id].instruction,
+                    before=Attempt(trace=trace, verdict=verdict),
+                    after=passed[trace.task_id],
+                )
+        return tuple(pairs.values())[:N_PAIRS]
+
+
+def _success(report: EvalReport) -> dict[str, Any]:
+    found = success(report)
+    return {"success": round(found.mean, 4), "ci95": [round(edge, 4) for edge in found.ci95]}

@@ -1,0 +1,151 @@
+"""What happens, in order: a first version, then turns of train, gate, promote, until there is nothing to make.
+
+What to do next follows from what is stored, so an interrupted run goes on where it was: a turn
+that was cut short is done again with the same random numbers, and ends in the same version.
+
+Training and stopping look at the train and validation splits. The held-out split is seen by the
+gate alone, and its word decides which version is live, never what is trained on or for how long.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Protocol
+
+from agentloop.errors import ConfigError
+from agentloop.gate.decide import decide
+from agentloop.gate.regressions import Pinned, pin
+from agentloop.loop.project import REGRESSIONS, Project
+from agentloop.policies.lockstep import BatchPolicy
+from agentloop.protocols import Policy
+from agentloop.store.bodies import unpack
+from agentloop.store.store import Judged
+from agentloop.types import (
+    Action,
+    Decision,
+    EvalReport,
+    PolicyState,
+    PolicyVersion,
+    Purpose,
+    RewardState,
+    Split,
+    Task,
+    Trace,
+    Verdict,
+)
+
+
+class Learner(Protocol):
+    """What makes versions: a trainer, or a policy of others that changes from time to time."""
+
+    def policy(self, version: PolicyVersion) -> Policy | BatchPolicy:
+        """What acts as `version`."""
+        ...
+
+    async def first(self) -> PolicyVersion:
+        """Make and register v1, which is live because there is nothing to compare it with."""
+        ...
+
+    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
+        """Make and register the next candidate; None, having said why, when there is nothing to make."""
+        ...
+
+
+async def run_loop(project: Project, learner: Learner) -> None:
+    """Turns until `learner` has nothing to make. Boxes are gone when this returns or raises."""
+    try:
+        await _turns(project, learner)
+    finally:
+        await project.pool.close()
+
+
+async def _turns(project: Project, learner: Learner) -> None:
+    while True:
+        newest = project.registry.newest()
+        if newest is None:
+            first = await learner.first()
+            project.progress.say(f"v{first.number} is the first version: {first.note}")
+        elif newest.state is PolicyState.candidate:
+            decision = await gate(project, learner, newest)
+            project.progress.say(f"v{newest.number}: {decision.action.replace('_', ' ')}. {decision.reasons[0]}")
+        else:
+            live = project.registry.live()
+            if live is not None:
+                await evaluate(project, learner, live)
+            if await learner.next(newest) is None:
+                return
+
+
+async def gate(project: Project, learner: Learner, candidate: PolicyVersion) -> Decision:
+    """Compare a candidate with the live version on the held-out tasks, decide, and carry it out."""
+    champion = project.registry.live()
+    if champion is None:
+        raise ConfigError(f"no version is live beside candidate v{candidate.number}; the store was changed by hand")
+    baseline = await evaluate(project, learner, champion)
+    report = await evaluate(project, learner, candidate)
+    settings = project.config.gate
+    decision = decide(baseline, report, alpha=settings.alpha, n_min=settings.n_min, now=datetime.now(UTC))
+    pin_failures(project, champion)
+    project.registry.apply(decision)
+    return decision
+
+
+async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -> EvalReport:
+    """The held-out outcomes of one version; rolled out once, remembered after that."""
+    known = project.store.report(project.suite.hash, version.number)
+    if known:
+        return known
+    tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
+    stage = project.begin(gate_stage(version.number))
+    project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
+    judged = await project.gather(
+        stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
+    )
+    report = eval_report(project, version.number, tasks, judged)
+    project.store.put_report(report)
+    project.finish(stage)
+    return report
+
+
+def gate_stage(number: int) -> str:
+    """The stage in which version `number` did the held-out tasks."""
+    return f"gate-v{number}"
+
+
+def eval_report(project: Project, number: int, tasks: Sequence[Task], judged: Sequence[Judged]) -> EvalReport:
+    """Scored rewards by task; what failed for our reasons is counted, not scored."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for task, _, _, verdict in judged:
+        if verdict.state is RewardState.scored and verdict.reward is not None:
+            rewards[task.id].append(verdict.reward)
+    failures = Counter(verdict.critical.type.value for *_, verdict in judged if verdict.critical)
+    return EvalReport(
+        suite=project.suite.name,
+        suite_hash=project.suite.hash,
+        policy_version=number,
+        rewards={task.id: tuple(rewards[task.id]) for task in tasks if rewards[task.id]},
+        n_infra=sum(verdict.state is not RewardState.scored for *_, verdict in judged),
+        failures=dict(failures),
+    )
+
+
+def pin_failures(project: Project, champion: PolicyVersion) -> int:
+    """Remember what the champion failed on the held-out tasks as regression cases; how many are new."""
+    failed = [
+        Pinned(trace=trace, verdict=verdict)
+        for trace, verdict in stored_attempts(project, gate_stage(champion.number))
+        if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
+    ]
+    return pin(failed, project.folder / REGRESSIONS, project.suite)
+
+
+def stored_attempts(project: Project, stage: str) -> list[tuple[Trace, Verdict]]:
+    """Traces and verdicts of one stage, in order."""
+    return [unpack(row.body) for row in project.store.stage_traces(stage)]
+
+
+def promoted(decisions: dict[int, Decision]) -> list[int]:
+    """Numbers of the versions that were promoted, in order."""
+    return [number for number, decision in decisions.items() if decision.action is Action.promote]

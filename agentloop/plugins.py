@@ -1,0 +1,81 @@
+"""Parts by name: installed entry points, `module:Class`, or `path/to/file.py:Class`.
+
+Built-in parts use the same entry-point groups as everyone's. A part's options are the keyword
+arguments of its constructor. Nothing is loaded before it is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import PluginError
+
+
+def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
+    """The part `kind` of `agentloop.<group>`, made with `options`.
+
+    base: folder that a relative `file.py:Class` starts from; the current one when left out.
+    Raises PluginError for a kind that is not there, and for options its constructor does not take.
+    """
+    make = load_object(group, kind, base=base)
+    given = dict(options or {})
+    try:
+        inspect.signature(make).bind(**given)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(make).parameters) or "none"
+        raise PluginError(f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(given) or 'none'})") from None
+    return make(**given)
+
+
+def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[..., Any]:
+    """The class or function behind `kind`, not yet called. Raises PluginError."""
+    if ":" in kind:
+        return _from_path(group, kind, base or Path())
+    found = installed(group)
+    if kind not in found:
+        near = get_close_matches(kind, found, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; a part of your own is named `file.py:Class`"
+        raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(found)) or 'none'}){hint}")
+    try:
+        loaded: Callable[..., Any] = found[kind].load()
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"{group} {kind!r} cannot be loaded: {error}{_extra(error)}") from error
+    return loaded
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """Entry points of `agentloop.<group>` by name."""
+    return {point.name: point for point in entry_points(group=f"agentloop.{group}")}
+
+
+def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
+    source, name = kind.rsplit(":", 1)
+    try:
+        module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
+        loaded: Callable[..., Any] = getattr(module, name)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise PluginError(f"{group} {kind!r} cannot be loaded: {error}; name it `file.py:Class` or `module:Class`") from error
+    return loaded
+
+
+def _file_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"agentloop_part_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _extra(error: Exception) -> str:
+    missing = getattr(error, "name", None) or ""
+    if missing.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
+        return "; install the extra: pip install 'agentloop[train]'"
+    return ""

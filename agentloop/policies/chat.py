@@ -1,0 +1,115 @@
+"""How the tiny policy reads a conversation and writes a tool call: messages <-> text <-> token ids.
+
+Tool calls have the Hermes form, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. An
+assistant message that was sampled keeps its token ids, and they are used again as they are:
+decoding and encoding them anew would change them (BPE is not a bijection). Tools are not listed
+in the prompt; a model this small learns them from its demonstrations.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from agentloop.types import Message, ToolCall
+
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+# The fixed parts of a call are one token each, so that a call costs what its content costs.
+SCAFFOLD = (OPEN + '{"name": "', '", "arguments": {"', '": "', '"}}' + CLOSE)
+_CALL = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
+
+
+def render(message: Message) -> str:
+    """The text of one message's content; an assistant's tool calls follow its words."""
+    calls = "".join(f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls)
+    return message.content + calls
+
+
+def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """(words before the first call, the calls). A call that cannot be read keeps its text and says why."""
+    if OPEN not in text:
+        return text, ()
+    words, rest = text.split(OPEN, 1)
+    bodies = _CALL.findall(OPEN + rest)
+    if not bodies:
+        return words, (ToolCall(id="call_0", name="", arguments=rest, error=f"no {CLOSE} after {OPEN}"),)
+    return words, tuple(_parse_call(f"call_{i}", body) for i, body in enumerate(bodies))
+
+
+def _parse_call(call_id: str, body: str) -> ToolCall:
+    try:
+        call = json.loads(body)
+    except ValueError as error:
+        return ToolCall(id=call_id, name="", arguments=body, error=f"not JSON: {error}")
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
+        return ToolCall(id=call_id, name="", arguments=body, error="a call is an object with name and arguments")
+    return ToolCall(id=call_id, name=call["name"], arguments=json.dumps(call["arguments"], ensure_ascii=False))
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
+    """A byte-level BPE made from `texts`: digits stay single, words and punctuation never merge with each other.
+
+    Any text can be encoded, because the alphabet is all 256 bytes.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    pieces = Regex(r"\d| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(pieces, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[PAD, END, *ROLES.values()],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in SCAFFOLD])
+    return tokenizer
+
+
+class Chat:
+    """One tokenizer and its conversation format."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.n_vocab: int = tokenizer.get_vocab_size()
+        self.pad: int = tokenizer.token_to_id(PAD)
+        self.end: int = tokenizer.token_to_id(END)
+        self._roles = {role: tokenizer.token_to_id(token) for role, token in ROLES.items()}
+
+    @classmethod
+    def load(cls, folder: Path) -> Chat:
+        """From a policy's folder."""
+        return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text; role marks in it are text, not roles."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        marks = {*self._roles.values(), self.pad, self.end}
+        return ids if marks.isdisjoint(ids) else [i for i in ids if i not in marks]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, role and end marks left out."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def message_ids(self, message: Message) -> list[int]:
+        """Ids of one whole message after its role mark: content and end mark, or exactly what was sampled."""
+        return list(message.token_ids) or [*self.encode(render(message)), self.end]
+
+    def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Ids of the conversation, ending where the assistant is to speak."""
+        ids: list[int] = []
+        for message in messages:
+            ids += [self._roles[message.role], *self.message_ids(message)]
+        return [*ids, self._roles["assistant"]]

@@ -1,0 +1,93 @@
+"""Lets many episodes share one batched policy, in an order that does not depend on timing.
+
+A batch is made when every live episode waits for an answer, and its rows are in episode order. So
+the batches of a run, and with them every float in it, are the same each time it is run. It does
+not choose what to generate; that is the policy behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentloop.types import Completion, Message, ToolSpec
+
+Request = tuple[Sequence[Message], int, int]
+"""(conversation, max_tokens, seed) of one row."""
+
+
+class BatchPolicy(Protocol):
+    """A policy that answers many conversations at once, on the calling thread."""
+
+    name: str
+
+    def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
+        """One completion a request, in order."""
+        ...
+
+
+class Lockstep:
+    """Hands out one `Seat` per episode; runs a batch whenever all taken seats are waiting."""
+
+    def __init__(self, policy: BatchPolicy, n_seats: int) -> None:
+        self._policy = policy
+        self._waiting: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
+        self._live = n_seats
+
+    def seat(self, index: int) -> Seat:
+        """The policy of episode number `index`; its episode must `leave` it when it ends."""
+        return Seat(self, index, self._policy.name)
+
+    async def wait(self, index: int, request: Request) -> Completion:
+        """Queue one row and wait for its batch."""
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        self._waiting[index] = (request, future)
+        self._run_when_full()
+        return await future
+
+    def left(self) -> None:
+        """One episode fewer to wait for."""
+        self._live -= 1
+        self._run_when_full()
+
+    def _run_when_full(self) -> None:
+        if self._waiting and len(self._waiting) == self._live:
+            asyncio.get_running_loop().call_soon(self._run_batch)
+
+    def _run_batch(self) -> None:
+        """On the loop's own thread: every episode waits for it, so there is nothing to keep responsive."""
+        rows = [self._waiting[index] for index in sorted(self._waiting)]
+        self._waiting = {}
+        try:
+            completions = self._policy.complete_batch([request for request, _ in rows])
+        except BaseException as error:
+            for _, future in rows:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), completion in zip(rows, completions, strict=True):
+            if not future.done():
+                future.set_result(completion)
+
+
+class Seat:
+    """One episode's view of the shared policy."""
+
+    def __init__(self, lockstep: Lockstep, index: int, name: str) -> None:
+        self._lockstep = lockstep
+        self._index = index
+        self._here = True
+        self.name = name
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`; returns when every other live episode has asked, too."""
+        return await self._lockstep.wait(self._index, (tuple(messages), max_tokens, seed))
+
+    def leave(self) -> None:
+        """The episode ended. Leaving twice is harmless."""
+        if self._here:
+            self._here = False
+            self._lockstep.left()

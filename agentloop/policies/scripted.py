@@ -1,0 +1,46 @@
+"""A policy that is a program: the oracle that knows each task's solution, and scripts for tests.
+
+`ScriptedPolicy` plays what `script(messages)` says. It records tokens for nobody: demonstrations
+are tokenised by the policy that learns from them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+
+from agentloop.types import Completion, Message, Task, ToolCall, ToolSpec
+
+
+def call_message(name: str, **arguments: str) -> Message:
+    """An assistant message with one well-formed tool call."""
+    return Message(role="assistant", tool_calls=(ToolCall(id="call_0", name=name, arguments=json.dumps(arguments)),))
+
+
+class ScriptedPolicy:
+    """Answers with `script(messages, rng)`; `rng` is seeded by the episode, so a run repeats exactly."""
+
+    def __init__(self, script: Callable[[Sequence[Message], random.Random], Message], name: str = "scripted") -> None:
+        self.script = script
+        self.name = name
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`; `max_tokens` does not bind a program."""
+        return Completion(message=self.script(messages, random.Random(seed)), finish_reason="stop")
+
+
+def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
+    """Plays the reference solution of whichever task the instruction belongs to, then submits what it saw."""
+    solutions = {task.instruction: task.solution for task in tasks}
+
+    def script(messages: Sequence[Message], rng: random.Random) -> Message:
+        solution = solutions[messages[0].content]
+        n_done = sum(m.role == "tool" for m in messages)
+        if n_done < len(solution):
+            return call_message("shell", command=solution[n_done])
+        return call_message("submit", answer=messages[-1].content if n_done else "")
+
+    return ScriptedPolicy(script, name="oracle")

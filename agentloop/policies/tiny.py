@@ -1,0 +1,176 @@
+"""The embedded policy: a small transformer made from scratch, run on the CPU in this process.
+
+It samples whole batches (`lockstep.py` gathers them) and keeps every token with its log-probability,
+as the trainer needs them. It does not train itself (`train/`), and it is no server: a policy with
+users of its own belongs behind vLLM.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from agentloop.errors import ConfigError
+from agentloop.policies.chat import Chat, parse
+from agentloop.policies.lockstep import Request
+from agentloop.types import Completion, Message, ToolSpec
+
+CONTEXT = 320
+"""Tokens of one episode; an episode that would be longer ends with `context_limit`."""
+
+
+def new_model(n_vocab: int, *, seed: int, width: int = 128, layers: int = 2, heads: int = 4) -> Qwen2ForCausalLM:
+    """A randomly initialised Qwen2, about 0.4 M parameters at the defaults.
+
+    Input and output embeddings are not tied: an engine that packs its weights can leave a tied
+    head behind on reload.
+    """
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=n_vocab,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        attention_dropout=0.0,
+    )
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM(config).float()
+    return model
+
+
+class TinyPolicy:
+    """Weights and tokenizer of one version, sampled at `temperature` with nothing cut off.
+
+    Truncated sampling (top-p, top-k) is not offered: it would make the stored log-probabilities
+    those of another distribution than the one that is trained.
+    """
+
+    name = "tiny"
+
+    def __init__(self, path: str | Path, *, temperature: float = 1.0) -> None:
+        folder = Path(path)
+        if not (folder / "model.safetensors").is_file():
+            raise ConfigError(f"no tiny policy in {folder}: model.safetensors is missing; name a folder under policies/")
+        transformers_logging.disable_progress_bar()
+        self.chat = Chat.load(folder)
+        self.model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.model.eval()
+        self.temperature = temperature
+
+    @classmethod
+    def of(cls, model: Qwen2ForCausalLM, tokenizer: Tokenizer, *, temperature: float = 1.0) -> TinyPolicy:
+        """Around a model that lives in memory, such as the one in training."""
+        policy = cls.__new__(cls)
+        policy.chat, policy.model, policy.temperature = Chat(tokenizer), model, temperature
+        return policy
+
+    def save(self, folder: Path) -> None:
+        """Write weights, config and tokenizer in the Hugging Face layout; the same weights give the same bytes."""
+        self.model.save_pretrained(folder)
+        self.chat.tokenizer.save(str(folder / "tokenizer.json"))
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """A batch of one. See `protocols.Policy`."""
+        return self.complete_batch([(messages, max_tokens, seed)])[0]
+
+    def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
+        """Sample one answer a request. A row's draws depend on its own seed alone."""
+        prompts = [self.chat.prompt_ids(messages) for messages, _, _ in requests]
+        n_new = [max(0, min(n, CONTEXT - len(ids))) for ids, (_, n, _) in zip(prompts, requests, strict=True)]
+        rows = sample(self.model, prompts, n_new, [seed for _, _, seed in requests], self.temperature, self.chat.end)
+        return [
+            self._completion(prompt, ids, logprobs, asked=n)
+            for prompt, (ids, logprobs), (_, n, _) in zip(prompts, rows, requests, strict=True)
+        ]
+
+    def _completion(self, prompt: list[int], ids: list[int], logprobs: list[float], *, asked: int) -> Completion:
+        ended = bool(ids) and ids[-1] == self.chat.end
+        words, calls = parse(self.chat.decode(ids))
+        return Completion(
+            message=Message(role="assistant", content=words, tool_calls=calls, token_ids=tuple(ids)),
+            finish_reason="stop" if ended else "length" if len(ids) >= asked else "context",
+            prompt_token_ids=tuple(prompt),
+            logprobs=tuple(logprobs),
+            n_prompt_tokens=len(prompt),
+            n_completion_tokens=len(ids),
+        )
+
+
+@torch.inference_mode()
+def sample(
+    model: Qwen2ForCausalLM,
+    prompts: Sequence[Sequence[int]],
+    n_new: Sequence[int],
+    seeds: Sequence[int],
+    temperature: float,
+    end: int,
+) -> list[tuple[list[int], list[float]]]:
+    """Draw up to n_new[i] tokens after each prompt: (token ids, log-probabilities in nats) per row.
+
+    Prompts are padded on the left; a row ends with `end` (kept) or at its limit. Each row draws by
+    inverting its own distribution at a uniform number from its own seed. Rows that have ended leave
+    the batch once they are half of it.
+    """
+    out: list[tuple[list[int], list[float]]] = [([], []) for _ in prompts]
+    draws = [random.Random(seed) for seed in seeds]
+    live = [row for row in range(len(prompts)) if n_new[row] > 0]
+    if not live:
+        return out
+    longest = max(len(prompts[row]) for row in live)
+    ids = torch.tensor([[end] * (longest - len(prompts[row])) + list(prompts[row]) for row in live])
+    mask = torch.tensor([[0] * (longest - len(prompts[row])) + [1] * len(prompts[row]) for row in live])
+    cache = DynamicCache(config=model.config)
+    slots = list(live)
+    while True:
+        logits = _next_logits(model, ids, mask, cache) / temperature
+        logps = torch.log_softmax(logits, dim=-1)
+        uniform = torch.tensor([draws[row].random() for row in slots])
+        chosen = _invert(logps, uniform)
+        picked = logps.gather(1, chosen[:, None])[:, 0].tolist()
+        done = []
+        for slot, (row, token, logp) in enumerate(zip(slots, chosen.tolist(), picked, strict=True)):
+            if len(out[row][0]) == n_new[row] or (out[row][0] and out[row][0][-1] == end):
+                done.append(slot)
+                continue
+            out[row][0].append(token)
+            out[row][1].append(logp)
+            if token == end or len(out[row][0]) == n_new[row]:
+                done.append(slot)
+        if len(done) == len(slots):
+            return out
+        ids, mask = chosen[:, None], torch.cat([mask, mask.new_ones(len(slots), 1)], dim=1)
+        if 2 * len(done) >= len(slots):
+            gone = set(done)
+            keep = [slot for slot in range(len(slots)) if slot not in gone]
+            index = torch.tensor(keep)
+            ids, mask, slots = ids[index], mask[index], [slots[slot] for slot in keep]
+            cache.batch_select_indices(index)
+
+
+def _next_logits(model: Qwen2ForCausalLM, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
+    """Logits (B, V) after the last of `ids` (B, T), which follow what is in `cache`."""
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    done = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+    )
+    logits: Tensor = done.logits[:, -1]
+    return logits
+
+
+def _invert(logps_BV: Tensor, uniform_B: Tensor) -> Tensor:
+    """Token ids (B,) at which each row's cumulative probability passes its uniform number."""
+    cumulative = logps_BV.exp().cumsum(dim=-1)
+    target = uniform_B[:, None] * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, target, right=True)[:, 0].clamp(max=logps_BV.shape[1] - 1)

@@ -1,0 +1,38 @@
+"""The `host` image: what of this machine a box needs to see, read-only, so that no image must be fetched.
+
+/usr and what belongs to it, the alternatives that name awk and its like, and the Python that runs
+the supervisor. Nothing of /home, /root, /var, the rest of /etc, or this process's environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+INSIDE = "/run/agentloop"
+"""Where the box finds its supervisor and the door."""
+
+
+def python() -> str:
+    """The interpreter under any virtual environment, with links followed: it exists in the box at the same path."""
+    base: str = getattr(sys, "_base_executable", "") or sys.executable
+    return os.path.realpath(base)
+
+
+def read_only_paths() -> list[str]:
+    """Folders and files that a box sees at the same path."""
+    paths = ["/usr", *(p for p in SYSTEM if os.path.isdir(p) and not os.path.islink(p))]
+    paths += [p for p in NEEDED_ETC if os.path.exists(p)]
+    prefix = os.path.realpath(sys.base_prefix)
+    if not prefix.startswith("/usr"):
+        paths.append(prefix)
+    return paths
+
+
+def links() -> dict[str, str]:
+    """Top-level links, such as /bin -> usr/bin: path -> target."""
+    return {p: os.readlink(p) for p in SYSTEM if os.path.islink(p)}

@@ -1,0 +1,48 @@
+"""Stored traces -> rows to imitate, in the tokens of the policy that learns from them.
+
+A demonstrator has no tokens of its own (it is a program, or another model), so its words are
+encoded here, once. Rows that a policy sampled itself are made in `samples.py` from their own ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentloop.policies.chat import Chat, render
+from agentloop.types import Message, Sample, Task, Trace
+
+
+def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
+    """One row: the conversation as `chat` would have shown it, actions masked in."""
+    ids = chat.prompt_ids(trace.messages)
+    mask = [0] * len(ids)
+    for step, following in zip(trace.steps, [*trace.steps[1:], None], strict=True):
+        action = chat.message_ids(step.completion.message)
+        ids += action
+        mask += [1] * len(action)
+        if following:
+            seen = chat.prompt_ids([Message(role="tool", content=r.content) for r in step.results])
+            ids += seen
+            mask += [0] * len(seen)
+    return Sample(
+        episode_id=trace.episode_id,
+        group=task.id,
+        pool=task.pool,
+        policy_version=trace.policy_version,
+        token_ids=tuple(ids),
+        action_mask=tuple(mask),
+        logprobs=(0.0,) * len(ids),
+        temperature=1.0,
+        reward=0.0,
+    )
+
+
+def texts(traces: Iterable[Trace]) -> list[str]:
+    """Everything said in `traces`: what a tokenizer is made from."""
+    said: list[str] = []
+    for trace in traces:
+        said += [message.content for message in trace.messages]
+        for step in trace.steps:
+            said.append(render(step.completion.message))
+            said += [result.content for result in step.results]
+    return said

@@ -1,0 +1,70 @@
+"""Trace -> Sample: which tokens were sampled, with what probability, and what came of them.
+
+A row is made only from what was stored at capture time. What cannot be trained is counted by its
+reason, never dropped in silence: the caller gets the counts and shows them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from agentloop.types import Episode, RewardState, Sample, Split, Task, Trace, Verdict
+
+Judged = tuple[Task, Episode, Trace, Verdict]
+
+
+def build_samples(judged: Iterable[Judged], *, temperature: float) -> tuple[list[Sample], Counter[str]]:
+    """(trainable rows, why the others were left out -> how many).
+
+    Raises nothing for a bad row. A held-out or validation task is refused whatever it scored.
+    """
+    samples: list[Sample] = []
+    dropped: Counter[str] = Counter()
+    for task, episode, trace, verdict in judged:
+        reason = _unfit(task, trace, verdict)
+        if reason:
+            dropped[reason] += 1
+        else:
+            samples.append(_row(task, episode, trace, verdict, temperature))
+    return samples, dropped
+
+
+def _unfit(task: Task, trace: Trace, verdict: Verdict) -> str | None:
+    if task.split is not Split.train:
+        return f"split_{task.split}"
+    if verdict.state is not RewardState.scored:
+        return str(verdict.state)
+    if not trace.steps:
+        return "no_steps"
+    for before, after in zip(trace.steps, trace.steps[1:], strict=False):
+        seen = before.completion.prompt_token_ids + before.completion.message.token_ids
+        if after.completion.prompt_token_ids[: len(seen)] != seen:
+            return "tokens_diverge"
+    if any(len(s.completion.logprobs) != len(s.completion.message.token_ids) for s in trace.steps):
+        return "no_logprobs"
+    if not any(s.completion.message.token_ids for s in trace.steps):
+        return "no_token_ids"
+    return None
+
+
+def _row(task: Task, episode: Episode, trace: Trace, verdict: Verdict, temperature: float) -> Sample:
+    """The last prompt extends all earlier ones (checked above), so one row holds the whole episode."""
+    last = trace.steps[-1].completion
+    ids = [*last.prompt_token_ids, *last.message.token_ids]
+    mask, logprobs = [0] * len(ids), [0.0] * len(ids)
+    for step in trace.steps:
+        start = len(step.completion.prompt_token_ids)
+        for offset, logprob in enumerate(step.completion.logprobs):
+            mask[start + offset], logprobs[start + offset] = 1, logprob
+    return Sample(
+        episode_id=episode.id,
+        group=episode.group,
+        pool=task.pool,
+        policy_version=episode.policy_version,
+        token_ids=tuple(ids),
+        action_mask=tuple(mask),
+        logprobs=tuple(logprobs),
+        temperature=temperature,
+        reward=verdict.reward or 0.0,
+    )

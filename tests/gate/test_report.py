@@ -1,0 +1,207 @@
+"""The report: whole, self-contained, and harmless whatever an agent wrote."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from agentloop.gate.report import Attempt, ReportData, clean, clip, render, shown_steps, ticks, write_report
+from agentloop.types import FailureType, RewardState
+
+from .example import attempt, critical, pair_fabrication, report_data, step
+
+HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m\x07 \u202eevil\u202c \" onload='x' {{ 7 * 7 }} & \x00end"
+VOID = {"meta", "br"}
+
+
+class Page(HTMLParser):
+    """Tags in order, text, and whether every tag that was opened is closed where it should be."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def hostile_data() -> ReportData:
+    """Every text of the report that someone else wrote, hostile."""
+    steps = (step(0, HOSTILE, HOSTILE, HOSTILE, say=HOSTILE, ok=False), step(1, "submit", HOSTILE, None))
+    before = attempt("t-v0", 0, steps, HOSTILE, critical(FailureType.obs_misread, 0, HOSTILE))
+    pair = pair_fabrication().model_copy(update={"task_id": HOSTILE, "instruction": HOSTILE, "before": before})
+    data = report_data()
+    row = data.versions[1].model_copy(update={"note": HOSTILE, "sha256": HOSTILE, "failures": {HOSTILE: 1}})
+    stage = data.stages[0].model_copy(update={"label": HOSTILE})
+    return data.model_copy(
+        update={
+            "title": HOSTILE,
+            "command": HOSTILE,
+            "sandbox": HOSTILE,
+            "pairs": (pair,),
+            "stages": (stage,),
+            "versions": (data.versions[0], row),
+            "samples_dropped": {HOSTILE: 1},
+            "failures_before": {HOSTILE: 2},
+            "failures_after": {HOSTILE: 1},
+        }
+    )
+
+
+def test_it_says_from_what_to_what_and_why() -> None:
+    page = Page(render(report_data()))
+    assert not page.open
+    assert "From 20% to 75% of held-out tasks solved" in page.text
+    assert "Version 0 solved 20% [13%, 28%] of 120 held-out tasks, version 3 solves 75% [67%, 82%]" in page.text
+    for words in (
+        "What went wrong, before and after",
+        "A tool reported an error and the agent went on as if it had succeeded.",
+        "Learning curve",
+        "18.9/s",
+        "How many functions does parser.py define?",
+        "No such file or directory",
+        "rolled back",
+        "Worse is shown",
+        "every episode of the group failed",
+        "agentloop demo --seed 7",
+        "4 min 12 s",
+    ):
+        assert words in page.text
+
+
+def test_text_of_agents_is_escaped_and_freed_of_control_characters() -> None:
+    html = render(hostile_data())
+    page = Page(html)
+    assert not page.open
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;red evil" in html
+    assert "{{ 7 * 7 }}" in html
+    assert not set(html) & {chr(n) for n in (*range(9), *range(11, 32), 127, 0x202E, 0x202C)}
+    assert html.count("red evil") > 15  # shown in every place, not dropped
+
+
+@pytest.mark.parametrize("data", [report_data(), hostile_data()], ids=["usual", "hostile"])
+def test_it_refers_to_nothing_outside_itself(data: ReportData) -> None:
+    html = render(data).lower()
+    for reference in ("http://", "https://", "src=", "href=", "url(", "@import", "<script", "<link", "<iframe"):
+        assert reference not in html
+    assert "default-src 'none'" in html
+
+
+def long_attempt(n_steps: int, failing: int) -> Attempt:
+    steps = tuple(step(n, "shell", "x" * 20_000, "y" * 40_000, say="z" * 20_000) for n in range(n_steps))
+    return attempt("t-v0", 0, steps, "a" * 50_000, critical(FailureType.plan_repetition, failing, "q" * 9_000))
+
+
+def test_six_pairs_of_long_traces_stay_under_two_megabytes(tmp_path: Path) -> None:
+    pair = pair_fabrication().model_copy(
+        update={"before": long_attempt(40, 39), "after": long_attempt(40, 0), "instruction": "i" * 99_999}
+    )
+    write_report(report_data().model_copy(update={"pairs": (pair,) * 6}), tmp_path / "out" / "report.html")
+    assert (tmp_path / "out" / "report.html").stat().st_size < 2_000_000
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.html"]
+
+
+def test_the_failing_step_is_marked_with_its_evidence_and_never_left_out() -> None:
+    shown = shown_steps(pair_fabrication().before)
+    assert [s.failing for s in shown] == [False, True, False]
+    assert shown[1].calls[0].arguments == "grep -rc &#39;def &#39; src/parser.py"
+    assert shown[1].calls[0].result == "grep: src/parser.py: <mark>No such file or directory</mark>"
+    assert [s.index for s in shown_steps(long_attempt(40, 39))] == [*range(24), 39]
+    assert "15 more steps are not shown" in render(
+        report_data().model_copy(
+            update={"pairs": (pair_fabrication().model_copy(update={"before": long_attempt(40, 39)}),)}
+        )
+    )
+
+
+def test_a_run_that_promoted_nothing_says_so() -> None:
+    data = report_data()
+    held = data.model_copy(update={"versions": (data.versions[0], data.versions[2])})
+    text = Page(render(held)).text
+    assert "20% of held-out tasks solved, as before" in text
+    assert "The gate promoted none of the 1 candidates" in text
+
+
+def test_the_least_there_can_be_is_shown() -> None:
+    data = report_data()
+    least = ReportData(
+        **data.model_dump(include={"title", "command", "seed", "sandbox", "isolation", "suite_hash", "config_hash"}),
+        versions=data.versions[:1],
+        wall_s=0.0,
+        cpu_s=0.0,
+    )
+    page = Page(render(least))
+    assert not page.open
+    assert "Every row was trained on." in page.text
+    assert "Learning curve" not in page.text
+    with pytest.raises(ValueError, match="at least the version"):
+        render(least.model_copy(update={"versions": ()}))
+
+
+def test_many_versions_and_a_single_point_are_drawn() -> None:
+    data = report_data()
+    rows = tuple(data.versions[n % 5].model_copy(update={"number": n}) for n in range(40))
+    page = Page(render(data.model_copy(update={"versions": rows, "learning_curve": ((0, 0.5),)})))
+    assert page.tags.count("circle") == 41
+
+
+def test_an_attempt_without_a_score_is_shown_as_one() -> None:
+    pair = pair_fabrication()
+    lost = pair.before.verdict.model_copy(update={"state": RewardState.infra_failed, "reward": None, "failures": ()})
+    pair = pair.model_copy(update={"before": pair.before.model_copy(update={"verdict": lost})})
+    assert "infra_failed" in Page(render(report_data().model_copy(update={"pairs": (pair,)}))).text
+
+
+@pytest.mark.parametrize(
+    ("dirty", "plain"),
+    [
+        ("\x1b[1;31mred\x1b[0m", "red"),
+        ("\x1b]0;title\x07text", "text"),
+        ("\x1b]8;;x\x1b\\link", "link"),
+        ("a\x00b\x08c\rd\x7fe\x9bf", "abcdef"),
+        ("tab\tline\n", "tab\tline\n"),
+        ("\u202eabc\u2066\ud800", "abc"),
+        ("ünïcode 🙂", "ünïcode 🙂"),
+    ],
+)
+def test_clean(dirty: str, plain: str) -> None:
+    assert clean(dirty) == plain
+
+
+def test_clip_says_how_much_it_left_out() -> None:
+    assert clip("abc", 3) == "abc"
+    assert clip("a" * 75 + "-" * 900 + "b" * 25, 100) == f"{'a' * 75}\n… 900 characters left out …\n{'b' * 25}"
+
+
+@pytest.mark.parametrize(
+    ("most", "marks"), [(1, [0, 1]), (7, [0, 2, 4, 6]), (1792, [0, 500, 1000, 1500]), (60, [*range(0, 61, 10)])]
+)
+def test_ticks_are_round(most: int, marks: list[int]) -> None:
+    assert ticks(most) == marks

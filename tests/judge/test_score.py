@@ -1,0 +1,237 @@
+"""States of a reward: only a number that every verifier vouches for is one."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from agentloop.judge.score import judge
+from agentloop.judge.verifiers.exact import Exact
+from agentloop.protocols import Sandbox, Verifier
+from agentloop.types import FailureType, Part, RewardState, StopReason, Trace, Verdict
+
+from .scenes import REFERENCE, TASK, Turn, missing, overran, shell, submit, trace, words
+
+RIGHT = trace([shell(REFERENCE, "95"), submit("95")])
+
+
+class Gives:
+    """Gives what it was told to, whether a number or not, and counts how often it was asked."""
+
+    name, version = "gives", "7"
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.n_asked = 0
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        self.n_asked += 1
+        if isinstance(self.value, BaseException):
+            raise self.value
+        value: float = self.value
+        return value
+
+
+def judged(seen: Trace, *verifiers: Verifier) -> Verdict:
+    return asyncio.run(judge(TASK, seen, verifiers))
+
+
+def test_a_success_has_reward_one_and_no_critical_failure() -> None:
+    verdict = judged(RIGHT, Exact("95"))
+    assert (verdict.trace_id, verdict.state, verdict.reward) == ("t1", RewardState.scored, 1.0)
+    assert [(s.verifier, s.version, s.value, s.error) for s in verdict.scores] == [("exact", "1", 1.0, None)]
+    assert verdict.failures == ()
+
+
+@pytest.mark.parametrize("value", [0, 1, True, False, 0.0, 1.0, 0.25, 5e-324, Fraction(1, 2)])
+def test_a_number_between_zero_and_one_is_the_reward(value: Any) -> None:
+    verdict = judged(RIGHT, Gives(value))
+    assert (verdict.state, verdict.reward) == (RewardState.scored, float(value))
+    assert type(verdict.reward) is float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RuntimeError("grader down"),
+        AssertionError(),
+        TimeoutError("30 s"),
+        math.nan,
+        math.inf,
+        -math.inf,
+        2.0,
+        -0.01,
+        1.0000001,
+        10**400,
+        None,
+        "1",
+        [1.0],
+        1j,
+        Decimal(1),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_unscored_never_zero_never_clipped(value: Any) -> None:
+    verdict = judged(RIGHT, Gives(1.0), Gives(value))
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+    good, bad = verdict.scores
+    assert (good.value, good.error) == (1.0, None)
+    assert bad.value is None
+    assert (type(value).__name__ if isinstance(value, Exception) else repr(value)[:90]) in str(bad.error)
+    assert verdict.critical is not None
+    assert verdict.critical.type is FailureType.infra_grader_failure
+
+
+def test_a_verifier_that_is_not_a_coroutine_is_a_grader_failure() -> None:
+    class Plain:
+        name, version = "plain", "1"
+
+        def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+            return 1.0
+
+    verdict = judged(RIGHT, Plain())  # type: ignore[arg-type]
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+
+
+def test_a_cancelled_verifier_cancels_the_judge() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        judged(RIGHT, Gives(asyncio.CancelledError()))
+
+
+def test_several_verifiers_are_averaged() -> None:
+    assert judged(RIGHT, Gives(1.0), Gives(0.5), Gives(0.0)).reward == 0.5
+    assert judged(RIGHT, *[Gives(0.1)] * 10).reward == 0.1
+    assert judged(RIGHT, *[Gives(1.0)] * 7).failures == ()
+
+
+def test_partial_reward_is_a_failure_with_a_cause() -> None:
+    verdict = judged(RIGHT, Gives(1.0), Gives(0.5))
+    assert verdict.critical is not None
+    assert verdict.critical.type is FailureType.outcome_wrong_or_unverified
+
+
+def test_no_verifier_is_unscored_with_the_reason_and_blames_nobody() -> None:
+    verdict = judged(trace([words("I give up.")]))
+    assert (verdict.state, verdict.reward, verdict.critical) == (RewardState.unscored, None, None)
+    assert [score.error for score in verdict.scores] == ["task max-f03 names no verifier"]
+    assert [failure.type for failure in verdict.failures] == [FailureType.outcome_premature_stop]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "confidence"),
+    [
+        ("SandboxGone: shell: connection reset", FailureType.infra_sandbox_failure, 1.0),
+        ("SandboxUnavailable: no backend", FailureType.infra_sandbox_failure, 1.0),
+        ("PolicyError: HTTP 429", FailureType.infra_model_api_error, 1.0),
+        ("KeyError: 'x'", FailureType.infra_sandbox_failure, 0.5),
+        (None, FailureType.infra_sandbox_failure, 0.5),
+    ],
+)
+def test_a_broken_trace_is_masked_and_its_verifiers_are_not_asked(
+    error: str | None, kind: FailureType, confidence: float
+) -> None:
+    verifier = Gives(1.0)
+    verdict = judged(trace([shell("ls", "f03")], stop_reason=StopReason.error, error=error), verifier)
+    assert (verdict.state, verdict.reward, verdict.scores) == (RewardState.infra_failed, None, ())
+    assert verdict.critical is not None
+    assert (verdict.critical.type, verdict.critical.confidence) == (kind, confidence)
+    assert verifier.n_asked == 0
+
+
+def test_an_error_masks_even_an_answer() -> None:
+    broken = RIGHT.model_copy(update={"error": "SandboxGone: while closing"})
+    assert judged(broken, Gives(1.0)).state is RewardState.infra_failed
+
+
+@pytest.mark.parametrize(
+    ("turns", "state"),
+    [
+        ([overran("sleep 999"), submit("12")], RewardState.scored),
+        ([overran(f"sleep 999; {REFERENCE}"), submit("12")], RewardState.scored),
+        ([overran("sleep 999"), words("slow")], RewardState.scored),
+        ([overran(REFERENCE), words("slow")], RewardState.infra_failed),
+        ([overran("sort  -n f03|tail -n1"), submit("12")], RewardState.infra_failed),
+        ([overran(REFERENCE), shell(REFERENCE, "95"), submit("59")], RewardState.scored),
+        ([missing("sort f99"), overran(REFERENCE), submit("12")], RewardState.scored),
+        ([overran("sleep 999 &"), overran(REFERENCE), submit("12")], RewardState.scored),
+    ],
+)
+def test_no_policy_escapes_its_reward_by_timing_out(turns: list[Turn], state: RewardState) -> None:
+    """Only a reference command that overran, with nothing failed before and unrecovered, is masked."""
+    verdict = judged(trace(turns), Exact("95"))
+    assert (verdict.state, verdict.reward) == (state, 0.0 if state is RewardState.scored else None)
+    assert verdict.critical is not None
+    assert verdict.critical.type.is_infra == (state is RewardState.infra_failed)
+    assert FailureType.infra_tool_timeout in {failure.type for failure in verdict.failures}
+
+
+def test_without_a_reference_solution_every_timeout_is_the_agents() -> None:
+    task = TASK.model_copy(update={"solution": ()})
+    verdict = asyncio.run(judge(task, trace([overran(REFERENCE), submit("12")]), [Exact("95")]))
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
+
+
+def test_the_tasks_own_verifiers_are_loaded_from_their_parts() -> None:
+    asked: list[Part] = []
+
+    def load(part: Part) -> Verifier:
+        asked.append(part)
+        return Exact(**part.options)
+
+    assert asyncio.run(judge(TASK, RIGHT, load=load)).reward == 1.0
+    assert asked == list(TASK.verifiers)
+
+
+def test_installed_verifiers_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins = pytest.importorskip("agentloop.plugins", reason="plugins.py is not written yet")
+    made: list[str] = []
+
+    def load_part(group: str, kind: str, options: dict[str, Any]) -> Verifier:
+        made.append(f"{group}:{kind}")
+        return Exact(**options)
+
+    monkeypatch.setattr(plugins, "load_part", load_part)
+    monkeypatch.setattr("agentloop.judge.score._loaded", {})
+    other = TASK.model_copy(update={"verifiers": (Part(kind="exact", options={"expected": "59"}),)})
+    assert [asyncio.run(judge(task, RIGHT)).reward for task in (TASK, TASK, other)] == [1.0, 1.0, 0.0]
+    assert made == ["verifiers:exact"] * 2
+
+
+def test_a_verifier_that_cannot_be_made_is_raised_not_scored() -> None:
+    def load(part: Part) -> Verifier:
+        raise LookupError(part.kind)
+
+    with pytest.raises(LookupError, match="exact"):
+        asyncio.run(judge(TASK, RIGHT, load=load))
+
+
+def cpu_ms(work: Callable[[], object], n: int = 300) -> float:
+    """CPU milliseconds of one call, the best of five rounds."""
+
+    def once() -> float:
+        started = time.process_time()
+        for _ in range(n):
+            work()
+        return (time.process_time() - started) * 1000 / n
+
+    return min(once() for _ in range(5))
+
+
+def test_judging_an_ordinary_trace_costs_little() -> None:
+    """At most 0.15 CPU-ms on a quiet machine; the bound here is three times that, for slow ones."""
+    verifier = Exact("95")
+    for turns in ([shell(REFERENCE, "95"), submit("95")], [shell("sort -n f03 | head -n1", "4"), submit("4")]):
+        seen = trace(turns)
+
+        def finish(seen: Trace = seen) -> None:
+            with pytest.raises(StopIteration):
+                judge(TASK, seen, (verifier,)).send(None)
+
+        assert cpu_ms(finish) < 0.45
