@@ -1,6 +1,6 @@
 """The demonstrator: a program that shows the tiny policy how tools are used, and is often wrong.
 
-It is wrong on purpose and by habit: six times in ten it runs another operation's command, so what
+It is wrong on purpose and by habit: two times in three it runs another operation's command, so what
 it teaches as the most likely action fails, and the loop has to make a minority behaviour win. On
 top it makes the slips of a beginner: a wrong file, a broken call, a tool that does not exist, an
 answer that nobody computed.
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from agentloop.demo.suite import OPERATIONS, Operation
 from agentloop.policies.scripted import ScriptedPolicy, call_message
-from agentloop.types import Message, ToolCall
+from agentloop.types import Message, Task, ToolCall
 
 HABIT = {"sum": "count", "max": "min", "min": "first", "count": "sum", "first": "last", "last": "max"}
 """The operation whose command it runs by habit."""
@@ -35,8 +35,8 @@ def _asked(instruction: str) -> tuple[Operation, str]:
     raise ValueError(f"not a question of this suite: {instruction!r}")
 
 
-def demonstrator(seed: int) -> ScriptedPolicy:
-    """The scripted policy; habits are fixed for an episode, slips are drawn at each turn."""
+def demonstrator(tasks: Sequence[Task]) -> ScriptedPolicy:
+    """The scripted policy. It reads each question itself: `tasks` and their solutions are not looked at."""
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
         operation, file = _asked(messages[0].content)

@@ -1,0 +1,91 @@
+"""The demo as a project on disk: the same files that `agentloop init` makes, with the built-in suite.
+
+`agentloop demo` prepares this folder and runs the loop in it; afterwards `agentloop loop` works there, too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from agentloop.config import CONFIG_FILE, load_config
+from agentloop.demo.suite import make_files, make_tasks
+from agentloop.errors import ConfigError
+from agentloop.gate.suite import write_suite
+
+SETTINGS = """\
+# The built-in demo: a tiny policy learns to answer questions about files with shell commands.
+
+[project]
+name = "demo"
+suite = "evals/files"
+seed = {seed}
+
+[policy]
+kind = "tiny"
+
+[warm_start]
+demonstrator = "agentloop.demo.demonstrator:demonstrator"
+"""
+SANDBOXES = """\
+# Sandboxes
+
+This project uses the image `host`: the machine's own /usr, read-only, so nothing is pulled or built.
+What runs in a box sees no network, no home folder and no environment of yours; it can write only to a
+tmpfs of limited size, which is discarded with the episode.
+"""
+TRACES = """\
+# Traces
+
+`store.db` (SQLite) holds every episode: what the policy saw and did, what the tools gave, its reward and why
+it failed. `agentloop traces ls` and `agentloop traces show ID` read it.
+"""
+
+
+def prepare_demo(folder: Path, seed: int) -> bool:
+    """Make the demo project in `folder`; False when it is there already and is to be continued.
+
+    Raises ConfigError for a folder with something else in it, or with another seed.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        _same_demo(folder, seed)
+        return False
+
+    def fill(draft: Path) -> None:
+        (draft / CONFIG_FILE).write_text(SETTINGS.format(seed=seed))
+        files = make_files(draft / "evals" / "files" / "files", seed)
+        write_suite(draft / "evals" / "files", "files", make_tasks(files, draft / "evals" / "files" / "files", seed))
+
+    make_project(folder, fill)
+    return True
+
+
+def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Create a project that `fill` writes: whole, or not at all. Raises ConfigError for a folder in use."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is not empty and holds no agentloop project; name another folder")
+    draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        for name, text in (("sandboxes", SANDBOXES), ("traces", TRACES)):
+            (draft / name).mkdir()
+            (draft / name / "README.md").write_text(text)
+        fill(draft)
+        draft.rename(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make a project in {folder}: {error.strerror} ({error.filename}); choose a folder that can be written"
+        ) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _same_demo(folder: Path, seed: int) -> None:
+    there = load_config(folder).project
+    if there.name != "demo":
+        raise ConfigError(f"{folder} holds the project {there.name!r}; run `agentloop loop {folder}`, or name another --out")
+    if there.seed != seed:
+        raise ConfigError(f"{folder} holds the demo with seed {there.seed}; use --seed {there.seed}, or another --out")

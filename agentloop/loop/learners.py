@@ -1,0 +1,57 @@
+"""Settings -> learner: who makes the versions of this project.
+
+Torch is imported here only when weights of our own are to be made.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.errors import ConfigError
+from agentloop.loop.fixed import FixedLearner
+from agentloop.loop.project import Project
+from agentloop.loop.turns import Learner
+from agentloop.plugins import load_object
+from agentloop.policies.openai import OpenAIPolicy
+from agentloop.policies.scripted import ScriptedPolicy, oracle
+from agentloop.types import content_hash
+
+
+def make_learner(project: Project) -> Learner:
+    """As `[policy]` says. Raises ConfigError or PluginError for what cannot be made."""
+    settings = project.config.policy
+    if settings.kind == "tiny":
+        try:
+            from agentloop.loop.learner import TinyLearner
+        except ImportError as error:
+            raise ConfigError(f"policy 'tiny' needs {error.name}; pip install 'agentloop[train]'") from None
+        return TinyLearner(project, script(project, project.config.warm_start.demonstrator))
+    identity = {"policy": settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"})}
+    if settings.kind == "openai":
+        policy = OpenAIPolicy(
+            settings.base_url, settings.model, api_key=settings.api_key, temperature=settings.temperature
+        )
+        return FixedLearner(project, policy, content_hash(identity))
+    identity["source"] = _source(project.folder, settings.script)
+    return FixedLearner(project, script(project, settings.script), content_hash(identity))
+
+
+def script(project: Project, name: str | None) -> ScriptedPolicy:
+    """The program called `name`, or the one that plays the tasks' own solutions."""
+    tasks = project.suite.tasks
+    if name is None:
+        unsolved = [task.id for task in tasks if not task.solution]
+        if unsolved:
+            raise ConfigError(
+                f"{len(unsolved)} tasks of suite {project.suite.name!r} have no solution to play ({unsolved[0]}, ...); "
+                "add one to each, or name a script in agentloop.toml"
+            )
+        return oracle(tasks)
+    made: ScriptedPolicy = load_object("policies", name, base=project.folder)(tasks)
+    return made
+
+
+def _source(folder: Path, name: str | None) -> str:
+    """The text of a script file, so that editing it makes another policy."""
+    path = folder / (name or "").rsplit(":", 1)[0]
+    return path.read_text() if name and path.suffix == ".py" and path.is_file() else ""

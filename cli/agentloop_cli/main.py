@@ -1,0 +1,94 @@
+"""The command line: one command group a file; errors end here, in one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from agentloop import __version__
+from agentloop.errors import AgentLoopError
+from agentloop_cli.render import stderr
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="An experience loop for tool-using agents: act, judge, train, prove, promote.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    """See the app's help."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides every random draw.")] = 0,
+    sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Project folder to make, or to continue.")] = Path("agentloop-demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Watch a tiny policy learn tool use from scratch: no GPU, no key, a few minutes."""
+    from agentloop.demo.project import prepare_demo
+    from agentloop.sandbox.ladder import choose_backend
+    from agentloop_cli.run import run_project
+
+    backend = choose_backend(sandbox)
+    is_new = prepare_demo(out, seed)
+    stderr.print(f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}")
+    run_project(out, backend, command=f"agentloop demo --seed {seed} --out {out}", as_json=as_json)
+
+
+@app.command()
+def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project in.")]) -> None:
+    """Make a project with a suite, a verifier and settings to edit."""
+    from agentloop.demo.template import prepare_template
+
+    prepare_template(folder)
+    stderr.print(f"made {folder}: edit evals/notes/tasks.jsonl and agentloop.toml, then `agentloop loop {folder}`")
+
+
+@app.command()
+def loop(
+    folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(),
+    sandbox: Annotated[str | None, typer.Option(help="Instead of [sandbox] kind.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
+    from agentloop.config import load_config
+    from agentloop.sandbox.ladder import choose_backend
+    from agentloop_cli.run import run_project
+
+    backend = choose_backend(sandbox or load_config(folder).sandbox.kind)
+    run_project(folder, backend, command=f"agentloop loop {folder}", as_json=as_json)
+
+
+def main() -> None:
+    """Entry point: every error a user can cause is one line and an exit code; see `errors.py`."""
+    from agentloop_cli.traces import traces
+
+    app.add_typer(traces, name="traces")
+    try:
+        app()
+    except AgentLoopError as error:
+        stderr.print(f"[bold red]error:[/bold red] {escape(str(error))}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        stderr.print("interrupted; run the same command again to continue")
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,28 @@
+"""Run the loop in a project folder and show what came of it: the body of `demo` and of `loop`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentloop.loop.learners import make_learner
+from agentloop.loop.project import open_project
+from agentloop.loop.summary import Summary
+from agentloop.loop.turns import run_loop
+from agentloop.protocols import SandboxBackend
+from agentloop_cli.render import LiveProgress, print_json, print_summary, stdout
+
+
+def run_project(folder: Path, backend: SandboxBackend, *, command: str, as_json: bool) -> None:
+    """Continue the project's loop to its end; the report and the summary are made anew each time."""
+    with LiveProgress() as progress, open_project(folder, backend, progress) as project:
+        asyncio.run(run_loop(project, make_learner(project)))
+        summary = Summary(project, sandbox=backend.name, isolation=backend.isolation, command=command)
+        report = summary.write_report()
+        document = summary.json()
+    if as_json:
+        print_json(document)
+        return
+    print_summary(document)
+    stdout.print(f"report: {report}")
+    stdout.print(f"traces: agentloop traces ls --project {folder}")
