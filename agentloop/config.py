@@ -106,7 +106,11 @@ class Config(BaseSettings):
     """The resolved settings of one project."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="AGENTLOOP_", env_nested_delimiter="__", nested_model_default_partial_update=True
+        frozen=True,
+        extra="forbid",
+        env_prefix="AGENTLOOP_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
     )
 
     project: ProjectSection
@@ -133,7 +137,12 @@ class Config(BaseSettings):
         """What decides a result: everything but the name, the box's kind, secrets and how long to go on."""
         kept = self.model_dump(
             mode="json",
-            exclude={"project": {"name"}, "sandbox": True, "policy": {"api_key", "max_concurrent"}, "train": {"max_turns", "stop_at"}},
+            exclude={
+                "project": {"name"},
+                "sandbox": True,
+                "policy": {"api_key", "max_concurrent"},
+                "train": {"max_turns", "stop_at"},
+            },
         )
         return content_hash(kept)
 
@@ -149,6 +158,8 @@ def load_config(project: Path, **overrides: dict[str, Any]) -> Config:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"no {CONFIG_FILE} in {project}; `agentloop init {project}` makes a project there") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name the folder of a project") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; mend the file") from None
     try:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
 from agentloop.errors import SandboxError
-from agentloop.policies.lockstep import BatchPolicy, Lockstep, Seat
+from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Policy, Sandbox
 from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, Task, Trace
 
@@ -37,6 +37,10 @@ class Pool(Protocol):
 
     def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
         """A box for one episode."""
+        ...
+
+    async def close(self) -> None:
+        """End every box."""
         ...
 
 
@@ -132,24 +136,21 @@ async def roll_out(
         if not todo:
             break
     if len(todo) > MAX_INFRA_SHARE * len(planned):
-        raise SandboxError(f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}")
+        raise SandboxError(
+            f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}"
+        )
     return [results[episode.id] for _, episode in planned]
 
 
 async def _cohort(
     planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None]
 ) -> list[Rollout]:
-    lockstep = Lockstep(crew.policy, len(planned)) if _is_batched(crew.policy) else None
+    lockstep = Lockstep(crew.policy, len(planned)) if isinstance(crew.policy, BatchPolicy) else None
     slots = asyncio.Semaphore(len(planned) if lockstep else crew.max_concurrent)
 
     async def one(index: int, task: Task, episode: Episode) -> Rollout:
-        seat = lockstep.seat(index) if lockstep else crew.policy
-        try:
-            async with slots:
-                rollout = await run_episode(task, episode, agent=crew.agent, policy=seat, pool=crew.pool)  # type: ignore[arg-type]
-        finally:
-            if isinstance(seat, Seat):
-                seat.leave()
+        async with slots, _seat(crew.policy, lockstep, index) as policy:
+            rollout = await run_episode(task, episode, agent=crew.agent, policy=policy, pool=crew.pool)
         on_done(rollout)
         return rollout
 
@@ -158,11 +159,19 @@ async def _cohort(
     return [task.result() for task in running]
 
 
-def _is_batched(policy: Policy | BatchPolicy) -> bool:
-    return hasattr(policy, "complete_batch")
+@asynccontextmanager
+async def _seat(policy: Policy | BatchPolicy, lockstep: Lockstep | None, index: int) -> AsyncIterator[Policy]:
+    """What episode number `index` asks: its seat at a batched policy, or the policy itself."""
+    if lockstep is None:
+        assert not isinstance(policy, BatchPolicy), "a batched policy is shared through seats"  # noqa: S101
+        yield policy
+        return
+    seat = lockstep.seat(index)
+    try:
+        yield seat
+    finally:
+        seat.leave()
 
 
 def _why(rollout: Rollout) -> str:
     return rollout.trace.error or "no reason was recorded"
-
-

@@ -30,7 +30,9 @@ def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *
         inspect.signature(make).bind(**given)
     except TypeError as error:
         takes = ", ".join(inspect.signature(make).parameters) or "none"
-        raise PluginError(f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(given) or 'none'})") from None
+        raise PluginError(
+            f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(given) or 'none'})"
+        ) from None
     return make(**given)
 
 
@@ -61,7 +63,9 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
         module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
         loaded: Callable[..., Any] = getattr(module, name)
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise PluginError(f"{group} {kind!r} cannot be loaded: {error}; name it `file.py:Class` or `module:Class`") from error
+        raise PluginError(
+            f"{group} {kind!r} cannot be loaded: {error}; name it `file.py:Class` or `module:Class`"
+        ) from error
     return loaded
 
 

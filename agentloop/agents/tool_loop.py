@@ -32,9 +32,7 @@ class ToolLoop:
             started = time.perf_counter()
             completion = await policy.complete(messages, TOOLS, max_tokens=task.limits.max_tokens, seed=seed + index)
             results, answer = await self._act(task, completion, sandbox)
-            record(
-                Step(index=index, completion=completion, results=results, duration_s=time.perf_counter() - started)
-            )
+            record(Step(index=index, completion=completion, results=results, duration_s=time.perf_counter() - started))
             if answer is not None:
                 return StopReason.submitted, answer
             if completion.finish_reason == "context":

@@ -42,7 +42,8 @@ def argument(call: ToolCall) -> tuple[str, str | None]:
         return "", f"no tool {call.name!r} (tools: {', '.join(t.name for t in TOOLS)})"
     try:
         arguments = json.loads(call.arguments)
-    except ValueError as error:
+        json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except (ValueError, RecursionError) as error:
         return "", f"malformed call: arguments are not JSON: {error}"
     (key,) = tool.parameters["required"]
     if not isinstance(arguments, dict) or set(arguments) != {key} or not isinstance(arguments[key], str):

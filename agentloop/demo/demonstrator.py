@@ -16,7 +16,7 @@ from agentloop.demo.suite import OPERATIONS, Operation
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import Message, Task, ToolCall
 
-HABIT = {"sum": "count", "max": "min", "min": "first", "count": "sum", "first": "last", "last": "max"}
+HABIT = {"sum": "max", "max": "min", "min": "first", "first": "last", "last": "count", "count": "sum"}
 """The operation whose command it runs by habit."""
 P_HABIT = 0.65
 P_SLIP = 0.06
@@ -55,7 +55,7 @@ def _command(operation: Operation, file: str, rng: random.Random) -> Message:
     if rng.random() < P_SLIP:
         operation = rng.choice(OPERATIONS)
     if rng.random() < P_SLIP:
-        file = f"g{rng.randint(0, 99):02d}"
+        file = f"k{rng.randint(0, 9)}"
     command = operation.command.format(file=file)
     slip = rng.random()
     if slip < P_SLIP:

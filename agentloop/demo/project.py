@@ -86,6 +86,8 @@ def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
 def _same_demo(folder: Path, seed: int) -> None:
     there = load_config(folder).project
     if there.name != "demo":
-        raise ConfigError(f"{folder} holds the project {there.name!r}; run `agentloop loop {folder}`, or name another --out")
+        raise ConfigError(
+            f"{folder} holds the project {there.name!r}; run `agentloop loop {folder}`, or name another --out"
+        )
     if there.seed != seed:
         raise ConfigError(f"{folder} holds the demo with seed {there.seed}; use --seed {there.seed}, or another --out")

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
-N_FILES = 100
+NAMES = [f"{letter}{digit}" for letter in "abcdefghij" for digit in range(10)]
+"""100 files; a held-out name is made of letters and digits that were seen, in a combination that was not."""
 N_HELDOUT_FILES, N_VALIDATION_FILES = 25, 10
 LIMITS = Limits(max_steps=5, max_tokens=32, tool_timeout_s=10.0, max_output=512)
 
@@ -50,10 +51,13 @@ def answers(numbers: list[int]) -> dict[str, int]:
 
 
 def make_numbers(rng: random.Random) -> list[int]:
-    """4 to 9 numbers from 1 to 99 whose six answers all differ."""
+    """4 to 7 numbers, 99 in all at most, whose six answers all differ.
+
+    No answer has three digits: a model this small loses its place when it copies 441.
+    """
     while True:
-        numbers = [rng.randint(1, 99) for _ in range(rng.randint(4, 9))]
-        if len(set(answers(numbers).values())) == len(OPERATIONS):
+        numbers = [rng.randint(1, 30) for _ in range(rng.randint(4, 7))]
+        if sum(numbers) <= 99 and len(set(answers(numbers).values())) == len(OPERATIONS):
             return numbers
 
 
@@ -61,7 +65,7 @@ def make_files(folder: Path, seed: int) -> dict[str, list[int]]:
     """Write the 100 files, one number a line; file name -> its numbers."""
     rng = random.Random(f"files {seed}")
     folder.mkdir(parents=True, exist_ok=True)
-    files = {f"f{i:02d}": make_numbers(rng) for i in range(N_FILES)}
+    files = {name: make_numbers(rng) for name in NAMES}
     for name, numbers in files.items():
         (folder / name).write_text("".join(f"{n}\n" for n in numbers))
     return files

@@ -26,7 +26,7 @@ def make_learner(project: Project) -> Learner:
         except ImportError as error:
             raise ConfigError(f"policy 'tiny' needs {error.name}; pip install 'agentloop[train]'") from None
         return TinyLearner(project, script(project, project.config.warm_start.demonstrator))
-    identity = {"policy": settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"})}
+    identity: dict[str, object] = {"policy": settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"})}
     if settings.kind == "openai":
         policy = OpenAIPolicy(
             settings.base_url, settings.model, api_key=settings.api_key, temperature=settings.temperature

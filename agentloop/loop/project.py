@@ -1,8 +1,8 @@
 """A project on disk, opened: its settings, tasks, memory and versions, and the way to gather experience.
 
-    agentloop.toml        what is set                    evals/      suites, and regressions/
-    sandboxes/            what boxes are made of         traces/     store.db: every trace
-    policies/v0001/       one folder a version           report.html what came of it
+agentloop.toml        what is set                    evals/      suites, and regressions/
+sandboxes/            what boxes are made of         traces/     store.db: every trace
+policies/v0001/       one folder a version           report.html what came of it
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class Stage:
 class Project:
     """One open project; `open_project` makes it and holds the store for one writer."""
 
-    def __init__(self, folder: Path, config: Config, suite: Suite, store: Store, pool: Pool, progress: Progress) -> None:
+    def __init__(
+        self, folder: Path, config: Config, suite: Suite, store: Store, pool: Pool, progress: Progress
+    ) -> None:
         self.folder, self.config, self.suite, self.store = folder, config, suite, store
         self.pool, self.progress = pool, progress
         self.registry = Registry(store)

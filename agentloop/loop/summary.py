@@ -45,12 +45,12 @@ class Summary:
         return live if live and live.number in self.reports else self.first
 
     @property
-    def decision(self) -> Action:
-        """Promote when the live version is proven better than the first one, step by step; else the last word."""
+    def decision(self) -> Action | None:
+        """Promote when the live version was proven better, turn by turn; else the last word; None without one."""
         if self.live.number != self.first.number:
             return Action.promote
         last = [self.decisions[v.number].action for v in self.versions if v.number in self.decisions]
-        return last[-1] if last else Action.hold
+        return last[-1] if last else None
 
     @property
     def samples_dropped(self) -> dict[str, int]:
@@ -63,7 +63,7 @@ class Summary:
     @property
     def n_infra_failed(self) -> int:
         """Episodes that failed for our reasons; none was scored."""
-        return sum(self.project.store.count("reward_state", reward_state="infra_failed").values())
+        return self.project.store.n_traces(reward_state="infra_failed")
 
     def n_episodes(self) -> int:
         """Over all stages."""
@@ -89,7 +89,7 @@ class Summary:
                 "after": self.reports[self.live.number].failures,
             },
             "versions": [self._version(v) for v in self.versions],
-            "decision": self.decision.value,
+            "decision": self.decision.value if self.decision else None,
             "regression_cases": self.n_regressions(),
             "samples_dropped": self.samples_dropped,
             "wall_s": round(sum(s.wall_s for s in self.stages.values()), 1),
@@ -140,7 +140,9 @@ class Summary:
             failures_before=self.reports[self.first.number].failures,
             failures_after=self.reports[self.live.number].failures,
             stages=tuple(
-                StageRate(label=LABELS.get(s.name, s.name), episodes=s.n_episodes, tool_calls=s.n_tool_calls, wall_s=s.wall_s)
+                StageRate(
+                    label=LABELS.get(s.name, s.name), episodes=s.n_episodes, tool_calls=s.n_tool_calls, wall_s=s.wall_s
+                )
                 for s in self.stages.values()
             ),
             pairs=self._pairs(),

@@ -104,8 +104,8 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
         stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
     )
     report = eval_report(project, version.number, tasks, judged)
+    project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
-    project.finish(stage)
     return report
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from agentloop.errors import ConfigError
 from agentloop.types import Message, ToolCall
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -22,30 +23,30 @@ ROLES = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 # The fixed parts of a call are one token each, so that a call costs what its content costs.
 SCAFFOLD = (OPEN + '{"name": "', '", "arguments": {"', '": "', '"}}' + CLOSE)
-_CALL = re.compile(re.escape(OPEN) + r"(.*?)" + re.escape(CLOSE), re.DOTALL)
+_CALL = re.compile(rf"{re.escape(OPEN)}(.*?)({re.escape(CLOSE)}|\Z)", re.DOTALL)
 
 
 def render(message: Message) -> str:
     """The text of one message's content; an assistant's tool calls follow its words."""
-    calls = "".join(f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls)
+    calls = "".join(
+        f'{OPEN}{{"name": {json.dumps(c.name)}, "arguments": {c.arguments}}}{CLOSE}' for c in message.tool_calls
+    )
     return message.content + calls
 
 
 def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """(words before the first call, the calls). A call that cannot be read keeps its text and says why."""
-    if OPEN not in text:
-        return text, ()
-    words, rest = text.split(OPEN, 1)
-    bodies = _CALL.findall(OPEN + rest)
-    if not bodies:
-        return words, (ToolCall(id="call_0", name="", arguments=rest, error=f"no {CLOSE} after {OPEN}"),)
-    return words, tuple(_parse_call(f"call_{i}", body) for i, body in enumerate(bodies))
+    words = text.split(OPEN, 1)[0]
+    return words, tuple(_parse_call(f"call_{i}", *found.groups()) for i, found in enumerate(_CALL.finditer(text)))
 
 
-def _parse_call(call_id: str, body: str) -> ToolCall:
+def _parse_call(call_id: str, body: str, close: str) -> ToolCall:
+    if not close:
+        return ToolCall(id=call_id, name="", arguments=body, error=f"no {CLOSE} after {OPEN}")
     try:
         call = json.loads(body)
-    except ValueError as error:
+        json.dumps(call, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
+    except (ValueError, RecursionError) as error:
         return ToolCall(id=call_id, name="", arguments=body, error=f"not JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or "arguments" not in call:
         return ToolCall(id=call_id, name="", arguments=body, error="a call is an object with name and arguments")
@@ -53,9 +54,10 @@ def _parse_call(call_id: str, body: str) -> ToolCall:
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
-    """A byte-level BPE made from `texts`: digits stay single, words and punctuation never merge with each other.
+    """A byte-level BPE made from `texts`, in which words and punctuation never merge with each other.
 
-    Any text can be encoded, because the alphabet is all 256 bytes.
+    Any text can be encoded, because the alphabet is all 256 bytes. Digits stay single: with pairs of
+    them as tokens, a small model cannot copy the numbers that it has not practised.
     """
     tokenizer = Tokenizer(models.BPE())
     pieces = Regex(r"\d| ?[A-Za-z]+|\s+| ?[^\sA-Za-z\d]+")
@@ -77,15 +79,22 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
     return tokenizer
 
 
+def _token_id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ConfigError(f"the tokenizer has no {token}: it was not made by train_tokenizer")
+    return found
+
+
 class Chat:
     """One tokenizer and its conversation format."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # in text they are text; only `prompt_ids` places marks
         self.n_vocab: int = tokenizer.get_vocab_size()
-        self.pad: int = tokenizer.token_to_id(PAD)
-        self.end: int = tokenizer.token_to_id(END)
-        self._roles = {role: tokenizer.token_to_id(token) for role, token in ROLES.items()}
+        self.pad, self.end = _token_id(tokenizer, PAD), _token_id(tokenizer, END)
+        self._roles = {role: _token_id(tokenizer, token) for role, token in ROLES.items()}
 
     @classmethod
     def load(cls, folder: Path) -> Chat:
@@ -95,8 +104,7 @@ class Chat:
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; role marks in it are text, not roles."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        marks = {*self._roles.values(), self.pad, self.end}
-        return ids if marks.isdisjoint(ids) else [i for i in ids if i not in marks]
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of sampled ids, role and end marks left out."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agentloop.types import Completion, Message, ToolSpec
 
@@ -17,6 +17,7 @@ Request = tuple[Sequence[Message], int, int]
 """(conversation, max_tokens, seed) of one row."""
 
 
+@runtime_checkable
 class BatchPolicy(Protocol):
     """A policy that answers many conversations at once, on the calling thread."""
 
@@ -61,12 +62,13 @@ class Lockstep:
         self._waiting = {}
         try:
             completions = self._policy.complete_batch([request for request, _ in rows])
+            answers = list(zip(rows, completions, strict=True))
         except BaseException as error:
             for _, future in rows:
                 if not future.done():
                     future.set_exception(error)
             return
-        for (_, future), completion in zip(rows, completions, strict=True):
+        for (_, future), completion in answers:
             if not future.done():
                 future.set_result(completion)
 

@@ -47,13 +47,15 @@ class OpenAIPolicy:
             "temperature": self.temperature,
             "seed": seed % 2**31,
         }
-        answer = await self._post(body)
+        response = await self._post(body)
         try:
-            return _completion(answer)
-        except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise PolicyError(f"{self._url} answered with no chat completion ({error!r}): {str(answer)[:200]}") from error
+            return _completion(response.json())
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise PolicyError(
+                f"{self._url} answered with no chat completion ({error!r}): {response.text[:200]}"
+            ) from error
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
         problem = ""
         for attempt in range(RETRIES):
             if attempt:
@@ -65,8 +67,7 @@ class OpenAIPolicy:
                 problem = f"{type(error).__name__}: {error}"
                 continue
             if response.status_code < 400:
-                answer: dict[str, Any] = response.json()
-                return answer
+                return response
             problem = f"HTTP {response.status_code}: {response.text[:200]}"
             if response.status_code != 429 and response.status_code < 500:
                 break

@@ -29,8 +29,8 @@ CONTEXT = 320
 def new_model(n_vocab: int, *, seed: int, width: int = 128, layers: int = 2, heads: int = 4) -> Qwen2ForCausalLM:
     """A randomly initialised Qwen2, about 0.4 M parameters at the defaults.
 
-    Input and output embeddings are not tied: an engine that packs its weights can leave a tied
-    head behind on reload.
+    Input and output embeddings are not tied, since an engine that packs its weights can leave a tied
+    head behind on reload; but they start out equal, so that a token that was read is easily said.
     """
     torch.manual_seed(seed)
     config = Qwen2Config(
@@ -45,6 +45,8 @@ def new_model(n_vocab: int, *, seed: int, width: int = 128, layers: int = 2, hea
         attention_dropout=0.0,
     )
     model: Qwen2ForCausalLM = Qwen2ForCausalLM(config).float()
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     return model
 
 
@@ -60,7 +62,9 @@ class TinyPolicy:
     def __init__(self, path: str | Path, *, temperature: float = 1.0) -> None:
         folder = Path(path)
         if not (folder / "model.safetensors").is_file():
-            raise ConfigError(f"no tiny policy in {folder}: model.safetensors is missing; name a folder under policies/")
+            raise ConfigError(
+                f"no tiny policy in {folder}: model.safetensors is missing; name a folder under policies/"
+            )
         transformers_logging.disable_progress_bar()
         self.chat = Chat.load(folder)
         self.model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -162,9 +166,7 @@ def sample(
 def _next_logits(model: Qwen2ForCausalLM, ids: Tensor, mask: Tensor, cache: DynamicCache) -> Tensor:
     """Logits (B, V) after the last of `ids` (B, T), which follow what is in `cache`."""
     positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-    done = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
-    )
+    done = model(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1)
     logits: Tensor = done.logits[:, -1]
     return logits
 

@@ -53,7 +53,15 @@ class Registry:
         return max(self.all(), key=lambda v: v.number, default=None)
 
     def add(
-        self, *, number: int, parent: int | None, kind: str, artifact: str | None, sha256: str, config_hash: str, note: str
+        self,
+        *,
+        number: int,
+        parent: int | None,
+        kind: str,
+        artifact: str | None,
+        sha256: str,
+        config_hash: str,
+        note: str,
     ) -> PolicyVersion:
         """A new version: live when it is the first, else a candidate. Adding the same again changes nothing."""
         known = self.get(number)
@@ -81,7 +89,10 @@ class Registry:
         if candidate is None:
             raise StateError(f"there is no policy v{decision.candidate} to decide on")
         if decision.action is Action.promote:
-            changes = [moved(candidate, PolicyState.live), *([moved(champion, PolicyState.retired)] if champion else [])]
+            changes = [
+                moved(candidate, PolicyState.live),
+                *([moved(champion, PolicyState.retired)] if champion else []),
+            ]
         else:
             changes = [moved(candidate, PolicyState.held)]
         self._store.put_decision(decision, changes)

@@ -8,7 +8,6 @@ It is a fence for code that goes astray, not a prison for an attacker with a ker
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
@@ -16,10 +15,10 @@ import sys
 import uuid
 from pathlib import Path
 
-from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable
+from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import host
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Door
+from agentloop.sandbox.channel import Channel, Door
 from agentloop.types import SandboxSpec
 
 USER = "1000"
@@ -58,37 +57,40 @@ class BubblewrapBackend:
         program = _program()
         if program is None:
             raise SandboxUnavailable(self.probe())
-        door = Door()
-        await door.open()
+        host.check_files(spec)
         command = [host.python(), "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"]
-        process = subprocess.Popen(  # noqa: ASYNC220 - returns at once; waiting is done in a thread
-            [*_arguments(program, spec, door.folder), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
-        )
+        door, process = Door(), None
         try:
-            channel = await _first(door, process)
-        except (SandboxGone, TimeoutError, asyncio.CancelledError) as error:
-            process.kill()
-            _, stderr = process.communicate()
+            with boundary(SandboxUnavailable, "bubblewrap cannot start a box"):
+                await door.open()
+                process = subprocess.Popen(  # noqa: ASYNC220 - returns at once; waiting is done in a thread
+                    [*_arguments(program, spec, door.folder), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
+                )
+            channel = await _entered(door, process)
+        except BaseException as error:
             door.remove()
-            if isinstance(error, asyncio.CancelledError):
-                raise
-            raise SandboxUnavailable(_explained(stderr.decode(errors="replace").strip() or str(error))) from error
+            said = _kill(process) if process else ""
+            if isinstance(error, SandboxGone):
+                raise SandboxUnavailable(_explained(said or str(error))) from error
+            raise
         return Box(f"bwrap-{uuid.uuid4().hex[:8]}", self.isolation, channel, door, lambda: _end(process))
 
 
-async def _first(door: Door, process: subprocess.Popen[bytes]):  # type: ignore[no-untyped-def]
-    """The channel, or SandboxGone as soon as the program ends instead of connecting."""
-    entered = asyncio.ensure_future(door.entered())
-    while not entered.done():
-        await asyncio.wait({entered}, timeout=0.05)
-        if process.poll() is not None and not entered.done():
-            entered.cancel()
-            raise SandboxGone("bwrap ended before its supervisor connected")
-    return entered.result()
+async def _entered(door: Door, process: subprocess.Popen[bytes]) -> Channel:
+    async def ended() -> bool:
+        return process.poll() is not None
+
+    return await door.entered(ended)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> str:
+    """End it now; what it wrote to stderr."""
+    process.kill()
+    return process.communicate()[1].decode(errors="replace").strip()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -140,7 +142,12 @@ def _arguments(program: str, spec: SandboxSpec, door: Path | None) -> list[str]:
 def _explained(problem: str) -> str:
     """bwrap's own words, and the remedy for what commonly stands behind them."""
     lowered = problem.lower()
-    if "uid map" in lowered or "new namespace" in lowered or "creating new namespace" in lowered or "loopback" in lowered:
+    if (
+        "uid map" in lowered
+        or "new namespace" in lowered
+        or "creating new namespace" in lowered
+        or "loopback" in lowered
+    ):
         return (
             f"bubblewrap may not make namespaces here ({problem}); allow unprivileged user namespaces "
             "(Ubuntu 24.04: `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`; Debian: "

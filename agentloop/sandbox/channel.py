@@ -11,13 +11,21 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 from agentloop.errors import SandboxError, SandboxGone
 from agentloop.sandbox.supervisor import DISCARD, DONE, EXEC, HEADER, READY, REQUEST, RESULT
 from agentloop.types import ExecResult
 
 START_TIMEOUT_S = 30.0
+"""Creating a container on a busy machine takes seconds; this is when it counts as failed."""
+WATCH_S = 0.1
+"""How often a box that is starting is asked whether it ended instead."""
+DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
+MAX_U32 = 0xFFFFFFFF
 
 
 class Channel(asyncio.Protocol):
@@ -37,7 +45,8 @@ class Channel(asyncio.Protocol):
         self._next += 1
         ident, name = self._next, lease.encode()
         future: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
-        head = REQUEST.pack(round(timeout_s * 1000), max_output, len(name))
+        limits = (min(max(0.0, timeout_s) * 1000, MAX_U32), min(max(0, max_output), MAX_U32))
+        head = REQUEST.pack(*map(int, limits), len(name))
         # A NUL would end the command early and a lone surrogate has no bytes; neither can be meant.
         text = command.replace("\0", "").encode(errors="replace")
         self._write(ident, EXEC, head + name + text)
@@ -67,8 +76,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The supervisor connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of frames, in pieces of any size."""
@@ -96,7 +104,8 @@ class Channel(asyncio.Protocol):
     def _lost(self, reason: str) -> None:
         if self.gone is None:
             self.gone = reason
-        for future in (self.ready, *self._pending.values()):
+        waiting: list[asyncio.Future[Any]] = [self.ready, *self._pending.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(SandboxGone(f"the sandbox is gone: {self.gone}"))
                 future.exception()  # seen, should nobody be waiting
@@ -120,17 +129,17 @@ class Door:
     """A private folder with a listening socket in it, for exactly one box."""
 
     def __init__(self) -> None:
-        # Short, because a unix socket's path has at most 107 bytes; private, because whoever may
-        # connect first is the box. The inner folder is what the box sees.
-        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir="/tmp"))  # noqa: S108
+        # Private, because whoever connects first is the box; the inner folder is what the box sees.
+        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=DOORS))
         self.folder = self._private / "door"
-        self.folder.mkdir(mode=0o755)
+        self.folder.mkdir()
+        self.folder.chmod(0o755)
         self._server: asyncio.Server | None = None
-        self.channel: Channel | None = None
+        self._channel: Channel | None = None
 
     async def open(self) -> None:
         """Listen. Raises SandboxError when no socket can be made."""
-        self.channel = channel = Channel()
+        self._channel = channel = Channel()
         taken = False
 
         def once() -> asyncio.Protocol:
@@ -145,21 +154,35 @@ class Door:
             self._server = await asyncio.get_running_loop().create_unix_server(once, path)
             path.chmod(0o666)
         except OSError as error:
-            self.remove()
-            raise SandboxError(f"cannot listen on {path}: {error.strerror}; free or mount a writable /tmp") from error
+            raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
 
-    async def entered(self) -> Channel:
-        """The channel, once the supervisor is there; nobody else can enter after that."""
-        assert self.channel is not None, "open() first"
+    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> Channel:
+        """The channel, once the supervisor is there; nobody else can enter after that.
+
+        ended: whether what was started to make the box is over. Raises SandboxGone when it is, or
+        when nobody came in START_TIMEOUT_S.
+        """
+        if self._channel is None:
+            raise SandboxError("a door must be opened before anyone can enter")
+        ready = self._channel.ready
         try:
-            await asyncio.wait_for(self.channel.ready, START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not ready.done():
+                    await asyncio.wait({ready}, timeout=WATCH_S)
+                    if not ready.done() and await ended() and not ready.done():
+                        raise SandboxGone("it ended before its supervisor connected")
+            await ready
+        except TimeoutError:
+            raise SandboxGone(f"its supervisor did not connect in {START_TIMEOUT_S:g} s") from None
         finally:
             self._shut()
-        return self.channel
+        return self._channel
 
     def remove(self) -> None:
-        """The folder and whatever is in it."""
+        """The folder and whatever is in it; a connection that came through it ends."""
         self._shut()
+        if self._channel:
+            self._channel.close()
         shutil.rmtree(self._private, ignore_errors=True)
 
     def _shut(self) -> None:
@@ -167,6 +190,27 @@ class Door:
             self._server.close()
             self._server = None
             (self.folder / "s").unlink(missing_ok=True)
+
+
+def sweep_doors() -> None:
+    """Remove the folders of this user's processes that were killed before they could do it."""
+    for folder in DOORS.glob("agentloop-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not is_alive(int(owner)):
+            with suppress(OSError):  # another user's, or swept by someone else meanwhile
+                if folder.lstat().st_uid == os.getuid():
+                    shutil.rmtree(folder)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number exists, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 class _Refused(asyncio.Protocol):

@@ -2,9 +2,9 @@
 
 Commands go to the supervisor over a socket in a read-only mount, never through `docker exec`.
 Holds: own namespaces, no network, no capabilities, no new privileges, the engine's seccomp
-filter, read-only root, sized tmpfs; wall time and output (supervisor). Does not hold: memory, CPU
-and process counts. The image `host` is empty and sees this machine's /usr read-only, so nothing
-has to be pulled; any other image is a local tag that has python3 and a shell.
+filter, read-only root, sized tmpfs, number of processes; wall time and output (supervisor). Does
+not hold: memory and CPU. The image `host` is empty and sees this machine's /usr read-only, so
+nothing has to be pulled; any other image is a local tag that has python3 (3.8 or newer) and a shell.
 """
 
 from __future__ import annotations
@@ -12,142 +12,182 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import sys
 import tarfile
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import host
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Channel, Door
+from agentloop.sandbox.channel import Door, is_alive
 from agentloop.types import SandboxSpec
 
 MIN_API = (1, 41)
 HOST_IMAGE = "agentloop/host"
 PROBE_TIMEOUT_S = 2
-USER = "1000:1000"
+ENGINE_TIMEOUT_S = 60
+REMOVE_TIMEOUT_S = 10
+MAX_PROCESSES = 1024
+"""Processes and threads of a box: enough for a build on many cores, too few to stop the machine."""
+LOCAL = "http+docker://localhost"
+"""How the SDK writes an engine behind a unix socket."""
+OWNER = "agentloop.owner"
+NOBODY_SPECIAL = "1000:1000"
 
 
 class DockerBackend:
-    """See `protocols.SandboxBackend`."""
+    """See `protocols.SandboxBackend`. Keeps no connection to the engine between calls."""
 
     name = "docker"
     isolation = "container"
 
-    def __init__(self) -> None:
-        self._client: Any = None
-
     def probe(self) -> str | None:
         """Asks the engine; None when it answers, is new enough and shares this machine's files."""
-        import docker
         from docker.errors import DockerException
 
+        if not sys.platform.startswith("linux"):
+            return (
+                f"on {sys.platform} the Docker Engine runs in a machine of its own, without this one's files; use Linux"
+            )
         try:
-            client = docker.from_env(timeout=PROBE_TIMEOUT_S)
-            version = client.version()
-        except DockerException as error:
-            return f"no Docker Engine answers ({str(error)[:120]}); start one, or use bubblewrap"
-        if tuple(map(int, version["ApiVersion"].split("."))) < MIN_API:
-            return f"the Docker Engine speaks API {version['ApiVersion']}, 1.41 is needed; update it"
-        if not client.api.base_url.startswith("http+docker://"):
-            return "the Docker Engine is on another machine and cannot see this one's files; use a local engine"
+            with _engine(PROBE_TIMEOUT_S) as client:
+                api, url = client.api.api_version, client.api.base_url
+        except (DockerException, OSError) as error:
+            return _explained(error)
+        if tuple(map(int, api.split("."))) < MIN_API:
+            return f"the Docker Engine speaks API {api}, 1.41 is needed; update it"
+        if url != LOCAL:
+            return f"the Docker Engine at {url} is not on this machine and cannot see its files; use a local engine"
         return None
 
     async def create(self, spec: SandboxSpec) -> Box:
         """A started container with its supervisor connected. Raises SandboxUnavailable or CapabilityError."""
-        door = Door()
-        await door.open()
-        container: Any = None
+        host.check_files(spec)
+        door, name = Door(), f"agentloop-{uuid.uuid4().hex[:12]}"
         try:
             with boundary(SandboxUnavailable, "docker cannot start a box", image=spec.image):
-                container = await asyncio.to_thread(self._start, spec, str(door.folder))
-            channel = await self._first(door, container)
-        except BaseException:
-            if container is not None:
-                await asyncio.to_thread(_remove, container)
+                await door.open()
+                await _to_its_end(lambda: _start(spec, name, door.folder))
+            channel = await door.entered(lambda: asyncio.to_thread(_has_ended, name))
+        except BaseException as error:
             door.remove()
+            await _to_its_end(lambda: _remove(name))
+            if isinstance(error, SandboxGone):
+                raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it python3 3.8+?") from error
             raise
-        started = container
-        return Box(f"docker-{container.short_id}", self.isolation, channel, door, lambda: _remove(started))
+        return Box(name, self.isolation, channel, door, lambda: _remove(name))
 
-    async def _first(self, door: Door, container: Any) -> Channel:
-        try:
-            return await door.entered()
-        except (TimeoutError, SandboxGone) as error:
-            logs = await asyncio.to_thread(_last_words, container)
-            raise SandboxUnavailable(f"the supervisor did not start in docker: {logs or error}; has the image python3?") from error
 
-    def _engine(self) -> Any:
-        if self._client is None:
-            import docker
+async def _to_its_end(work: Callable[[], None]) -> None:
+    """Run `work` in a thread and wait for it even when cancelled: what it makes can only be removed after that."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        running.cancelled() or running.exception()
+        raise
 
-            self._client = docker.from_env()
-        return self._client
 
-    def _start(self, spec: SandboxSpec, door: str) -> Any:
-        client = self._engine()
-        is_host = spec.image == "host"
-        image = self._host_image() if is_host else self._local_image(spec.image)
-        interpreter = host.python() if is_host else "python3"
-        return client.containers.run(
-            image,
-            [interpreter, "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"],
-            entrypoint=[],
-            detach=True,
+@contextmanager
+def _engine(timeout_s: float = ENGINE_TIMEOUT_S) -> Iterator[Any]:
+    """A client of one's own: the SDK's may not be used by two threads."""
+    import docker
+
+    client = docker.from_env(timeout=timeout_s)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _start(spec: SandboxSpec, name: str, door: Path) -> None:
+    is_host = spec.image == "host"
+    interpreter = host.python() if is_host else "python3"
+    with _engine() as client:
+        _sweep(client)
+        client.containers.create(
+            _host_image(client) if is_host else _local_image(client, spec.image),
+            # The whole command, or the image's own CMD would follow it.
+            entrypoint=[interpreter, "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"],
+            name=name,
+            labels={OWNER: str(os.getpid())},
             auto_remove=True,
             mounts=_mounts(spec, door, is_host),
             tmpfs=_tmpfs(spec),
             working_dir="/work",
-            user=USER,
+            user=_user(spec),
             hostname="sandbox",
             network_mode="none",
             read_only=True,
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
+            pids_limit=MAX_PROCESSES,
             log_config={"type": "none"},
-            labels={"agentloop.owner": str(os.getpid())},
-            name=f"agentloop-{uuid.uuid4().hex[:12]}",
-        )
-
-    def _host_image(self) -> str:
-        """An image with nothing in it but mount points, made once from an empty archive."""
-        from docker.errors import ImageNotFound
-
-        client = self._engine()
-        try:
-            client.images.get(HOST_IMAGE)
-        except ImageNotFound:
-            client.api.import_image_from_data(_empty_root(), repository=HOST_IMAGE, tag="latest")
-        return HOST_IMAGE
-
-    def _local_image(self, name: str) -> str:
-        from docker.errors import ImageNotFound
-
-        try:
-            self._engine().images.get(name)
-        except ImageNotFound:
-            raise CapabilityError(f"no local Docker image {name!r}; build or pull it, or use image = 'host'") from None
-        return name
+        ).start()
 
 
-def _mounts(spec: SandboxSpec, door: str, is_host: bool) -> list[Any]:
+def _sweep(client: Any) -> None:
+    """Remove boxes that were created but never started, because their owner was killed in between.
+
+    A box that was started ends by itself when its owner does.
+    """
+    for container in client.containers.list(all=True, filters={"label": OWNER, "status": "created"}):
+        if not is_alive(int(container.labels[OWNER])):
+            container.remove(force=True)
+
+
+def _host_image(client: Any) -> str:
+    """An image with nothing in it but mount points, made once from an archive of empty folders."""
+    from docker.errors import ImageNotFound
+
+    try:
+        client.images.get(HOST_IMAGE)
+    except ImageNotFound:
+        client.api.import_image_from_data(_empty_root(), repository=HOST_IMAGE, tag="latest")
+    return HOST_IMAGE
+
+
+def _local_image(client: Any, name: str) -> str:
+    from docker.errors import ImageNotFound
+
+    try:
+        client.images.get(name)
+    except ImageNotFound:
+        raise CapabilityError(f"no local Docker image {name!r}; build or pull it, or use image = 'host'") from None
+    return name
+
+
+def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
     from docker.types import Mount
 
-    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/supervisor.py"), (door, f"{host.INSIDE}/door")]
+    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/supervisor.py"), (str(door), f"{host.INSIDE}/door")]
     if spec.files is not None:
-        pairs.append((str(spec.files), "/work" if spec.read_only else f"{host.INSIDE}/files"))
+        pairs.append((str(spec.files.resolve()), "/work" if spec.read_only else f"{host.INSIDE}/files"))
     if is_host:
-        paths = [*host.read_only_paths(), *(p for p in host.links())]
-        pairs += [(os.path.realpath(path), path) for path in paths]
+        pairs += [(os.path.realpath(path), path) for path in [*host.read_only_paths(), *host.links()]]
     return [Mount(target, source, type="bind", read_only=True) for source, target in pairs]
 
 
 def _tmpfs(spec: SandboxSpec) -> dict[str, str]:
-    options = f"size={spec.scratch_mb}m,mode=1777,exec"
-    writable = {"/tmp": options}  # noqa: S108 - the box's own
-    if spec.files is None or not spec.read_only:
-        writable["/work"] = options
-    return writable
+    # The owner is named because runc replaces the mode by that of the folder below.
+    uid, gid = _user(spec).split(":")
+    options = f"size={spec.scratch_mb}m,mode=1777,uid={uid},gid={gid},exec"
+    writable = ["/tmp"] if spec.files is not None and spec.read_only else ["/tmp", "/work"]  # noqa: S108 - the box's own
+    return dict.fromkeys(writable, options)
+
+
+def _user(spec: SandboxSpec) -> str:
+    """uid:gid of the box: the files' owner when nobody else may read them, else one that owns nothing."""
+    if spec.files is not None:
+        about = spec.files.stat()
+        if about.st_mode & 0o005 != 0o005:
+            return f"{about.st_uid}:{about.st_gid}"
+    return NOBODY_SPECIAL
 
 
 def _empty_root() -> bytes:
@@ -160,24 +200,41 @@ def _empty_root() -> bytes:
     return archive.getvalue()
 
 
-def _remove(container: Any) -> None:
-    """End and remove; one that is already going is as good as gone."""
-    from docker.errors import APIError, NotFound
+def _has_ended(name: str) -> bool:
+    from docker.errors import NotFound
 
     try:
-        container.remove(force=True)
+        with _engine() as client:
+            return client.containers.get(name).status not in ("created", "running")
+    except NotFound:
+        return True
+
+
+def _remove(name: str) -> None:
+    """End and remove; one that is going by itself is waited for, an engine that stopped runs nothing."""
+    from docker.errors import APIError, DockerException, NotFound
+    from requests import RequestException
+
+    try:
+        with _engine() as client:
+            container = client.containers.get(name)
+            try:
+                container.remove(force=True)
+            except APIError as error:
+                if error.status_code != 409:
+                    raise
+                container.wait(condition="removed", timeout=REMOVE_TIMEOUT_S)
     except NotFound:
         return
-    except APIError as error:
-        if error.status_code != 409:
-            raise
+    except APIError:
+        raise
+    except (DockerException, RequestException):
+        return
 
 
-def _last_words(container: Any) -> str:
-    from docker.errors import APIError, NotFound
-
-    try:
-        container.reload()
-        return f"container is {container.status}"
-    except (APIError, NotFound):
-        return "the container ended at once"
+def _explained(error: Exception) -> str:
+    """Why no engine answered, in one line with the remedy."""
+    problem = " ".join(str(error).split())[:160]
+    if "Permission denied" in problem:
+        return f"this user may not use the Docker Engine ({problem}); join the group docker, or use bubblewrap"
+    return f"no Docker Engine answers ({problem}); start one, or use bubblewrap"

@@ -10,6 +10,9 @@ import os
 import sys
 from pathlib import Path
 
+from agentloop.errors import SandboxUnavailable
+from agentloop.types import SandboxSpec
+
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -28,7 +31,7 @@ def read_only_paths() -> list[str]:
     paths = ["/usr", *(p for p in SYSTEM if os.path.isdir(p) and not os.path.islink(p))]
     paths += [p for p in NEEDED_ETC if os.path.exists(p)]
     prefix = os.path.realpath(sys.base_prefix)
-    if not prefix.startswith("/usr"):
+    if not Path(prefix).is_relative_to("/usr"):
         paths.append(prefix)
     return paths
 
@@ -36,3 +39,9 @@ def read_only_paths() -> list[str]:
 def links() -> dict[str, str]:
     """Top-level links, such as /bin -> usr/bin: path -> target."""
     return {p: os.readlink(p) for p in SYSTEM if os.path.islink(p)}
+
+
+def check_files(spec: SandboxSpec) -> None:
+    """Raises SandboxUnavailable when the folder that is to become /work is not there."""
+    if spec.files is not None and not spec.files.is_dir():
+        raise SandboxUnavailable(f"no folder {spec.files} to show as /work; correct `files` of the task's sandbox")

@@ -1,7 +1,8 @@
 """Leases of boxes: one shared box for episodes that only read, a fresh box for each that writes.
 
 Reset means discard: a box that was written to is never used again. A shared box that died is
-replaced at the next lease; those who were using it get SandboxGone.
+replaced at the next lease; those who were using it get SandboxGone. Leases of a shared box are one
+user in it: they have a scratch folder each, but no wall keeps one out of another's.
 """
 
 from __future__ import annotations
@@ -10,11 +11,16 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeAlias
 
+from agentloop.errors import SandboxGone
 from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.sandbox.box import Lease
+from agentloop.sandbox.box import Lease, SharedBox
+from agentloop.sandbox.channel import sweep_doors
 from agentloop.types import SandboxSpec
 
+Sharing: TypeAlias = asyncio.Task[SharedBox | None]
+"""The making of a box for a spec; None when the backend's boxes cannot be shared."""
 MAX_BOXES = 8 * (os.cpu_count() or 1)
 """Boxes of their own that exist at once; further leases wait."""
 
@@ -23,9 +29,14 @@ class SandboxPool:
     """Boxes of one backend. Close it, or leave boxes to die with this process."""
 
     def __init__(self, backend: SandboxBackend) -> None:
+        """Also removes what processes that were killed left in the folder for temporary files."""
+        sweep_doors()
         self.backend = backend
-        self._shared: dict[SandboxSpec, asyncio.Task[Sandbox]] = {}
+        self._shared: dict[SandboxSpec, Sharing] = {}
+        self._creating: set[asyncio.Task[Sandbox]] = set()
+        self._boxes: dict[str, Sandbox] = {}
         self._own = asyncio.Semaphore(MAX_BOXES)
+        self._closed = False
 
     @property
     def isolation(self) -> str:
@@ -34,34 +45,87 @@ class SandboxPool:
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
-        """A box as `spec` says, for one episode; what the episode wrote is discarded afterwards."""
-        if spec.read_only:
-            lease = Lease(await self._shared_box(spec), lease_id)  # type: ignore[arg-type]
+        """A box as `spec` says, for one episode; what the episode wrote is discarded afterwards.
+
+        Raises SandboxGone when the pool is or gets closed, and what the backend's `create` raises.
+        """
+        shared = await self._shared_box(spec) if spec.read_only else None
+        if shared is not None:
+            lease = Lease(shared, lease_id)
             try:
                 yield lease
             finally:
                 await lease.close()
         else:
             async with self._own:
-                box = await self.backend.create(spec)
+                box = await self._create(spec)
                 try:
                     yield box
                 finally:
-                    await box.close()
+                    await self._end(box)
 
     async def close(self) -> None:
-        """End every shared box; leased ones end with their leases."""
-        tasks, self._shared = list(self._shared.values()), {}
-        for task in tasks:
-            if task.done() and not task.cancelled() and task.exception() is None:
-                await task.result().close()
-            else:
-                task.cancel()
+        """End every box, leased ones and those that are still being created too."""
+        self._closed = True
+        creating = list(self._creating)
+        for task in creating:
+            task.cancel()
+        await asyncio.gather(*creating, return_exceptions=True)
+        await asyncio.gather(*(self._end(box) for box in list(self._boxes.values())))
 
-    async def _shared_box(self, spec: SandboxSpec) -> Sandbox:
+    async def _shared_box(self, spec: SandboxSpec) -> SharedBox | None:
+        """The one box for `spec`; None when this backend's boxes cannot be shared."""
         task = self._shared.get(spec)
-        if task is None or (task.done() and (task.cancelled() or task.exception() or task.result().gone)):  # type: ignore[attr-defined]
-            if task is not None and task.done() and not task.cancelled() and not task.exception():
-                await task.result().close()
-            task = self._shared[spec] = asyncio.ensure_future(self.backend.create(spec))
+        if task is None or _is_useless(task):
+            task = self._shared[spec] = asyncio.ensure_future(self._create_shared(spec, task))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, should nobody be waiting
         return await asyncio.shield(task)
+
+    async def _create_shared(self, spec: SandboxSpec, before: Sharing | None) -> SharedBox | None:
+        dead = _made(before) if before else None
+        if dead:
+            await self._end(dead)
+        box = await self._create(spec)
+        if isinstance(box, SharedBox):
+            return box
+        await self._end(box)
+        return None
+
+    async def _create(self, spec: SandboxSpec) -> Sandbox:
+        if self._closed:
+            raise SandboxGone("the sandbox pool is closed")
+        task = asyncio.ensure_future(self._created(spec))
+        self._creating.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled() and task.exception() is None:
+                await self._end(task.result())
+            caller = asyncio.current_task()
+            if caller is not None and caller.cancelling():
+                raise
+            raise SandboxGone("the sandbox pool was closed while the box was being created") from None
+        finally:
+            self._creating.discard(task)
+
+    async def _created(self, spec: SandboxSpec) -> Sandbox:
+        box = await self.backend.create(spec)
+        self._boxes[box.id] = box
+        return box
+
+    async def _end(self, box: Sandbox) -> None:
+        self._boxes.pop(box.id, None)
+        await box.close()
+
+
+def _is_useless(task: Sharing) -> bool:
+    """True when it failed to make a box, or the box it made is gone."""
+    if not task.done():
+        return False
+    box = _made(task)
+    return box.gone if box else task.cancelled() or task.exception() is not None
+
+
+def _made(task: Sharing) -> SharedBox | None:
+    """The box that a finished task made; None when it made none."""
+    return None if task.cancelled() or task.exception() is not None else task.result()

@@ -3,39 +3,48 @@
 One file, standard library only, Python 3.8 or newer: it is mounted into the box and started there
 with `python3 -I -S`. It opens no port and trusts nothing that a command prints: frames travel on
 the connection, output travels on pipes. When the host is gone, so is the connection, and with
-PID 1 the kernel ends every process of the box.
+PID 1 the kernel ends every process of the box. All leases of a box are one user: they are told
+apart by a folder and by a mark in the environment, so a process that leaves its session and clears
+its environment lives on until the box ends.
 
 Frame: id (u32), kind (u8), length (u32), then that many bytes; big-endian.
 """
 
+from __future__ import annotations
+
 import os
-import selectors
+import select
 import shutil
 import signal
 import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 
 HEADER = struct.Struct(">IBI")
 REQUEST = struct.Struct(">IIH")  # timeout ms, bytes kept of each stream, length of the lease's name
 RESULT = struct.Struct(">iBIII")  # exit code, timed out, bytes dropped, duration us, length of stdout
 READY, EXEC, DISCARD, DONE = range(4)
 
-HARD_CAP = 8
-"""A command that prints this many times what is kept is killed."""
-FILES, WORK, SCRATCH = "/run/agentloop/files", "/work", "/tmp"
+HARD_CAP, FLOOD = 8, 1 << 20
+"""A command is killed once it has printed this many times what is kept, and at least this many bytes."""
+MAX_PASSES = 10
+"""Sweeps over /proc for what a lease left: each catches what was forked during the one before."""
+FILES, WORK, SCRATCH = "/run/agentloop/files", "/work", "/tmp"  # noqa: S108 - the box's own
+KILLED = 128 + signal.SIGKILL
+CANNOT_START = 126
 PR_SET_DUMPABLE = 4
 
 
 class Stream:
     """One pipe of a command: its first and last bytes, and how many were left out between them."""
 
-    def __init__(self, fd, keep):
+    def __init__(self, fd: int, keep: int) -> None:
         self.fd, self.half, self.total = fd, max(1, keep // 2), 0
         self.head, self.tail = bytearray(), bytearray()
 
-    def take(self, data):
+    def take(self, data: bytes) -> None:
         self.total += len(data)
         room = self.half - len(self.head)
         self.head += data[:room] if room > 0 else b""
@@ -43,7 +52,7 @@ class Stream:
         if len(self.tail) > 2 * self.half:
             del self.tail[: -self.half]
 
-    def kept(self):
+    def kept(self) -> tuple[bytes, int]:
         """(bytes, number dropped)."""
         tail = bytes(self.tail[-self.half :])
         dropped = self.total - len(self.head) - len(tail)
@@ -53,45 +62,59 @@ class Stream:
 class Command:
     """A running `sh -c`, in a session and process group of its own."""
 
-    def __init__(self, ident, timeout_ms, keep, lease, text):
-        self.ident, self.lease, self.keep = ident, lease, keep
+    def __init__(self, ident: int, timeout_ms: int, keep: int, lease: str, text: bytes) -> None:
+        """Starts it. Raises OSError when that is not possible, a text of 128 KiB or more included."""
+        self.ident, self.lease = ident, lease
+        self.cap = max(HARD_CAP * keep, FLOOD)
         self.started = time.monotonic()
         self.deadline = self.started + timeout_ms / 1000.0
-        self.timed_out = False
-        home = "{}/{}".format(SCRATCH, lease)
-        os.makedirs(home, exist_ok=True)
-        out_r, out_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        err_r, err_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        for fd in (out_w, err_w):
-            os.set_blocking(fd, True)
-        try:
-            self.pid = os.posix_spawn(
-                "/bin/sh",
-                ["sh", "-c", text],
-                environment(home, lease),
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, out_w, 1),
-                    (os.POSIX_SPAWN_DUP2, err_w, 2),
-                ],
-                setsid=True,
-                setsigdef=[signal.SIGPIPE],
-            )
-        finally:
-            os.close(out_w)
-            os.close(err_w)
-        self.streams = [Stream(out_r, keep), Stream(err_r, keep)]
+        self.timed_out = self.flooded = False
+        home = f"{SCRATCH}/{lease}"
+        with suppress(FileExistsError):
+            os.mkdir(home)
+        self.pid, out, err = spawn(text, environment(home, lease))
+        self.streams = (Stream(out, keep), Stream(err, keep))
 
-    def kill(self):
-        try:
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
-def environment(home, lease):
+def spawn(text: bytes, variables: dict[str, str]) -> tuple[int, int, int]:
+    """(pid, stdout, stderr) of a new `sh -c`; the two are ends of pipes that never block."""
+    pipes: list[int] = []
+    try:
+        pipes += os.pipe2(os.O_CLOEXEC)
+        pipes += os.pipe2(os.O_CLOEXEC)
+        pid = os.posix_spawn(
+            "/bin/sh",
+            [b"sh", b"-c", text],
+            variables,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, pipes[1], 1),
+                (os.POSIX_SPAWN_DUP2, pipes[3], 2),
+            ],
+            setsid=True,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # which Python ignores, and a child would inherit that
+        )
+    except BaseException:
+        for fd in pipes[::2]:
+            os.close(fd)
+        raise
+    finally:
+        for fd in pipes[1::2]:
+            os.close(fd)
+    os.set_blocking(pipes[0], False)
+    os.set_blocking(pipes[2], False)
+    return pid, pipes[0], pipes[2]
+
+
+def environment(home: str, lease: str) -> dict[str, str]:
+    """What the image sets (nothing of the host's gets here), then ours."""
     return {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        **os.environ,
         "HOME": home,
         "TMPDIR": home,
         "LANG": "C.UTF-8",
@@ -103,36 +126,44 @@ def environment(home, lease):
 class Supervisor:
     """Starts commands up to a limit, watches them, answers in the order in which they end."""
 
-    def __init__(self, connection):
+    def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        self.selector = selectors.DefaultSelector()
+        self.epoll = select.epoll()
         self.incoming, self.outgoing = bytearray(), bytearray()
-        self.queue, self.running = [], {}
+        self.wanted = select.EPOLLIN
+        self.queue: list[tuple[int, bytes]] = []
+        self.running: dict[int, Command] = {}
+        self.pipes: dict[int, tuple[Command, Stream]] = {}
         self.limit = 2 * (os.cpu_count() or 1)
         self.wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        # Python's own handler would let a command end PID 1; without one the kernel protects it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-    def run(self):
+    def run(self) -> None:
         self.connection.setblocking(False)
-        self.selector.register(self.connection, selectors.EVENT_READ, None)
-        self.selector.register(self.wake_r, selectors.EVENT_READ, None)
+        self.epoll.register(self.connection, self.wanted)
+        self.epoll.register(self.wake_r, select.EPOLLIN)
         self.send(0, READY, b"")
         while True:
-            for key, events in self.selector.select(self.patience()):
-                if key.fileobj is self.connection:
-                    if events & selectors.EVENT_READ:
+            ended = False
+            for fd, events in self.epoll.poll(self.patience()):
+                if fd in self.pipes:
+                    self.read(*self.pipes[fd])
+                elif fd == self.wake_r:
+                    os.read(fd, 4096)
+                    ended = True
+                elif fd == self.connection.fileno():
+                    if events & ~select.EPOLLOUT:
                         self.receive()
                     self.flush()
-                elif key.fileobj == self.wake_r:
-                    os.read(self.wake_r, 4096)
-                else:
-                    self.read(*key.data)
-            self.reap()
+            if ended:
+                self.reap()
             self.expire()
             self.start()
 
-    def patience(self):
+    def patience(self) -> float | None:
         """Seconds until the next deadline; None when nothing runs."""
         if not self.running:
             return None
@@ -140,11 +171,13 @@ class Supervisor:
 
     # ------------------------------------------------------------------ the connection
 
-    def receive(self):
+    def receive(self) -> None:
         try:
             data = self.connection.recv(1 << 16)
         except BlockingIOError:
             return
+        except OSError:
+            data = b""
         if not data:
             os._exit(0)
         self.incoming += data
@@ -159,11 +192,11 @@ class Supervisor:
             elif kind == DISCARD:
                 self.discard(payload.decode())
 
-    def send(self, ident, kind, payload):
+    def send(self, ident: int, kind: int, payload: bytes) -> None:
         self.outgoing += HEADER.pack(ident, kind, len(payload)) + payload
         self.flush()
 
-    def flush(self):
+    def flush(self) -> None:
         if self.outgoing:
             try:
                 sent = self.connection.send(self.outgoing)
@@ -172,28 +205,30 @@ class Supervisor:
                 pass
             except OSError:
                 os._exit(0)
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self.outgoing else 0)
-        if self.selector.get_key(self.connection).events != wanted:
-            self.selector.modify(self.connection, wanted, None)
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self.outgoing else 0)
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.epoll.modify(self.connection, wanted)
 
     # -------------------------------------------------------------------- the commands
 
-    def start(self):
+    def start(self) -> None:
         while self.queue and len(self.running) < self.limit:
             ident, payload = self.queue.pop(0)
             timeout_ms, keep, n = REQUEST.unpack_from(payload)
-            lease = payload[REQUEST.size : REQUEST.size + n].decode()
+            text = payload[REQUEST.size + n :]
             try:
-                command = Command(ident, timeout_ms, keep, lease, payload[REQUEST.size + n :])
+                command = Command(ident, timeout_ms, keep, lease_of(payload), text)
             except (OSError, ValueError) as error:
-                self.answer(ident, 126, False, 0, 0.0, b"", "cannot start: {}\n".format(error).encode())
+                self.answer(ident, CANNOT_START, False, 0, 0.0, b"", f"cannot start: {error}\n".encode())
                 continue
             self.running[command.pid] = command
             for stream in command.streams:
-                self.selector.register(stream.fd, selectors.EVENT_READ, (command, stream))
+                self.pipes[stream.fd] = (command, stream)
+                self.epoll.register(stream.fd, select.EPOLLIN)
 
-    def read(self, command, stream):
-        """Take what a pipe has; False at its end."""
+    def read(self, command: Command, stream: Stream) -> bool:
+        """Take what a pipe has; False when there is nothing more for now."""
         try:
             data = os.read(stream.fd, 1 << 16)
         except BlockingIOError:
@@ -202,17 +237,18 @@ class Supervisor:
             self.close(stream)
             return False
         stream.take(data)
-        if stream.total > HARD_CAP * command.keep:
+        if stream.total > command.cap:
+            command.flooded = True
             command.kill()
         return True
 
-    def close(self, stream):
+    def close(self, stream: Stream) -> None:
         if stream.fd >= 0:
-            self.selector.unregister(stream.fd)
-            os.close(stream.fd)
+            del self.pipes[stream.fd]
+            os.close(stream.fd)  # which takes it out of the epoll set, too
             stream.fd = -1
 
-    def reap(self):
+    def reap(self) -> None:
         """Collect every child that ended, orphans too; a command is over when its shell is."""
         while True:
             try:
@@ -225,65 +261,77 @@ class Supervisor:
             if command:
                 self.finish(command, status)
 
-    def finish(self, command, status):
+    def finish(self, command: Command, status: int) -> None:
         for stream in command.streams:
             # What a surviving child writes later is nobody's: the pipe is drained and closed.
-            while stream.fd >= 0 and stream.total <= HARD_CAP * command.keep and self.read(command, stream):
+            while stream.fd >= 0 and stream.total <= command.cap and self.read(command, stream):
                 pass
             self.close(stream)
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
         (out, lost_out), (err, lost_err) = (stream.kept() for stream in command.streams)
+        if command.flooded:
+            err += f"[killed: it printed more than {command.cap} bytes]\n".encode()
         elapsed = time.monotonic() - command.started
         self.answer(command.ident, code, command.timed_out, lost_out + lost_err, elapsed, out, err)
 
-    def answer(self, ident, code, timed_out, dropped, elapsed, out, err):
+    def answer(
+        self, ident: int, code: int, timed_out: bool, dropped: int, elapsed: float, out: bytes, err: bytes
+    ) -> None:
         micros = min(int(elapsed * 1e6), 0xFFFFFFFF)
         self.send(ident, DONE, RESULT.pack(code, timed_out, min(dropped, 0xFFFFFFFF), micros, len(out)) + out + err)
 
-    def expire(self):
+    def expire(self) -> None:
         now = time.monotonic()
-        for command in list(self.running.values()):
-            if not command.timed_out and command.deadline <= now:
-                command.timed_out = True
+        for command in self.running.values():
+            if command.deadline <= now:
                 command.kill()
-                # Should the shell have left its group, its answer must still come soon.
-                command.deadline = now + 0.2
-            elif command.timed_out and command.deadline <= now:
-                os.kill(command.pid, signal.SIGKILL)
+                if command.timed_out:  # the shell left its group, and its answer must still come soon
+                    os.kill(command.pid, signal.SIGKILL)
+                command.timed_out = True
                 command.deadline = now + 0.2
 
-    def discard(self, lease):
+    def discard(self, lease: str) -> None:
         """End what a lease left running and remove what it left lying."""
-        self.queue = [item for item in self.queue if not self.belongs(item[1], lease)]
+        waiting, self.queue = self.queue, []
+        for ident, payload in waiting:
+            if lease_of(payload) == lease:
+                self.answer(ident, KILLED, False, 0, 0.0, b"", b"discarded before it started\n")
+            else:
+                self.queue.append((ident, payload))
         for command in self.running.values():
             if command.lease == lease:
                 command.kill()
-        mark = "AGENTLOOP_LEASE={}".format(lease).encode()
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        if len(pids) > 1:
-            for pid in pids:
-                if pid != os.getpid() and mark in environ(pid):
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
-        shutil.rmtree("{}/{}".format(SCRATCH, lease), ignore_errors=True)
-
-    @staticmethod
-    def belongs(payload, lease):
-        n = REQUEST.unpack_from(payload)[2]
-        return payload[REQUEST.size : REQUEST.size + n].decode() == lease
+        mark = f"AGENTLOOP_LEASE={lease}".encode()
+        for _ in range(MAX_PASSES):
+            if not kill_marked(mark):
+                break
+        shutil.rmtree(f"{SCRATCH}/{lease}", ignore_errors=True)
 
 
-def environ(pid):
+def lease_of(payload: bytes) -> str:
+    n = REQUEST.unpack_from(payload)[2]
+    return payload[REQUEST.size : REQUEST.size + n].decode()
+
+
+def kill_marked(mark: bytes) -> int:
+    """SIGKILL to every other process with `mark` in its environment; how many there were."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [pid for pid in pids if pid != os.getpid() and mark in variables_of(pid)]
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return len(found)
+
+
+def variables_of(pid: int) -> list[bytes]:
     try:
-        with open("/proc/{}/environ".format(pid), "rb") as handle:
+        with open(f"/proc/{pid}/environ", "rb") as handle:
             return handle.read().split(b"\0")
     except OSError:
         return []
 
 
-def protect():
+def protect() -> None:
     """Keep commands, which run as the same user, out of this process's memory."""
     try:
         import ctypes
@@ -293,7 +341,7 @@ def protect():
         pass  # an interpreter without ctypes; the box's own isolation does not rest on it
 
 
-def main():
+def main() -> None:
     protect()
     if os.path.isdir(FILES):
         shutil.copytree(FILES, WORK, symlinks=True, dirs_exist_ok=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 from sqlmodel import Session, SQLModel, col, create_engine, delete, select
 
-from agentloop.errors import StoreError
+from agentloop.errors import AgentLoopError, StoreError
 from agentloop.store.bodies import pack, unpack
 from agentloop.store.tables import SCHEMA_VERSION, DecisionRow, EvalRow, PolicyRow, StageRow, TraceRow
 from agentloop.types import Decision, Episode, EvalReport, PolicyVersion, Task, Trace, Verdict
@@ -47,17 +47,19 @@ class Store:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the store for one writer; the lock dies with the process. Raises StoreError when it is taken."""
-        with self._explained(), open(self.path.with_suffix(".lock"), "a+") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                handle.seek(0)
-                raise StoreError(
-                    f"{self.path} is in use by process {handle.read().strip()}; wait for it or end it"
-                ) from None
-            handle.truncate(0)
-            handle.write(str(os.getpid()))
-            handle.flush()
+        with ExitStack() as held:
+            with self._explained():
+                handle = held.enter_context(open(self.path.with_suffix(".lock"), "a+"))
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    handle.seek(0)
+                    raise StoreError(
+                        f"{self.path} is in use by process {handle.read().strip()}; wait for it or end it"
+                    ) from None
+                handle.truncate(0)
+                handle.write(str(os.getpid()))
+                handle.flush()
             yield
 
     # ------------------------------------------------------------------------------ traces
@@ -68,7 +70,9 @@ class Store:
         if not rows:
             return
         statement = insert(TraceRow)
-        changed = {c.name: statement.excluded[c.name] for c in SQLModel.metadata.tables["trace"].columns if c.name != "id"}
+        changed = {
+            c.name: statement.excluded[c.name] for c in SQLModel.metadata.tables["trace"].columns if c.name != "id"
+        }
         with self._session() as session:
             session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changed), rows)
 
@@ -112,14 +116,13 @@ class Store:
             )
         return rows[0], *unpack(rows[0].body)
 
-    def count(self, *columns: Any, **equal: object) -> dict[tuple[Any, ...], int]:
-        """Number of traces by the values of `columns` (column names), among those that match."""
-        names = [getattr(TraceRow, name) for name in columns]
-        query = select(*names, func.count()).group_by(*names)
+    def n_traces(self, **equal: object) -> int:
+        """How many traces there are whose columns have the given values."""
+        query = select(func.count()).select_from(TraceRow)
         for column, value in equal.items():
             query = query.where(getattr(TraceRow, column) == value)
         with self._session() as session:
-            return {tuple(row[:-1]): row[-1] for row in session.exec(query)}
+            return session.exec(query).one()
 
     # ------------------------------------------------------------- stages, versions, decisions
 
@@ -195,7 +198,7 @@ class Store:
         except DatabaseError as error:
             raise StoreError(f"{self.path}: {error.orig}; {_remedy(str(error.orig))}") from error
         except OSError as error:
-            if isinstance(error, StoreError):
+            if isinstance(error, AgentLoopError):
                 raise
             raise StoreError(f"{error.filename or self.path}: {error.strerror}; {_remedy(str(error))}") from error
 

@@ -41,7 +41,9 @@ def with_advantages(samples: Sequence[Sample]) -> tuple[list[Sample], Counter[st
         if len(group) < 2:
             dropped["group_of_one"] += 1
         elif min(rewards) == max(rewards):
-            dropped["all_passed" if rewards[0] >= 1.0 else "all_failed" if rewards[0] <= 0.0 else "all_equal"] += len(group)
+            dropped["all_passed" if rewards[0] >= 1.0 else "all_failed" if rewards[0] <= 0.0 else "all_equal"] += len(
+                group
+            )
         else:
             advantages = group_advantages(rewards)
             useful += [s.model_copy(update={"advantage": a}) for s, a in zip(group, advantages, strict=True)]

@@ -7,7 +7,7 @@ Source: GRPO, arXiv:2402.03300; token mean and the asymmetric clip, DAPO, arXiv:
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,7 +68,7 @@ class Grpo:
         Each optimiser step sees a mixture: were rows sorted by length to save padding, an update
         would see a group's failures without its successes. Padding is saved within the step.
         """
-        total = Counter[str]()
+        total: defaultdict[str, float] = defaultdict(float)
         grad_norm = 0.0
         for rows in parts(samples, self.settings.max_rows) if samples else []:
             norm = self._update(rows, total)
@@ -91,7 +91,7 @@ class Grpo:
         loss.backward()  # type: ignore[no-untyped-call]
         guarded_step(self.model, self.optimizer)
 
-    def _update(self, rows: Sequence[Sample], total: Counter[str]) -> float:
+    def _update(self, rows: Sequence[Sample], total: defaultdict[str, float]) -> float:
         """One optimiser step: gradients of rows of similar length, added up; see `guarded_step`."""
         self.optimizer.zero_grad()
         n_tokens = sum(sum(row.action_mask[1:]) for row in rows)
@@ -101,15 +101,13 @@ class Grpo:
         total["n_tokens"] += n_tokens
         return guarded_step(self.model, self.optimizer)
 
-    def _loss(self, batch: Batch, temperature: float, n_tokens: int, total: Counter[str]) -> Tensor:
+    def _loss(self, batch: Batch, temperature: float, n_tokens: int, total: defaultdict[str, float]) -> Tensor:
         """This batch's share of the mean over `n_tokens` tokens, which may be more than it has itself."""
         s = self.settings
         logprobs_N, logps_NV = token_logprobs(self.model, batch.ids_BT, batch.action_BT, temperature)
         behaviour_N = batch.behaviour_BT[batch.action_BT]
         advantage_N = batch.advantage_B[:, None].expand_as(batch.action_BT)[batch.action_BT]
-        objective_N, ratio_N = clipped_objective(
-            logprobs_N, behaviour_N, advantage_N, low=s.clip_low, high=s.clip_high
-        )
+        objective_N, ratio_N = clipped_objective(logprobs_N, behaviour_N, advantage_N, low=s.clip_low, high=s.clip_high)
         entropy_N = entropy(logps_NV)
         bonus = s.entropy_weight * torch.clamp(entropy_N.mean(), max=s.entropy_floor) * len(entropy_N)
         with torch.no_grad():

@@ -20,7 +20,9 @@ CONTEXT_WEIGHT = 0.1
 """Weight of tokens that were not sampled. Predicting them too is what teaches a small model to copy."""
 
 
-def sft_loss(model: PreTrainedModel, samples: Sequence[Sample], pad: int, context_weight: float) -> tuple[Tensor, float]:
+def sft_loss(
+    model: PreTrainedModel, samples: Sequence[Sample], pad: int, context_weight: float
+) -> tuple[Tensor, float]:
     """(weighted mean negative log-likelihood, its mean over action tokens alone, in nats)."""
     batch = make_batch(samples, pad)
     select = batch.real_BT if context_weight else batch.action_BT
@@ -36,7 +38,9 @@ class Sft:
 
     name = "sft"
 
-    def __init__(self, model: PreTrainedModel, pad: int, *, learning_rate: float = 2e-3, warmup_steps: int = 50) -> None:
+    def __init__(
+        self, model: PreTrainedModel, pad: int, *, learning_rate: float = 2e-3, warmup_steps: int = 50
+    ) -> None:
         self.model, self.pad = model, pad
         self._rate, self._warmup, self._n = learning_rate, warmup_steps, 0
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)

@@ -13,6 +13,7 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError
 from agentloop_cli.render import stderr
+from agentloop_cli.traces import traces
 
 INTERRUPTED = 130
 
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(traces, name="traces")
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -78,9 +80,6 @@ def loop(
 
 def main() -> None:
     """Entry point: every error a user can cause is one line and an exit code; see `errors.py`."""
-    from agentloop_cli.traces import traces
-
-    app.add_typer(traces, name="traces")
     try:
         app()
     except AgentLoopError as error:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # a message is one line, whatever the width
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -23,54 +25,65 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 class LiveProgress:
-    """A bar for the stage at work, a line for each that is done. See `loop.project.Progress`."""
+    """A bar for the stage at work and a line for each that is done. See `loop.project.Progress`.
+
+    Without a terminal, as in CI, there are only the lines.
+    """
 
     def __init__(self) -> None:
         self._bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description:<40}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("[dim]{task.fields[figures]}"),
             console=stderr,
-            transient=False,
+            transient=True,
+            disable=not stderr.is_terminal,
         )
-        self._current: Any = None
+        self._task: TaskID | None = None
         self._label, self._figures = "", ""
+        self._done, self._started = 0, 0.0
 
     def __enter__(self) -> LiveProgress:
         self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(finished=error is None)
         self._bars.stop()
 
     def start(self, stage: str, total: int) -> None:
         """See Progress."""
         self._end()
-        self._label, self._figures = stage, ""
-        if not stderr.is_terminal:
-            stderr.print(f"  {stage} ({total:,})")
-        self._current = self._bars.add_task(stage, total=total, figures="")
+        self._label, self._figures, self._done, self._started = stage, "", 0, time.monotonic()
+        self._task = self._bars.add_task(stage, total=total, figures="")
 
     def advance(self, n: int = 1, **figures: float) -> None:
         """See Progress."""
-        if self._current is None:
-            return
+        self._done += n
         if figures:
             self._figures = "  ".join(f"{name} {value:.2f}" for name, value in figures.items())
-        self._bars.update(self._current, advance=n, figures=self._figures)
+        if self._task is not None:
+            self._bars.update(self._task, advance=n, figures=self._figures)
 
     def say(self, line: str) -> None:
         """See Progress."""
         self._end()
-        stderr.print(f"[bold]•[/bold] {line}")
+        stderr.print(f"[bold]{escape(line)}[/]")
 
-    def _end(self) -> None:
-        if self._current is not None:
-            self._bars.stop_task(self._current)
-            self._current = None
+    def _end(self, *, finished: bool = True) -> None:
+        """Take the bar away and leave a line in its place."""
+        if self._task is None:
+            return
+        self._bars.remove_task(self._task)
+        self._task = None
+        if finished:
+            took = time.monotonic() - self._started
+            stderr.print(f"  {self._label:<36} {self._done:>6,} {took:>6.1f} s  [dim]{self._figures}[/]")
 
 
 def percent(share: float) -> str:
@@ -79,40 +92,44 @@ def percent(share: float) -> str:
 
 
 def print_summary(document: Mapping[str, Any]) -> None:
-    """The end of a loop: versions with success and decisions, failures before and after, where things are."""
+    """The end of a loop: versions with success and decisions, failures before and after, what it took."""
+    stdout.print()
+    stdout.print(_versions(document["versions"]))
+    stdout.print()
+    if document["failures"]["before"] or document["failures"]["after"]:
+        stdout.print(_failures(document["failures"]))
+        stdout.print()
+    before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
+    outcome = f"{before} -> {after}" if document["decision"] else f"{after}"
+    decision = f", decision: [bold]{document['decision'].replace('_', ' ')}[/]" if document["decision"] else ""
+    stdout.print(f"[bold]{outcome}[/] of {document['heldout']['n']} held-out tasks{decision}")
+    stdout.print(
+        f"{document['episodes']:,} episodes and {document['tool_calls']:,} tool calls in {document['sandbox']} "
+        f"({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s CPU, "
+        f"{document['infra_failed']} infrastructure failures, {document['regression_cases']} regression cases"
+    )
+
+
+def _versions(versions: list[Mapping[str, Any]]) -> Table:
     table = Table(title="Policy versions on the held-out tasks", title_justify="left", box=None, pad_edge=False)
-    for heading, justify in (("version", "left"), ("success", "right"), ("95% interval", "left"), ("decision", "left"), ("made by", "left")):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for version in document["versions"]:
-        low, high = version["ci95"]
+    for heading in ("version", "success", "95% interval", "p", "decision"):
+        table.add_column(heading, justify="right" if heading in {"success", "p"} else "left")
+    for version in versions:
         decision = version["decision"] or "start"
         colour = {"promote": "green", "hold": "yellow", "roll_back": "red"}.get(decision, "dim")
+        low, high = version["ci95"]
         table.add_row(
             f"v{version['number']}" + (" (live)" if version["state"] == "live" else ""),
             percent(version["success"]),
             f"{percent(low)} to {percent(high)}",
+            "" if version["p_better"] is None else f"{version['p_better']:.2g}",
             f"[{colour}]{decision.replace('_', ' ')}[/]",
-            version["note"],
         )
-    stdout.print()
-    stdout.print(table)
-    stdout.print()
-    stdout.print(_failures(document))
-    stdout.print()
-    before, after = document["heldout"]["before"]["success"], document["heldout"]["after"]["success"]
-    stdout.print(
-        f"[bold]{percent(before)} -> {percent(after)}[/bold] on {document['heldout']['n']} held-out tasks; "
-        f"decision: [bold]{document['decision'].replace('_', ' ')}[/bold]"
-    )
-    stdout.print(
-        f"{document['episodes']:,} episodes, {document['tool_calls']:,} tool calls in {document['sandbox']} "
-        f"({document['isolation']}), {document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s CPU, "
-        f"{document['regression_cases']} regression cases pinned"
-    )
+    return table
 
 
-def _failures(document: Mapping[str, Any]) -> Table:
-    before, after = document["failures"]["before"], document["failures"]["after"]
+def _failures(failures: Mapping[str, Mapping[str, int]]) -> Table:
+    before, after = failures["before"], failures["after"]
     table = Table(title="What went wrong (episodes)", title_justify="left", box=None, pad_edge=False)
     table.add_column("failure type")
     table.add_column("before", justify="right")

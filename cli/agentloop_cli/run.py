@@ -24,5 +24,5 @@ def run_project(folder: Path, backend: SandboxBackend, *, command: str, as_json:
         print_json(document)
         return
     print_summary(document)
-    stdout.print(f"report: {report}")
-    stdout.print(f"traces: agentloop traces ls --project {folder}")
+    stdout.print(f"report: {report}", markup=False, soft_wrap=True)
+    stdout.print(f"traces: agentloop traces ls --project {folder}", markup=False, soft_wrap=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -11,16 +11,30 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.gate.report import clean
-from agentloop.loop.project import STORE
-from agentloop.store.store import Store
-from agentloop.store.tables import TraceRow
-from agentloop.types import Failure, Step, Trace, Verdict
 from agentloop_cli.render import print_json, stdout
+
+# The store is imported when a command needs it: `--help` must answer at once.
+if TYPE_CHECKING:
+    from agentloop.store.store import Store
+    from agentloop.store.tables import TraceRow
+    from agentloop.types import Failure, Step, Trace, Verdict
 
 traces = typer.Typer(help="Look at stored traces.", no_args_is_help=True)
 ProjectFolder = Annotated[Path, typer.Option("--project", "-p", help="Project folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def _store(project: Path) -> Store:
+    from agentloop.loop.project import STORE
+    from agentloop.store.store import Store
+
+    return Store(project / STORE, create=False)
+
+
+def _clean(text: str) -> str:
+    from agentloop.gate.report import clean
+
+    return clean(text)
 
 
 @traces.command("ls")
@@ -34,7 +48,7 @@ def list_traces(
     as_json: AsJson = False,
 ) -> None:
     """List traces, newest first."""
-    store = Store(project / STORE, create=False)
+    store = _store(project)
     rows = store.find_traces(limit=limit, failure=failure, task_id=task, policy_version=version, stage=stage)
     store.close()
     if as_json:
@@ -49,7 +63,13 @@ def list_traces(
 
 
 def _cells(row: TraceRow) -> tuple[str, ...]:
-    reward = "[green]1[/]" if row.reward == 1.0 else f"[red]{row.reward:g}[/]" if row.reward is not None else row.reward_state
+    reward = (
+        "[green]1[/]"
+        if row.reward == 1.0
+        else f"[red]{row.reward:g}[/]"
+        if row.reward is not None
+        else row.reward_state
+    )
     return (
         row.id[:10],
         row.stage,
@@ -58,7 +78,7 @@ def _cells(row: TraceRow) -> tuple[str, ...]:
         reward,
         row.failure or "",
         str(row.n_steps),
-        escape(clean(row.answer or "")[:24]),
+        escape(_clean(row.answer or "")[:24]),
     )
 
 
@@ -69,15 +89,17 @@ def show_trace(
     as_json: AsJson = False,
 ) -> None:
     """Show one trace: what was asked, done and seen, and why it failed."""
-    store = Store(project / STORE, create=False)
+    store = _store(project)
     row, trace, verdict = store.trace(trace_id)
     store.close()
     if as_json:
         print_json({"trace": trace.model_dump(mode="json"), "verdict": verdict.model_dump(mode="json")})
         return
-    stdout.print(f"[bold]{trace.id}[/]  {escape(trace.task_id)}  policy v{trace.policy_version}  {row.stage}  {trace.isolation}")
+    stdout.print(
+        f"[bold]{trace.id}[/]  {escape(trace.task_id)}  policy v{trace.policy_version}  {row.stage}  {trace.isolation}"
+    )
     for message in trace.messages:
-        stdout.print(Panel(Text(clean(message.content)), title=message.role, title_align="left", border_style="dim"))
+        stdout.print(Panel(Text(_clean(message.content)), title=message.role, title_align="left", border_style="dim"))
     for step in trace.steps:
         _print_step(step, [f for f in verdict.failures if f.step == step.index])
     _print_end(trace, verdict)
@@ -86,13 +108,13 @@ def show_trace(
 def _print_step(step: Step, failures: list[Failure]) -> None:
     said = step.completion.message
     if said.content:
-        stdout.print(f"[dim]{step.index}[/] {escape(clean(said.content))}")
+        stdout.print(f"[dim]{step.index}[/] {escape(_clean(said.content))}")
     for call in said.tool_calls:
         name = call.name or "(no tool)"
-        stdout.print(f"[dim]{step.index}[/] [bold cyan]{escape(clean(name))}[/] {escape(clean(call.arguments))}")
+        stdout.print(f"[dim]{step.index}[/] [bold cyan]{escape(_clean(name))}[/] {escape(_clean(call.arguments))}")
     for result in step.results:
         style = "" if result.ok else "red"
-        for line in clean(result.content).splitlines() or [""]:
+        for line in _clean(result.content).splitlines() or [""]:
             stdout.print(Text(f"    {line}", style=style))
     for failure in failures:
         _print_failure(failure)
@@ -100,16 +122,16 @@ def _print_step(step: Step, failures: list[Failure]) -> None:
 
 def _print_failure(failure: Failure) -> None:
     mark = "[bold red]✗[/]" if failure.critical else "[yellow]·[/]"
-    stdout.print(f"    {mark} [red]{failure.type}[/] “{escape(clean(failure.evidence))}” [dim]{failure.detector}[/]")
+    stdout.print(f"    {mark} [red]{failure.type}[/] “{escape(_clean(failure.evidence))}” [dim]{failure.detector}[/]")
 
 
 def _print_end(trace: Trace, verdict: Verdict) -> None:
     for failure in verdict.failures:
         if failure.step is None:
             _print_failure(failure)
-    answer = "nothing" if trace.answer is None else repr(clean(trace.answer))
+    answer = "nothing" if trace.answer is None else repr(_clean(trace.answer))
     reward = verdict.state.value if verdict.reward is None else f"reward {verdict.reward:g}"
     colour = "green" if verdict.reward == 1.0 else "red"
     stdout.print(f"{trace.stop_reason}: submitted {escape(answer)}, [{colour}]{reward}[/], {trace.duration_s:.2f} s")
     if trace.error:
-        stdout.print(f"[red]{escape(clean(trace.error))}[/]")
+        stdout.print(f"[red]{escape(_clean(trace.error))}[/]")

@@ -1,0 +1,47 @@
+# Every target does its own set-up: a virtual environment in .venv with pinned packages.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
+DEMO_OUT ?= demo-out
+
+.PHONY: demo test quick check clean help
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key, a few minutes
+	$(BIN)/agentloop demo --out $(DEMO_OUT)
+
+test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be had
+	@sh tests/services.sh start
+	@$(BIN)/pytest; status=$$?; sh tests/services.sh stop; exit $$status
+
+quick: $(VENV)/.dev  ## the tests that need no engine and no training, under a minute
+	$(BIN)/pytest -m "not slow"
+
+check: $(VENV)/.dev  ## formatting, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "agentloop needs Python 3.11 or newer; install one, or make PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@echo "making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment; on Debian: apt install python3-venv" >&2; exit 2; }
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "installing agentloop with torch (a minute or two, once)"
+	@$(PIP) --editable '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "installing agentloop and its development tools (a minute or two, once)"
+	@$(PIP) --editable '.[train,dev]'
+	@touch $@ $(VENV)/.demo

@@ -1,0 +1,123 @@
+"""What `agentloop init` makes: a small project to edit, complete enough to run as it is."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from agentloop.config import CONFIG_FILE
+from agentloop.demo.project import make_project
+from agentloop.gate.suite import write_suite
+from agentloop.types import Limits, Part, SandboxSpec, Split, Task
+
+SETTINGS = """\
+# Settings of an agentloop project. Every key is optional but `suite`; `agentloop loop` reads this file.
+
+[project]
+name = "notes"
+suite = "evals/notes"        # the tasks: suite.toml and tasks.jsonl
+seed = 0
+
+[sandbox]
+kind = "auto"                # docker when an engine answers, else bubblewrap
+
+[policy]
+kind = "tiny"                # made and trained here, on the CPU: pip install 'agentloop[train]'
+# kind = "scripted"          # plays each task's own solution: checks tasks and verifiers without a model
+# kind = "openai"            # any OpenAI-compatible endpoint; run, judged and gated, not trained
+# base_url = "http://127.0.0.1:8000/v1"
+# model = "my-model"         # and AGENTLOOP_POLICY__API_KEY in the environment
+
+[warm_start]
+n_demonstrations = 1500      # the tasks' solutions, played by `scripted`, teach the tiny policy to use tools
+
+[train]
+max_turns = 2
+stop_at = 0.97               # success on the validation split at which there is nothing left to learn
+
+[gate]
+trials = 4                   # episodes of each held-out task
+alpha = 0.05                 # probability of promoting a version that is no better
+"""
+VERIFIER = '''\
+"""A verifier of this project: named `verifier.py:SameWord` in tasks.jsonl.
+
+It runs outside the sandbox. Whatever it raises makes the reward `unscored`, never 0.
+"""
+
+
+class SameWord:
+    """1.0 when the submitted answer is `expected`, in upper or lower case, else 0.0."""
+
+    name, version = "same_word", "1"  # recorded on every verdict
+
+    def __init__(self, expected):
+        self.expected = expected
+
+    async def score(self, trace, sandbox):
+        return float((trace.answer or "").strip().lower() == self.expected.lower())
+'''
+WORDS = (
+    "amber birch cedar delta ember fjord grove heron inlet junco kelp larch maple north ocean pine quartz river "
+    "stone tide umber vale willow yarrow zephyr"
+).split()
+N_NOTES, N_HELDOUT, N_VALIDATION = 60, 15, 6
+
+
+def prepare_template(folder: Path) -> None:
+    """Make the project in `folder`. Raises ConfigError for a folder that is in use."""
+
+    def fill(draft: Path) -> None:
+        suite = draft / "evals" / "notes"
+        files = suite / "files"
+        files.mkdir(parents=True)
+        (suite / "verifier.py").write_text(VERIFIER)
+        (draft / CONFIG_FILE).write_text(SETTINGS)
+        write_suite(suite, "notes", make_tasks(files))
+
+    make_project(folder, fill)
+
+
+def make_tasks(files: Path) -> list[Task]:
+    """Three questions on each of 60 notes, which are written to `files`."""
+    rng = random.Random("notes")
+    tasks = []
+    for i in range(N_NOTES):
+        name, words = f"n{i}", rng.sample(WORDS, rng.randint(3, 8))
+        (files / name).write_text("\n".join(words) + "\n")
+        split = Split.heldout if i < N_HELDOUT else Split.validation if i < N_HELDOUT + N_VALIDATION else Split.train
+        verifier = f"{files.parent / 'verifier.py'}:SameWord"
+        questions = (
+            (
+                "count",
+                f"How many words are in {name}?",
+                f"wc -w < {name}",
+                Part(kind="exact", options={"expected": str(len(words))}),
+            ),
+            (
+                "first",
+                f"What is the first word in {name}?",
+                f"head -n1 {name}",
+                Part(kind=verifier, options={"expected": words[0]}),
+            ),
+            (
+                "last",
+                f"What is the last word in {name}?",
+                f"tail -n1 {name}",
+                Part(kind=verifier, options={"expected": words[-1]}),
+            ),
+        )
+        tasks += [
+            Task(
+                id=f"{pool}-{name}",
+                instruction=instruction,
+                split=split,
+                pool=pool,
+                sandbox=SandboxSpec(files=files, read_only=True),
+                limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
+                verifiers=(check,),
+                solution=(command,),
+            )
+            for pool, instruction, command, check in questions
+        ]
+    return tasks
