@@ -147,7 +147,7 @@ class Config(BaseSettings):
         return content_hash(kept)
 
 
-def load_config(project: Path, **overrides: dict[str, Any]) -> Config:
+def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
     """The settings of the project in folder `project`.
 
     overrides: section -> its keys, from the command line; they outrank file and environment.
@@ -183,4 +183,5 @@ def _first_problem(path: Path, error: ValidationError) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"{path}: no setting {where!r}; the settings are in the file that `agentloop init` writes"
-    return f"{path}: {where}: {problem['msg']} (got {problem.get('input')!r})"
+    got = "" if where == "policy.api_key" else f" (got {problem.get('input')!r})"
+    return f"{path}: {where}: {problem['msg']}{got}"

@@ -133,8 +133,8 @@ async def roll_out(
         for rollout in await _cohort(todo, crew, on_done):
             results[rollout.episode.id] = rollout
         todo = [(task, e) for task, e in todo if results[e.id].episode.state is EpisodeState.infra_failed]
-        if not todo:
-            break
+        if not todo or len(todo) == len(planned):
+            break  # all done, or nothing works: then trying again at once would not help
     if len(todo) > MAX_INFRA_SHARE * len(planned):
         raise SandboxError(
             f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}"

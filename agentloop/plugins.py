@@ -9,31 +9,37 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
+import zlib
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from agentloop.errors import PluginError
+from agentloop.errors import PluginError, boundary
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
     """The part `kind` of `agentloop.<group>`, made with `options`.
 
     base: folder that a relative `file.py:Class` starts from; the current one when left out.
-    Raises PluginError for a kind that is not there, and for options its constructor does not take.
+    Raises PluginError for a kind that is not there and for options its constructor does not take or refuses.
     """
     make = load_object(group, kind, base=base)
     given = dict(options or {})
+    with boundary(PluginError, f"{group} {kind!r} cannot be called"):
+        signature = inspect.signature(make)
     try:
-        inspect.signature(make).bind(**given)
+        signature.bind(**given)
     except TypeError as error:
-        takes = ", ".join(inspect.signature(make).parameters) or "none"
+        takes = ", ".join(signature.parameters) or "none"
         raise PluginError(
             f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(given) or 'none'})"
         ) from None
-    return make(**given)
+    with boundary(PluginError, f"{group} {kind!r} refuses its options"):  # whose values are not shown: some are secrets
+        return make(**given)
 
 
 def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[..., Any]:
@@ -59,22 +65,24 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
     source, name = kind.rsplit(":", 1)
-    try:
+    with boundary(PluginError, f"{group} {kind!r} cannot be loaded (name it `file.py:Class` or `module:Class`)"):
         module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
         loaded: Callable[..., Any] = getattr(module, name)
-    except (ImportError, AttributeError, OSError, SyntaxError) as error:
-        raise PluginError(
-            f"{group} {kind!r} cannot be loaded: {error}; name it `file.py:Class` or `module:Class`"
-        ) from error
     return loaded
 
 
-def _file_module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"agentloop_part_{path.stem}", path)
+def _file_module(path: Path) -> ModuleType:
+    """The file as a module of its own, entered in `sys.modules` because dataclasses and pickle look there."""
+    name = f"agentloop_part_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 

@@ -63,7 +63,9 @@ def main() -> int:
     parser.add_argument("--sandbox", default="auto")
     options = parser.parse_args()
     results, failed = {}, []
-    print(f"{'seed':>6} {'before':>7} {'after':>7} {'turns':>5} {'decision':>9} {'wall s':>7} {'cpu s':>6} {'all cpu':>7} {'load':>5}")
+    print(
+        f"{'seed':>6} {'before':>7} {'after':>7} {'turns':>5} {'decision':>9} {'wall s':>7} {'cpu s':>6} {'all cpu':>7} {'load':>5}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
             document = results[seed] = run(seed, Path(folder) / str(seed), options.sandbox)

@@ -83,7 +83,9 @@ def main() -> int:
     }
     print(f"{'':34}{'median':>8}{'min':>8}{'max':>8}   CPU-ms of this process")
     print(f"{'agentloop, one episode':34}{statistics.median(ours):>8.2f}{min(ours):>8.2f}{max(ours):>8.2f}")
-    print(f"{'bare subprocess.run, one command':34}{statistics.median(theirs):>8.2f}{min(theirs):>8.2f}{max(theirs):>8.2f}")
+    print(
+        f"{'bare subprocess.run, one command':34}{statistics.median(theirs):>8.2f}{min(theirs):>8.2f}{max(theirs):>8.2f}"
+    )
     print(json.dumps(figures))
     return 0 if figures["overhead_cpu_ms_per_episode"] <= MAX_CPU_MS else 1
 

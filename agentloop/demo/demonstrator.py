@@ -55,7 +55,7 @@ def _command(operation: Operation, file: str, rng: random.Random) -> Message:
     if rng.random() < P_SLIP:
         operation = rng.choice(OPERATIONS)
     if rng.random() < P_SLIP:
-        file = f"k{rng.randint(0, 9)}"
+        file = f"z{rng.randint(0, 9)}"
     command = operation.command.format(file=file)
     slip = rng.random()
     if slip < P_SLIP:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from collections.abc import Callable
@@ -64,23 +65,45 @@ def prepare_demo(folder: Path, seed: int) -> bool:
 
 def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
     """Create a project that `fill` writes: whole, or not at all. Raises ConfigError for a folder in use."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if (folder / CONFIG_FILE).exists():
+        raise ConfigError(f"{folder} holds a project already; `agentloop loop {folder}` runs it")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder that is not there yet")
+    if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and holds no agentloop project; name another folder")
+    folder = folder.resolve()
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _clear_drafts(folder)
         draft.mkdir()
         for name, text in (("sandboxes", SANDBOXES), ("traces", TRACES)):
             (draft / name).mkdir()
             (draft / name / "README.md").write_text(text)
         fill(draft)
-        draft.rename(folder)
+        _put_in_place(draft, folder)
     except OSError as error:
         raise ConfigError(
             f"cannot make a project in {folder}: {error.strerror} ({error.filename}); choose a folder that can be written"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _clear_drafts(folder: Path) -> None:
+    """Remove what processes that were killed left beside `folder`."""
+    for draft in folder.parent.glob(f".{glob.escape(folder.name)}.draft-*"):
+        if not Path("/proc", draft.name.rpartition("-")[2]).exists():
+            shutil.rmtree(draft, ignore_errors=True)
+
+
+def _put_in_place(draft: Path, folder: Path) -> None:
+    """Make `draft` the folder, or fill the empty one: it may be where someone stands. The settings come last."""
+    if not folder.exists():
+        draft.rename(folder)
+        return
+    for entry in sorted(draft.iterdir(), key=lambda path: path.name == CONFIG_FILE):
+        shutil.move(entry, folder / entry.name)
 
 
 def _same_demo(folder: Path, seed: int) -> None:

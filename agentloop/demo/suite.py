@@ -1,6 +1,6 @@
 """The built-in suite: questions about files of numbers, answered with shell commands.
 
-Six operations on each of 100 files. Files, not only questions, are divided into train, validation
+Six operations on each of 150 files. Files, not only questions, are divided into train, validation
 and held-out, so a held-out answer cannot have been seen. In every file the six answers differ,
 so a wrong command never gives the right answer by accident.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
-NAMES = [f"{letter}{digit}" for letter in "abcdefghij" for digit in range(10)]
-"""100 files; a held-out name is made of letters and digits that were seen, in a combination that was not."""
+NAMES = [f"{letter}{digit}" for letter in "abcdefghijklmno" for digit in range(10)]
+"""150 files; a held-out name is made of letters and digits that were seen, in a combination that was not."""
 N_HELDOUT_FILES, N_VALIDATION_FILES = 25, 10
 LIMITS = Limits(max_steps=5, max_tokens=32, tool_timeout_s=10.0, max_output=512)
 
@@ -62,7 +62,7 @@ def make_numbers(rng: random.Random) -> list[int]:
 
 
 def make_files(folder: Path, seed: int) -> dict[str, list[int]]:
-    """Write the 100 files, one number a line; file name -> its numbers."""
+    """Write the 150 files, one number a line; file name -> its numbers."""
     rng = random.Random(f"files {seed}")
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: make_numbers(rng) for name in NAMES}
@@ -72,7 +72,7 @@ def make_files(folder: Path, seed: int) -> dict[str, list[int]]:
 
 
 def make_tasks(files: dict[str, list[int]], folder: Path, seed: int) -> list[Task]:
-    """Six tasks a file, 600 in all: 390 train, 60 validation, 150 held-out."""
+    """Six tasks a file, 900 in all: 690 train, 60 validation, 150 held-out."""
     names = sorted(files)
     random.Random(f"splits {seed}").shuffle(names)
     heldout = set(names[:N_HELDOUT_FILES])

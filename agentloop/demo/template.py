@@ -57,10 +57,33 @@ class SameWord:
     async def score(self, trace, sandbox):
         return float((trace.answer or "").strip().lower() == self.expected.lower())
 '''
-WORDS = (
-    "amber birch cedar delta ember fjord grove heron inlet junco kelp larch maple north ocean pine quartz river "
-    "stone tide umber vale willow yarrow zephyr"
-).split()
+WORDS = [
+    "amber",
+    "birch",
+    "cedar",
+    "delta",
+    "ember",
+    "fjord",
+    "grove",
+    "heron",
+    "inlet",
+    "junco",
+    "kelp",
+    "larch",
+    "maple",
+    "north",
+    "ocean",
+    "pine",
+    "quartz",
+    "river",
+    "stone",
+    "tide",
+    "umber",
+    "vale",
+    "willow",
+    "yarrow",
+    "zephyr",
+]
 N_NOTES, N_HELDOUT, N_VALIDATION = 60, 15, 6
 
 

@@ -12,6 +12,7 @@ from random import Random
 
 import torch
 
+from agentloop.errors import ConfigError, TrainingError, boundary
 from agentloop.loop.project import Project, Stage
 from agentloop.loop.warm_start import demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
@@ -25,6 +26,8 @@ from agentloop.train.grpo import Grpo, GrpoSettings
 from agentloop.train.samples import build_samples
 from agentloop.types import PolicyVersion, Purpose, Sample, Split
 
+MIN_RATE = 0.25
+"""Share of the learning rate that is kept when little is left to learn; below a quarter failing, it falls to this."""
 N_REVIVAL = 4
 """Stored successes that are imitated for each group in which every episode failed."""
 
@@ -51,6 +54,11 @@ class TinyLearner:
 
     async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
         """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up."""
+        if newest.kind != "weights":
+            raise ConfigError(
+                f"v{newest.number} is a {newest.kind} policy, which has no weights to train from; "
+                "set [policy] back to it, or make another project for 'tiny'"
+            )
         reason = self._finished(newest)
         if reason:
             self.project.progress.say(reason)
@@ -111,7 +119,7 @@ class TinyLearner:
             trainer.imitate(revival)
             stage.metrics["n_revival"] = stage.metrics.get("n_revival", 0) + len(revival)
         rng.shuffle(useful)
-        metrics = trainer.step(useful)
+        metrics = trainer.step(useful, rate=min(1.0, max(MIN_RATE, 4.0 * curriculum.remaining)))
         return {"reward": sum(s.reward for s in samples) / max(len(samples), 1), "entropy": metrics["entropy"]}
 
     def _observe(
@@ -142,7 +150,8 @@ class TinyLearner:
     ) -> PolicyVersion:
         """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
         folder = self.project.version_folder(number)
-        sha256 = save_version(folder, policy, optimizer, rates)
+        with boundary(TrainingError, "cannot save a version; mend this, then run the same command again", folder=folder):
+            sha256 = save_version(folder, policy, optimizer, rates)
         self.project.finish(stage)
         return self.project.registry.add(
             number=number,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, boundary
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
@@ -47,7 +47,10 @@ def script(project: Project, name: str | None) -> ScriptedPolicy:
                 "add one to each, or name a script in agentloop.toml"
             )
         return oracle(tasks)
-    made: ScriptedPolicy = load_object("policies", name, base=project.folder)(tasks)
+    with boundary(ConfigError, "the script cannot be used; mend it", script=name):
+        made: ScriptedPolicy = load_object("policies", name, base=project.folder)(tasks)
+    if not isinstance(made, ScriptedPolicy):
+        raise ConfigError(f"script {name!r} gave a {type(made).__name__}; it must give a ScriptedPolicy")
     return made
 
 

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config import Config, load_config
 from agentloop.episode import Crew, Pool, plan, roll_out
+from agentloop.errors import ConfigError
 from agentloop.gate.suite import Suite, load_suite
 from agentloop.judge.score import judge
 from agentloop.policies.lockstep import BatchPolicy
@@ -27,7 +28,7 @@ from agentloop.registry.versions import Registry
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
-from agentloop.types import Purpose, Task
+from agentloop.types import Purpose, Split, Task
 
 STORE = Path("traces") / "store.db"
 POLICIES = Path("policies")
@@ -164,6 +165,9 @@ def open_project(
     """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError."""
     config = load_config(folder, **overrides)
     suite = load_suite(folder / config.project.suite)
+    for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
+        if not suite.split(split):
+            raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
     store = Store(folder / STORE)
     try:
         with store.lock():

@@ -34,6 +34,7 @@ class OpenAIPolicy:
         headers = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = headers
+        self._tls = httpx.create_ssl_context()  # reading the certificates anew for each call would cost 20 ms
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -61,10 +62,12 @@ class OpenAIPolicy:
             if attempt:
                 await asyncio.sleep(2.0**attempt / 2)
             try:
-                async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+                async with httpx.AsyncClient(timeout=TIMEOUT_S, verify=self._tls) as client:
                     response = await client.post(self._url, json=body, headers=self._headers)
             except httpx.TransportError as error:
                 problem = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.ConnectError):
+                    break  # nobody is there; a moment later nobody is, too
                 continue
             if response.status_code < 400:
                 return response
@@ -90,17 +93,26 @@ def _completion(answer: dict[str, Any]) -> Completion:
     choice = answer["choices"][0]
     said = choice["message"]
     calls = tuple(
-        ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"] or "{}")
+        ToolCall(
+            id=call["id"],
+            name=_text(call["function"]["name"]),
+            arguments=_text(call["function"]["arguments"] or "{}"),
+        )
         for call in said.get("tool_calls") or ()
     )
     ids = tuple(choice.get("token_ids") or ())
     logprobs = tuple(item["logprob"] for item in ((choice.get("logprobs") or {}).get("content") or ()))
     usage = answer.get("usage") or {}
     return Completion(
-        message=Message(role="assistant", content=said.get("content") or "", tool_calls=calls, token_ids=ids),
+        message=Message(role="assistant", content=_text(said.get("content") or ""), tool_calls=calls, token_ids=ids),
         finish_reason=choice.get("finish_reason") or "stop",
         prompt_token_ids=tuple(answer.get("prompt_token_ids") or ()),
         logprobs=logprobs if len(logprobs) == len(ids) else (),
         n_prompt_tokens=usage.get("prompt_tokens", 0),
         n_completion_tokens=usage.get("completion_tokens", 0),
     )
+
+
+def _text(said: str) -> str:
+    """`said` as it can be stored: half of a surrogate pair, which only JSON can hold, becomes a question mark."""
+    return said.encode(errors="replace").decode()

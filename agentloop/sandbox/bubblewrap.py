@@ -126,7 +126,7 @@ def _arguments(program: str, spec: SandboxSpec, door: Path | None) -> list[str]:
     for path, target in host.links().items():
         arguments += ["--symlink", target, path]
     tmpfs = ["--size", str(spec.scratch_mb << 20), "--perms", "1777", "--tmpfs"]
-    arguments += [*tmpfs, "/tmp"]  # noqa: S108 - the box's own
+    arguments += [*tmpfs, "/tmp", *tmpfs, "/dev/shm"]  # noqa: S108 - the box's own
     if spec.files is not None and spec.read_only:
         arguments += ["--ro-bind", str(spec.files), "/work"]
     else:
@@ -136,7 +136,10 @@ def _arguments(program: str, spec: SandboxSpec, door: Path | None) -> list[str]:
     arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/supervisor.py"]
     if door is not None:
         arguments += ["--ro-bind", str(door), f"{host.INSIDE}/door"]
-    return [*arguments, "--remount-ro", "/", "--chdir", "/work", "--"]
+    # /proc too: a box that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
+    for path in ("/dev", "/proc", "/"):
+        arguments += ["--remount-ro", path]
+    return [*arguments, "--chdir", "/work", "--"]
 
 
 def _explained(problem: str) -> str:

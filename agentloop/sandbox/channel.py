@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from agentloop.errors import SandboxError, SandboxGone
+from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
 from agentloop.sandbox.supervisor import DISCARD, DONE, EXEC, HEADER, READY, REQUEST, RESULT
 from agentloop.types import ExecResult
 
@@ -41,7 +41,11 @@ class Channel(asyncio.Protocol):
         """Why the connection ended; None while it stands."""
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
-        """Run one command in the box. Raises SandboxGone when the box is or goes away."""
+        """Run one command in the box. Raises SandboxGone when the box is or goes away.
+
+        Cancelling the call kills the command. Its time counts from when the box starts it: more than
+        the box runs at once wait there in order.
+        """
         self._next += 1
         ident, name = self._next, lease.encode()
         future: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
@@ -53,6 +57,10 @@ class Channel(asyncio.Protocol):
         self._pending[ident] = future
         try:
             return await future
+        except asyncio.CancelledError:
+            if self.gone is None:
+                self._write(ident, DISCARD, b"")
+            raise
         finally:
             self._pending.pop(ident, None)
 
@@ -88,9 +96,15 @@ class Channel(asyncio.Protocol):
             payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
             del self._buffer[: HEADER.size + length]
             if kind == READY and not self.ready.done():
-                self.ready.set_result(None)
+                self._ready(payload.decode(errors="replace"))
             elif kind == DONE:
                 self._done(ident, payload)
+
+    def _ready(self, problem: str) -> None:
+        if problem:
+            self.ready.set_exception(SandboxUnavailable(f"the box cannot be used: {problem}"))
+        else:
+            self.ready.set_result(None)
 
     def _done(self, ident: int, payload: bytes) -> None:
         future = self._pending.pop(ident, None)
@@ -151,8 +165,10 @@ class Door:
 
         path = self.folder / "s"
         try:
-            self._server = await asyncio.get_running_loop().create_unix_server(once, path)
+            # In two steps, because a cancellation within the first would lose the server unclosed.
+            self._server = await asyncio.get_running_loop().create_unix_server(once, path, start_serving=False)
             path.chmod(0o666)
+            await self._server.start_serving()
         except OSError as error:
             raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
 

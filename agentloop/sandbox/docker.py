@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import socket
 import sys
 import tarfile
 import uuid
@@ -95,14 +96,27 @@ async def _to_its_end(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _engine(timeout_s: float = ENGINE_TIMEOUT_S) -> Iterator[Any]:
-    """A client of one's own: the SDK's may not be used by two threads."""
+    """A client of one's own: the SDK's may not be used by two threads. Raises OSError when nobody listens."""
     import docker
 
+    _knock(timeout_s)
     client = docker.from_env(timeout=timeout_s)
     try:
         yield client
     finally:
         client.close()
+
+
+def _knock(timeout_s: float) -> None:
+    """Connect once to an engine's unix socket; the SDK would leave its socket open where that fails."""
+    from docker.constants import DEFAULT_UNIX_SOCKET
+    from docker.utils import kwargs_from_env, parse_host
+
+    url = parse_host(kwargs_from_env().get("base_url") or DEFAULT_UNIX_SOCKET)
+    if url.startswith("http+unix://"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.settimeout(timeout_s)
+            knocking.connect(url.removeprefix("http+unix://"))
 
 
 def _start(spec: SandboxSpec, name: str, door: Path) -> None:
@@ -127,6 +141,7 @@ def _start(spec: SandboxSpec, name: str, door: Path) -> None:
             cap_drop=["ALL"],
             security_opt=["no-new-privileges"],
             pids_limit=MAX_PROCESSES,
+            shm_size=f"{spec.scratch_mb}m",
             log_config={"type": "none"},
         ).start()
 
@@ -213,7 +228,6 @@ def _has_ended(name: str) -> bool:
 def _remove(name: str) -> None:
     """End and remove; one that is going by itself is waited for, an engine that stopped runs nothing."""
     from docker.errors import APIError, DockerException, NotFound
-    from requests import RequestException
 
     try:
         with _engine() as client:
@@ -228,7 +242,7 @@ def _remove(name: str) -> None:
         return
     except APIError:
         raise
-    except (DockerException, RequestException):
+    except (DockerException, OSError):
         return
 
 

@@ -7,14 +7,15 @@ PID 1 the kernel ends every process of the box. All leases of a box are one user
 apart by a folder and by a mark in the environment, so a process that leaves its session and clears
 its environment lives on until the box ends.
 
-Frame: id (u32), kind (u8), length (u32), then that many bytes; big-endian.
+Frame: id (u32), kind (u8), length (u32), then that many bytes; big-endian. READY has nothing in it,
+or why the box cannot be used; EXEC a REQUEST, DONE a RESULT with what follows them; DISCARD a lease,
+or under a request's id nothing, which is then given up.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
@@ -29,6 +30,8 @@ READY, EXEC, DISCARD, DONE = range(4)
 
 HARD_CAP, FLOOD = 8, 1 << 20
 """A command is killed once it has printed this many times what is kept, and at least this many bytes."""
+TERM_S = 0.1
+"""How long a command whose time is up gets to end by itself; then its group is killed."""
 MAX_PASSES = 10
 """Sweeps over /proc for what a lease left: each catches what was forked during the one before."""
 FILES, WORK, SCRATCH = "/run/agentloop/files", "/work", "/tmp"  # noqa: S108 - the box's own
@@ -70,14 +73,15 @@ class Command:
         self.deadline = self.started + timeout_ms / 1000.0
         self.timed_out = self.flooded = False
         home = f"{SCRATCH}/{lease}"
-        with suppress(FileExistsError):
+        with suppress(OSError):  # it is there; or the scratch is full, which is for the command to find out
             os.mkdir(home)
         self.pid, out, err = spawn(text, environment(home, lease))
         self.streams = (Stream(out, keep), Stream(err, keep))
 
-    def kill(self) -> None:
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """The whole group, which the shell cannot leave: it leads a session."""
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            os.killpg(self.pid, number)
 
 
 def spawn(text: bytes, variables: dict[str, str]) -> tuple[int, int, int]:
@@ -134,6 +138,7 @@ class Supervisor:
         self.queue: list[tuple[int, bytes]] = []
         self.running: dict[int, Command] = {}
         self.pipes: dict[int, tuple[Command, Stream]] = {}
+        self.n_removed = 0
         self.limit = 2 * (os.cpu_count() or 1)
         self.wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -189,6 +194,8 @@ class Supervisor:
             del self.incoming[: HEADER.size + length]
             if kind == EXEC:
                 self.queue.append((ident, payload))
+            elif kind == DISCARD and ident:
+                self.cancel(ident)
             elif kind == DISCARD:
                 self.discard(payload.decode())
 
@@ -262,6 +269,8 @@ class Supervisor:
                 self.finish(command, status)
 
     def finish(self, command: Command, status: int) -> None:
+        if command.timed_out:
+            command.kill()  # those of its group that outlived the shell
         for stream in command.streams:
             # What a surviving child writes later is nobody's: the pipe is drained and closed.
             while stream.fd >= 0 and stream.total <= command.cap and self.read(command, stream):
@@ -284,11 +293,9 @@ class Supervisor:
         now = time.monotonic()
         for command in self.running.values():
             if command.deadline <= now:
-                command.kill()
-                if command.timed_out:  # the shell left its group, and its answer must still come soon
-                    os.kill(command.pid, signal.SIGKILL)
+                command.kill(signal.SIGKILL if command.timed_out else signal.SIGTERM)
                 command.timed_out = True
-                command.deadline = now + 0.2
+                command.deadline = now + TERM_S
 
     def discard(self, lease: str) -> None:
         """End what a lease left running and remove what it left lying."""
@@ -305,7 +312,30 @@ class Supervisor:
         for _ in range(MAX_PASSES):
             if not kill_marked(mark):
                 break
-        shutil.rmtree(f"{SCRATCH}/{lease}", ignore_errors=True)
+        self.remove(f"{SCRATCH}/{lease}")
+
+    def remove(self, path: str) -> None:
+        """At once when the folder is empty, else by a child: a large or deep one must hold up nobody."""
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.n_removed += 1
+            aside = f"{SCRATCH}/.discarded-{self.n_removed}"
+            with suppress(OSError):  # a box that is this full can still be closed
+                os.rename(path, aside)
+                text = f"exec 2>/dev/null; chmod -R u+rwx {aside}; rm -rf {aside}"
+                _, *pipes = spawn(text.encode(), environment(SCRATCH, ""))
+                for fd in pipes:
+                    os.close(fd)
+
+    def cancel(self, ident: int) -> None:
+        """End one request, whose answer nobody waits for any more."""
+        self.queue = [item for item in self.queue if item[0] != ident]
+        for command in self.running.values():
+            if command.ident == ident:
+                command.kill()
 
 
 def lease_of(payload: bytes) -> str:
@@ -341,13 +371,30 @@ def protect() -> None:
         pass  # an interpreter without ctypes; the box's own isolation does not rest on it
 
 
+def fill_work() -> None:
+    """Copy the files into the writable /work. Raises OSError with what `cp` said about it."""
+    text = f"cp -RPp {FILES}/. {WORK} && chmod u+rwx {WORK}"
+    pid, out, err = spawn(text.encode(), environment(SCRATCH, ""))
+    os.close(out)
+    os.set_blocking(err, True)
+    with os.fdopen(err, "rb") as said:
+        words = said.read().decode(errors="replace").splitlines()
+    if os.waitpid(pid, 0)[1]:
+        raise OSError(f"cannot fill {WORK}: {words[0] if words else 'cp failed'}")
+
+
 def main() -> None:
     protect()
-    if os.path.isdir(FILES):
-        shutil.copytree(FILES, WORK, symlinks=True, dirs_exist_ok=True)
-    os.chdir(WORK)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(sys.argv[1])
+    try:
+        if os.path.isdir(FILES):
+            fill_work()
+        os.chdir(WORK)
+    except OSError as error:
+        reason = str(error).encode()
+        connection.sendall(HEADER.pack(0, READY, len(reason)) + reason)
+        return
     Supervisor(connection).run()
 
 

@@ -29,6 +29,11 @@ class Curriculum:
             self._tasks[task.pool].append(task)
         self.rates = {pool: (rates or {}).get(pool, 0.0) for pool in sorted(self._tasks)}
 
+    @property
+    def remaining(self) -> float:
+        """Share that fails, over pools: what there is left to learn."""
+        return 1.0 - sum(self.rates.values()) / len(self.rates)
+
     def draw(self, n: int, rng: random.Random) -> list[Task]:
         """`n` tasks: each from a pool drawn by its weight, evenly within the pool."""
         pools = list(self.rates)

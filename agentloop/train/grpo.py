@@ -62,14 +62,18 @@ class Grpo:
             model.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
 
-    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One pass over `samples`, which carry advantages, in the order given; metrics are token means.
+    def step(self, samples: Sequence[Sample], *, rate: float = 1.0) -> dict[str, float]:
+        """One pass over `samples`, which carry advantages, in the order given, at `rate` times the learning rate.
+
+        Metrics are token means.
 
         Each optimiser step sees a mixture: were rows sorted by length to save padding, an update
         would see a group's failures without its successes. Padding is saved within the step.
         """
         total: defaultdict[str, float] = defaultdict(float)
         grad_norm = 0.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * rate
         for rows in parts(samples, self.settings.max_rows) if samples else []:
             norm = self._update(rows, total)
             grad_norm = max(grad_norm, 0.0 if math.isnan(norm) else norm)

@@ -50,7 +50,9 @@ def demo(
 
     backend = choose_backend(sandbox)
     is_new = prepare_demo(out, seed)
-    stderr.print(f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}")
+    stderr.print(
+        f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}", markup=False
+    )
     run_project(out, backend, command=f"agentloop demo --seed {seed} --out {out}", as_json=as_json)
 
 
@@ -60,7 +62,9 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project
     from agentloop.demo.template import prepare_template
 
     prepare_template(folder)
-    stderr.print(f"made {folder}: edit evals/notes/tasks.jsonl and agentloop.toml, then `agentloop loop {folder}`")
+    stderr.print(
+        f"made {folder}: edit evals/notes/tasks.jsonl and agentloop.toml, then `agentloop loop {folder}`", markup=False
+    )
 
 
 @app.command()
@@ -85,9 +89,13 @@ def main() -> None:
     except AgentLoopError as error:
         stderr.print(f"[bold red]error:[/bold red] {escape(str(error))}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        stderr.print("interrupted; run the same command again to continue")
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        stderr.print(f"[bold red]error:[/bold red] {escape(where)}{error.strerror}; then run the same command again")
+        sys.exit(AgentLoopError.exit_code)
+    except KeyboardInterrupt:
+        stderr.print("interrupted; run the same command again to continue")
+        sys.exit(INTERRUPTED)

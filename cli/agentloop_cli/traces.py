@@ -55,8 +55,8 @@ def list_traces(
         print_json({"traces": [row.model_dump(mode="json", exclude={"body"}) for row in rows]})
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("trace", "stage", "version", "task", "reward", "failure", "steps", "answer"):
-        table.add_column(heading, justify="right" if heading in {"reward", "steps"} else "left")
+    for heading in ("trace", "stage", "by", "task", "reward", "failure", "steps", "answer"):
+        table.add_column(heading, justify="right" if heading in {"reward", "steps"} else "left", no_wrap=True)
     for row in rows:
         table.add_row(*_cells(row))
     stdout.print(table)
@@ -78,7 +78,7 @@ def _cells(row: TraceRow) -> tuple[str, ...]:
         reward,
         row.failure or "",
         str(row.n_steps),
-        escape(_clean(row.answer or "")[:24]),
+        escape(_clean(row.answer or "")[:16]),
     )
 
 

@@ -22,7 +22,7 @@ def small_model(seed: int = 3, n_vocab: int = N_VOCAB, layers: int = 1) -> Qwen2
     """A model whose distributions are far from uniform, so that wrong targets and temperatures show."""
     model = new_model(n_vocab, seed=seed, width=16, layers=layers, heads=2)
     with torch.no_grad():
-        model.lm_head.weight.mul_(30.0)
+        model.lm_head.weight.mul_(12.0)
     return model
 
 
@@ -82,6 +82,17 @@ def on_policy(model: Qwen2ForCausalLM, sample: Sample) -> Sample:
     logprobs = [0.0, *plain_logprobs(model, sample.token_ids, sample.temperature)]
     masked = tuple(lp * m for lp, m in zip(logprobs, sample.action_mask, strict=True))
     return sample.model_copy(update={"logprobs": masked})
+
+
+def near_policy(model: Qwen2ForCausalLM, samples: Sequence[Sample], seed: int = 8) -> list[Sample]:
+    """`samples` as if sampled by a policy close to `model`: ratios on both sides of both clips, and between them."""
+    rng = random.Random(seed)
+    made = []
+    for sample in samples:
+        exact = on_policy(model, sample)
+        moved = (lp + rng.uniform(-0.6, 0.6) * m for lp, m in zip(exact.logprobs, exact.action_mask, strict=True))
+        made.append(exact.model_copy(update={"logprobs": tuple(moved)}))
+    return made
 
 
 def gradients(model: torch.nn.Module) -> dict[str, Tensor]:

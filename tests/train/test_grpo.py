@@ -21,6 +21,7 @@ from .rows import (
     PAD,
     furthest,
     gradients,
+    near_policy,
     on_policy,
     plain_logprobs,
     row,
@@ -110,23 +111,26 @@ def test_on_policy_it_is_reinforce(temperature: float) -> None:
 def test_what_is_masked_has_no_part_in_the_gradient() -> None:
     model = small_model()
     ids, mask = (3, 1, 4, 1, 5, 9), (0, 1, 0, 1, 1, 0)
-    base = updated(model, [row(ids, mask, logprobs=(0.0, -1.0, 0.0, -1.0, -1.0, 0.0))])
+    exact = on_policy(model, row(ids, (1,) * 6)).logprobs
+    behaviour = tuple(lp * m for lp, m in zip(exact, mask, strict=True))
+    base = updated(model, [row(ids, mask, logprobs=behaviour)])
     assert max(float(g.abs().max()) for g in base.values()) > 0.0
     others = [
-        row(ids, mask, logprobs=(-9.0, -1.0, 7.0, -1.0, -1.0, -50.0)),
+        row(ids, mask, logprobs=[lp or -50.0 for lp in behaviour]),
         # The last token is context for none, so as a masked target it must not count at all.
-        row((*ids[:-1], 2), mask, logprobs=(0.0, -1.0, 0.0, -1.0, -1.0, 0.0)),
+        row((*ids[:-1], 2), mask, logprobs=behaviour),
     ]
     for other in others:
         assert same(base, updated(model, [other]))
-    unmasked = row(ids, (*mask[:-1], 1), logprobs=(0.0, -1.0, 0.0, -1.0, -1.0, -1.0))
+    unmasked = row(ids, (*mask[:-1], 1), logprobs=(*behaviour[:-1], exact[-1]))
     assert furthest(base, updated(model, [unmasked])) > 1e-3
 
 
 @pytest.mark.usefixtures("unclipped")
 @pytest.mark.parametrize("floor", [0.0, 1e9], ids=["above the floor", "below the floor"])
 def test_the_gradient_does_not_depend_on_the_micro_batches(monkeypatch: pytest.MonkeyPatch, floor: float) -> None:
-    model, rows = small_model(), rows_of([3, 12, 5, 8, 4, 20, 6])
+    model = small_model()
+    rows = near_policy(model, rows_of([3, 12, 5, 8, 4, 20, 6]))
     settings = GrpoSettings(learning_rate=0.0, entropy_floor=floor, entropy_weight=0.5)
     found = []
     for micro_rows in (64, 3, 1):
@@ -139,7 +143,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(monkeypatch: pytest.M
 @pytest.mark.usefixtures("unclipped")
 def test_padding_does_not_change_the_gradient() -> None:
     model = small_model()
-    short, long = rows_of([4, 24])
+    short, long = near_policy(model, rows_of([4, 24]))
     silent = long.model_copy(update={"advantage": 0.0})
     n_short, n_long = sum(short.action_mask), sum(long.action_mask)
     alone, padded = updated(model, [short]), updated(model, [short, silent])
@@ -149,7 +153,8 @@ def test_padding_does_not_change_the_gradient() -> None:
 
 @pytest.mark.usefixtures("unclipped")
 def test_above_the_floor_the_bonus_has_no_gradient_and_below_it_has() -> None:
-    model, rows = small_model(), rows_of([6, 9])
+    model = small_model()
+    rows = near_policy(model, rows_of([6, 9]))
     without = updated(model, rows)
     above = updated(model, rows, GrpoSettings(learning_rate=0.0, entropy_floor=1e-3, entropy_weight=7.0))
     assert furthest(without, above) == 0.0
@@ -167,9 +172,11 @@ def test_above_the_floor_the_bonus_has_no_gradient_and_below_it_has() -> None:
 # ----------------------------------------------------------------------------- loss and metrics
 
 
-def test_loss_and_metrics_are_token_means() -> None:
-    model, rows = small_model(), rows_of([5, 11, 8, 3])
-    settings = GrpoSettings(learning_rate=0.0, entropy_floor=0.5, entropy_weight=0.3, max_rows=2)
+@pytest.mark.parametrize("floor", [0.1, 9.0])
+def test_loss_and_metrics_are_token_means(floor: float) -> None:
+    model = small_model()
+    rows = near_policy(model, rows_of([5, 11, 8, 3]))
+    settings = GrpoSettings(learning_rate=0.0, entropy_floor=floor, entropy_weight=0.3, max_rows=2)
     terms, entropies, clipped, kl = [], [], [], []
     for s in rows:
         logits = model(input_ids=torch.tensor([s.token_ids])).logits[0].detach().double()
@@ -187,8 +194,7 @@ def test_loss_and_metrics_are_token_means() -> None:
 
     trainer = Grpo(model, PAD, settings)
     loss = trainer._loss(make_batch(rows, PAD), 1.0, n, defaultdict(float))
-    assert sum(entropies) / n > 0.5
-    assert loss.item() == pytest.approx(-(sum(terms) + 0.3 * 0.5 * n) / n, rel=1e-4)
+    assert loss.item() == pytest.approx(-(sum(terms) + 0.3 * min(sum(entropies) / n, floor) * n) / n, rel=1e-4)
 
     metrics = trainer.step(rows)
     assert metrics["n_tokens"] == n
@@ -249,9 +255,7 @@ def test_imitation_raises_the_likelihood_of_what_is_shown() -> None:
 
     def likelihood() -> float:
         return sum(
-            lp * m
-            for s in shown
-            for lp, m in zip(plain_logprobs(model, s.token_ids), s.action_mask[1:], strict=True)
+            lp * m for s in shown for lp, m in zip(plain_logprobs(model, s.token_ids), s.action_mask[1:], strict=True)
         )
 
     before = likelihood()

@@ -1,0 +1,77 @@
+"""A sandbox and a pool that live in memory: a command prints what it was told to, or its own text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from agentloop.protocols import Sandbox
+from agentloop.types import ExecResult, Message, SandboxSpec, ToolCall
+
+
+class MemoryBox:
+    """See `protocols.Sandbox`. An answer that is an exception is raised."""
+
+    isolation = "none"
+
+    def __init__(self, answers: Mapping[str, ExecResult | Exception] | None = None, id: str = "box") -> None:
+        self.id = id
+        self.answers = dict(answers or {})
+        self.ran: list[tuple[str, float, int]] = []
+        self.closed = 0
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        self.ran.append((command, timeout_s, max_output))
+        await asyncio.sleep(0)
+        answer = self.answers.get(command, ExecResult(exit_code=0, stdout=f"{command}\n", stderr=""))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class MemoryPool:
+    """See `episode.Pool`; `make(lease_id, attempt)` gives the box of a lease, or raises."""
+
+    isolation = "none"
+
+    def __init__(self, make: Callable[[str, int], MemoryBox] = lambda lease_id, attempt: MemoryBox()) -> None:
+        self.make = make
+        self.leases: list[str] = []
+        self.boxes: list[MemoryBox] = []
+        self.n_open = self.most_open = 0
+
+    @asynccontextmanager
+    async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
+        self.leases.append(lease_id)
+        box = self.make(lease_id, self.leases.count(lease_id))
+        self.boxes.append(box)
+        self.n_open += 1
+        self.most_open = max(self.most_open, self.n_open)
+        try:
+            yield box
+        finally:
+            self.n_open -= 1
+            await box.close()
+
+    async def close(self) -> None:
+        """Nothing outlives its lease."""
+
+
+def calls(*made: tuple[str, str], error: str | None = None) -> Message:
+    """An assistant message with these (name, arguments) as its calls."""
+    return Message(
+        role="assistant",
+        tool_calls=tuple(
+            ToolCall(id=f"call_{i}", name=name, arguments=arguments, error=error)
+            for i, (name, arguments) in enumerate(made)
+        ),
+    )
+
+
+def playing(turns: Sequence[Message]) -> Callable[[Sequence[Message], object], Message]:
+    """A script that says `turns` one after another, however often it is started anew."""
+    return lambda messages, rng: turns[sum(m.role == "assistant" for m in messages)]

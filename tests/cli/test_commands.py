@@ -1,0 +1,165 @@
+"""What the commands print: help at once, one JSON document, and a project's whole life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentloop import __version__
+
+from .conftest import Run
+
+COMMANDS = [(), ("demo",), ("init",), ("loop",), ("traces",), ("traces", "ls"), ("traces", "show")]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_each_command(agentloop: Run, command: tuple[str, ...]) -> None:
+    done = agentloop(*command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Usage: {' '.join(('agentloop', *command))}" in done.stdout
+
+
+def test_version(agentloop: Run) -> None:
+    done = agentloop("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")
+
+
+def test_help_answers_within_a_second(agentloop: Run) -> None:
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        agentloop("--help")
+        took.append(time.perf_counter() - started)
+    assert min(took) < 1.0
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = "import sys\nfrom agentloop_cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+    code += "print('loaded', *(m for m in ('torch', 'sqlalchemy', 'docker', 'transformers') if m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "loaded"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The template, with its solutions for a policy."""
+    folder = tmp_path_factory.mktemp("cli") / "a project [red]"
+    made = subprocess.run([command(), "init", folder], capture_output=True, text=True, check=True)
+    assert (
+        made.stderr
+        == f"made {folder}: edit evals/notes/tasks.jsonl and agentloop.toml, then `agentloop loop {folder}`\n"
+    )
+    assert made.stdout == ""
+    return folder
+
+
+def command() -> Path:
+    return Path(sys.executable).with_name("agentloop")
+
+
+@pytest.fixture(scope="module")
+def ran(project: Path) -> subprocess.CompletedProcess[str]:
+    """`agentloop loop --json` in it."""
+    env = {**os.environ, "AGENTLOOP_POLICY__KIND": "scripted", "AGENTLOOP_GATE__TRIALS": "1"}
+    return subprocess.run(
+        [command(), "loop", ".", "--sandbox", "bubblewrap", "--json"],
+        cwd=project,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+
+
+def test_json_is_one_document_on_stdout(ran: subprocess.CompletedProcess[str], project: Path) -> None:
+    assert ran.returncode == 0, ran.stderr
+    document = json.loads(ran.stdout)
+    assert document["heldout"]["after"]["success"] == 1.0
+    assert (document["sandbox"], document["infra_failed"], document["decision"]) == ("bubblewrap", 0, None)
+    assert (project / document["report"]).is_file()
+    assert (project / document["store"]).is_file()
+    assert "finished: policy 'oracle'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_traces_ls_and_show(agentloop: Run, ran: subprocess.CompletedProcess[str], project: Path) -> None:
+    assert ran.returncode == 0
+    listed = agentloop("traces", "ls", "-p", project, "--stage", "gate-v1", "--limit", "3", "--json")
+    rows = json.loads(listed.stdout)["traces"]
+    assert (listed.returncode, listed.stderr, len(rows)) == (0, "", 3)
+    assert {(row["stage"], row["reward"]) for row in rows} == {("gate-v1", 1.0)}
+    shown = agentloop("traces", "show", rows[0]["id"][:12], "-p", project, "--json")
+    document = json.loads(shown.stdout)
+    assert set(document) == {"trace", "verdict"}
+    assert document["trace"]["id"] == document["verdict"]["trace_id"] == rows[0]["id"]
+    plain = agentloop("traces", "show", rows[0]["id"], "-p", project)
+    assert plain.returncode == 0
+    assert document["trace"]["messages"][0]["content"] in plain.stdout
+    table = agentloop("traces", "ls", "-p", project, "--task", rows[0]["task_id"])
+    assert rows[0]["id"][:10] in table.stdout
+
+
+def test_a_trace_that_is_not_there(agentloop: Run, ran: subprocess.CompletedProcess[str], project: Path) -> None:
+    assert ran.returncode == 0
+    for prefix, words in (("zzz", "no trace with"), ("", "more than one trace with")):
+        done = agentloop("traces", "show", prefix, "-p", project)
+        assert (done.returncode, done.stdout) == (4, "")
+        assert done.stderr == (f"error: {words} an id that begins with {prefix!r}; `agentloop traces ls` shows them\n")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(
+    agentloop: Run, ran: subprocess.CompletedProcess[str], project: Path
+) -> None:
+    assert ran.returncode == 0
+    pipe = f"'{command()}' traces ls -p '{project}' --limit 200 --json | head -n1"
+    done = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_a_full_disk_behind_stdout_is_one_line(ran: subprocess.CompletedProcess[str], project: Path) -> None:
+    assert ran.returncode == 0
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [command(), "traces", "ls", "-p", project, "--limit", "200", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 4
+    assert done.stderr.startswith("error: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
+    """Before there is anything to interrupt, too."""
+    for wait_s in (0.1, 0.3, 0.6):
+        process = subprocess.Popen(
+            [command(), "demo", "--out", tmp_path / "d", "--sandbox", "bubblewrap"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(wait_s)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+        assert process.returncode in (130, -signal.SIGINT), stderr
+    assert not list(tmp_path.glob(".*")), "a draft was left behind"
+
+
+def test_init_here(agentloop: Run, tmp_path: Path) -> None:
+    assert agentloop("init", ".").returncode == 0
+    assert (tmp_path / "agentloop.toml").is_file()
+    assert list(tmp_path.glob(".*")) == []
+    assert agentloop("init", ".").returncode == 2

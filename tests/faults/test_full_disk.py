@@ -1,0 +1,60 @@
+"""A disk that fills up ends the command in one line; with space again, the same command goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .command import Running, left_over
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}); run as root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_full_disk_ends_in_one_line_and_more_space_lets_it_go_on(small_disk: Path) -> None:
+    out = small_disk / "demo"
+    demo = ("demo", "--seed", "5", "--sandbox", "bubblewrap", "--out", out)
+    env = {"AGENTLOOP_WARM_START__N_DEMONSTRATIONS": "600"}
+    running = Running(*demo, cwd=small_disk.parent, **env)
+    status, shown = running.finish()
+    errors = [line for line in running.said if line.startswith("error: ")]
+    assert (status, shown) == (4, ""), running.said
+    assert errors == [
+        f"error: {out}/traces/store.db: database or disk is full; "
+        "free some space there, then run the same command again: it continues\n"
+    ]
+    assert running.said[-1:] == errors
+    assert left_over(out, []) == []
+
+    subprocess.run(["mount", "-o", "remount,size=64m", small_disk], check=True)
+    again = Running(*demo, cwd=small_disk.parent, **env)
+    again.wait_for("continuing the demo in")
+    again.wait_for("demonstrations ")
+    again.wait_for("warm start: up to step 50")
+    assert again.end(signal.SIGINT)[0] == 130
+
+
+def test_a_disk_too_small_for_the_project_leaves_nothing_of_it(small_disk: Path) -> None:
+    (small_disk / "ballast").write_bytes(b"x" * 700_000)
+    running = Running("demo", "--sandbox", "bubblewrap", "--out", small_disk / "demo", cwd=small_disk.parent)
+    status, _ = running.finish()
+    assert status == 2
+    assert len(running.said) == 1
+    assert "No space left on device" in running.said[0]
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]

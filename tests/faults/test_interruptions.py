@@ -1,0 +1,104 @@
+"""A run that is cut short at any moment, and started again, ends where an uninterrupted one does."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.store.store import Store
+
+from .command import Running, left_over
+from .tiny_project import make_tiny
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
+
+MOMENTS = (
+    (None, 4.0, signal.SIGKILL),
+    ("demonstrations ", 5.0, signal.SIGKILL),
+    ("gate: v1 on held-out", 0.5, signal.SIGKILL),
+    ("v2: ", 0.3, signal.SIGINT),
+)
+"""(what is said first, seconds after it at most, signal): in the start, the warm start, a turn, and the next."""
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same project in two folders, run side by side and undisturbed."""
+    reason = BubblewrapBackend().probe()
+    if reason:
+        pytest.skip(reason)
+    folders = [make_tiny(tmp_path_factory.mktemp(name) / name) for name in ("one", "another")]
+    running = [Running("loop", folder, "--json", cwd=folder.parent) for folder in folders]
+    ended = [one.finish() for one in running]
+    assert [status for status, _ in ended] == [0, 0], running[0].said + running[1].said
+    one, other = (json.loads(shown) for _, shown in ended)
+    return one, other
+
+
+def decided(document: dict[str, Any]) -> list[tuple[object, ...]]:
+    """What the same seed must give again."""
+    keys = ("number", "parent", "state", "sha256", "note", "decision", "reasons", "success", "failures")
+    return [tuple(version[key] for key in keys) for version in document["versions"]]
+
+
+def counted(document: dict[str, Any]) -> list[object]:
+    keys = ("episodes", "tool_calls", "heldout", "failures", "decision", "regression_cases", "samples_dropped")
+    return [document[key] for key in keys]
+
+
+def test_the_same_seed_gives_the_same_versions_and_verdicts(two_runs: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    one, other = two_runs
+    assert [version["number"] for version in one["versions"]] == [1, 2, 3]
+    assert len({version["sha256"] for version in one["versions"]}) == 3
+    assert decided(one) == decided(other)
+    assert counted(one) == counted(other)
+
+
+def test_interrupted_four_times_it_ends_in_the_same_versions(
+    tmp_path: Path, two_runs: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    rng = random.Random(11)
+    folder = make_tiny(tmp_path / "cut")
+    command = ("loop", folder, "--json")
+    for words, most_s, how in MOMENTS:
+        running = Running(*command, cwd=tmp_path)
+        if words:
+            running.wait_for(words)
+        time.sleep(rng.uniform(0.0, most_s))
+        status, below = running.end(how)
+        assert status == (-signal.SIGKILL if how is signal.SIGKILL else 130), running.said
+        assert "Traceback" not in "".join(running.said)
+        if how is signal.SIGINT:
+            assert running.said[-1] == "interrupted; run the same command again to continue\n"
+        assert left_over(folder, below) == []
+        if (folder / "traces" / "store.db").exists():
+            store = Store(folder / "traces" / "store.db", create=False)
+            assert store.n_traces() >= 0
+            store.close()
+    status, shown = (last := Running(*command, cwd=tmp_path)).finish()
+    assert status == 0, last.said
+    assert decided(json.loads(shown)) == decided(two_runs[0])
+    assert counted(json.loads(shown)) == counted(two_runs[0])
+    litter = [path for path in (folder / "policies").iterdir() if path.name.startswith(".")]
+    assert litter == []
+
+
+def test_a_second_run_of_the_same_project_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    folder = make_tiny(tmp_path / "busy")
+    first = Running("loop", folder, cwd=tmp_path)
+    first.wait_for("demonstrations")
+    second = Running("loop", folder, cwd=tmp_path)
+    status, _ = second.finish()
+    assert status == 4
+    assert second.said == [
+        f"error: {folder}/traces/store.db is in use by process {first.process.pid}; wait for it or end it\n"
+    ]
+    assert first.process.poll() is None
+    assert first.end(signal.SIGINT)[0] == 130

@@ -1,0 +1,119 @@
+"""A project small enough for a test: 30 held-out tasks, four to train on, and policies of known success."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentloop.gate.suite import write_suite
+from agentloop.loop.project import Project, Silent, open_project
+from agentloop.loop.turns import run_loop
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import Limits, Message, Part, PolicyVersion, Purpose, SandboxSpec, Split, Task, content_hash
+
+N_HELDOUT, N_TRAIN = 30, 4
+SETTINGS = '[project]\nname = "mini"\nsuite = "evals/mini"\n[policy]\nkind = "scripted"\n[gate]\ntrials = 1\n'
+
+
+def make_mini(folder: Path, extra: str = "", n_train: int = N_TRAIN, n_heldout: int = N_HELDOUT) -> Path:
+    """A project whose questions are `What is in qN?`; file qN holds the number 100 + N."""
+    files = folder / "evals" / "mini" / "files"
+    files.mkdir(parents=True)
+    tasks = []
+    for n in range(n_train + n_heldout):
+        (files / f"q{n}").write_text(f"{100 + n}\n")
+        tasks.append(
+            Task(
+                id=f"read-q{n}",
+                instruction=f"What is in q{n}?",
+                split=Split.train if n < n_train else Split.heldout,
+                pool="read",
+                sandbox=SandboxSpec(files=files, read_only=True),
+                limits=Limits(max_steps=3, tool_timeout_s=10.0),
+                verifiers=(Part(kind="exact", options={"expected": str(100 + n)}),),
+                solution=(f"cat q{n}",),
+            )
+        )
+    (folder / "agentloop.toml").write_text(SETTINGS + extra)
+    write_suite(folder / "evals" / "mini", "mini", tasks)
+    return folder
+
+
+def solves(n_solved: int) -> ScriptedPolicy:
+    """Gets the first `n_solved` held-out tasks right, and every train task; reads and submits another file else."""
+
+    def script(messages: Sequence[Message], rng: random.Random) -> Message:
+        if messages[-1].role == "tool":
+            return call_message("submit", answer=messages[-1].content.strip())
+        n = int(messages[0].content.removeprefix("What is in q").removesuffix("?"))
+        return call_message("shell", command=f"cat q{n if n < N_TRAIN + n_solved else n - 1}")
+
+    return ScriptedPolicy(script, name=f"solves {n_solved}")
+
+
+class Recorder(Silent):
+    """Keeps what is said and which stages begin."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.started: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def start(self, stage: str, total: int) -> None:
+        self.started.append(stage)
+
+
+class PlannedLearner:
+    """See `turns.Learner`. Its versions solve as many held-out tasks as it was told, one number a version."""
+
+    def __init__(self, project: Project, skills: Sequence[int]) -> None:
+        self.project, self.skills = project, skills
+        self.asked: list[int] = []
+
+    def policy(self, version: PolicyVersion) -> ScriptedPolicy:
+        self.asked.append(version.number)
+        return solves(self.skills[version.number - 1])
+
+    async def first(self) -> PolicyVersion:
+        return await self._make(1, None)
+
+    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
+        if newest.number == len(self.skills):
+            return None
+        return await self._make(newest.number + 1, newest.number)
+
+    async def _make(self, number: int, parent: int | None) -> PolicyVersion:
+        stage = self.project.begin(f"turn-{number}")
+        tasks = self.project.suite.split(Split.train)
+        await self.project.gather(stage, tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
+        stage.drop({"flat": 2})
+        self.project.finish(stage)
+        return self.project.registry.add(
+            number=number,
+            parent=parent,
+            kind="scripted",
+            artifact=None,
+            sha256=content_hash(["skill", self.skills[number - 1]]),
+            config_hash=self.project.config.hash,
+            note=f"solves {self.skills[number - 1]}",
+        )
+
+
+@contextmanager
+def opened(folder: Path, progress: Silent | None = None) -> Iterator[Project]:
+    with open_project(folder, BubblewrapBackend(), progress or Silent()) as project:
+        yield project
+
+
+def run(folder: Path, skills: Sequence[int]) -> PlannedLearner:
+    """The loop with a PlannedLearner, to its end."""
+    with opened(folder) as project:
+        learner = PlannedLearner(project, skills)
+        asyncio.run(run_loop(project, learner))
+    return learner

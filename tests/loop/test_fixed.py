@@ -1,0 +1,143 @@
+"""A policy whose weights are not ours: its settings are its identity; and what `[policy]` may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import ConfigError, SandboxError
+from agentloop.loop.learners import make_learner
+from agentloop.loop.turns import run_loop
+from agentloop.policies import openai
+
+from .mini import N_HELDOUT, N_TRAIN, Recorder, make_mini, opened
+
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+
+SCRIPT = """
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+
+def make(tasks):
+    def script(messages, rng):
+        if messages[-1].role == "tool":
+            return call_message("submit", answer=messages[-1].content)
+        return call_message("shell", command={command!r})
+    return ScriptedPolicy(script, name="mine")
+"""
+
+
+def settings(folder: Path, policy: str) -> None:
+    path = folder / "agentloop.toml"
+    head, _, tail = path.read_text().partition("[policy]")
+    path.write_text(f"{head}[policy]\n{policy}\n[gate]{tail.partition('[gate]')[2]}")
+
+
+def run(folder: Path) -> list[str]:
+    """The loop as the command line runs it; what it said."""
+    progress = Recorder()
+    with opened(folder, progress) as project:
+        asyncio.run(run_loop(project, make_learner(project)))
+    return progress.said
+
+
+def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    assert run(folder)[0] == "v1 is the first version: oracle"
+    with opened(folder) as project:
+        [version] = project.registry.all()
+        report = project.store.report(project.suite.hash, 1)
+        assert (version.kind, version.artifact, version.state.value) == ("scripted", None, "live")
+        assert report is not None
+        assert report.rewards == {f"read-q{n}": (1.0,) for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)}
+        assert {row.n for row in project.store.stage_traces("run-v1")} == set(range(N_TRAIN))
+        n_traces = project.store.n_traces()
+    [said] = run(folder)
+    assert said.startswith("finished: policy 'oracle' is as it was at v1, and its weights are not ours to train")
+    with opened(folder) as project:
+        assert (len(project.registry.all()), project.store.n_traces()) == (1, n_traces)
+
+
+def test_a_changed_setting_is_a_candidate_that_is_gated(tmp_path: Path) -> None:
+    """So is an edited script, under the same name."""
+    folder = make_mini(tmp_path / "mini")
+    run(folder)
+    (folder / "mine.py").write_text(SCRIPT.format(command="cat q1"))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    assert run(folder)[0].startswith("v2: roll back. Worse is shown")
+    (folder / "mine.py").write_text(SCRIPT.format(command="cat q2"))
+    assert run(folder)[0].startswith("v3: roll back. Worse is shown")
+    with opened(folder) as project:
+        assert [(v.number, v.state.value) for v in project.registry.all()] == [(1, "live"), (2, "held"), (3, "held")]
+        assert project.registry.get(2) is not None
+        assert len({v.sha256 for v in project.registry.all()}) == 3
+
+
+def test_settings_that_decide_nothing_make_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_mini(tmp_path / "mini")
+    run(folder)
+    monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "sk-1")
+    monkeypatch.setenv("AGENTLOOP_POLICY__MAX_CONCURRENT", "2")
+    assert run(folder)[0].startswith("finished: ")
+
+
+def test_an_endpoint_that_does_not_answer_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai, "RETRIES", 1)  # the wait between tries is the endpoint's time to recover
+    folder = make_mini(tmp_path / "mini")
+    settings(folder, 'kind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"')
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9/v1/chat/completions: ConnectError") as caught:
+        run(folder)
+    assert getattr(caught.value, "exit_code", None) == 4
+    assert "\n" not in str(caught.value)
+    with opened(folder) as project:
+        assert project.registry.all() == [], "no version is registered on nothing"
+
+
+def test_an_error_of_the_sandbox_stays_one_under_the_lock(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    (folder / "broken.py").write_text(
+        "from agentloop.policies.scripted import ScriptedPolicy\n"
+        "def make(tasks): return ScriptedPolicy(lambda m, r: 1 / 0)\n"
+    )
+    settings(folder, 'kind = "scripted"\nscript = "broken.py:make"')
+    with pytest.raises(SandboxError, match="4 of 4 episodes failed outside the agent: ZeroDivisionError"):
+        run(folder)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ('kind = "openai"', "needs base_url and model"),
+        ('kind = "scripted"\nscript = "gone.py:make"', "gone.py"),
+        ('kind = "scripted"\nscript = "mine.py:missing"', "missing"),
+        ('kind = "scripted"\nscript = "mine.py:nothing"', "gave a NoneType; it must give a ScriptedPolicy"),
+        ('kind = "scripted"\nscript = "mine.py:broken"', "RuntimeError: no such luck"),
+        ('kind = "scripted"\nscript = "mine"', "no policies 'mine'"),
+    ],
+)
+def test_what_cannot_be_made_is_a_config_error(tmp_path: Path, policy: str, words: str) -> None:
+    folder = make_mini(tmp_path / "mini")
+    (folder / "mine.py").write_text(
+        "def nothing(tasks): return None\n\ndef broken(tasks): raise RuntimeError('no such luck')\n"
+    )
+    settings(folder, policy)
+    with opened(folder) as project, pytest.raises(ConfigError) as caught:
+        make_learner(project)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_scripted_project_cannot_turn_into_a_trained_one(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    run(folder)
+    settings(folder, 'kind = "tiny"')
+    with pytest.raises(ConfigError, match="v1 is a scripted policy, which has no weights to train from"):
+        run(folder)
+
+
+def test_a_suite_without_held_out_tasks_is_refused(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini", n_heldout=0)
+    with pytest.raises(ConfigError, match="suite 'mini' has no heldout task"):
+        run(folder)

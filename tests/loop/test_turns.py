@@ -1,0 +1,238 @@
+"""The loop as a state machine: scripted policies of known success, real boxes, the real store and gate."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.gate.regressions import read_cases
+from agentloop.gate.suite import load_suite
+from agentloop.loop.project import REGRESSIONS, Project
+from agentloop.loop.summary import Summary
+from agentloop.loop.turns import promoted, run_loop
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import PolicyState, PolicyVersion, Split
+
+from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run
+
+pytestmark = pytest.mark.usefixtures("bubblewrap")
+
+DOCUMENTED = [
+    "seed",
+    "sandbox",
+    "isolation",
+    "episodes",
+    "tool_calls",
+    "heldout",
+    "failures",
+    "versions",
+    "decision",
+    "regression_cases",
+    "samples_dropped",
+    "wall_s",
+    "cpu_s",
+    "store",
+    "report",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_mini(tmp_path / "mini")
+
+
+def states(folder: Path) -> dict[int, str]:
+    with opened(folder) as project:
+        return {v.number: v.state.value for v in project.registry.all()}
+
+
+def actions(folder: Path) -> dict[int, str]:
+    with opened(folder) as project:
+        return {n: d.action.value for n, d in project.store.decisions().items()}
+
+
+@pytest.mark.parametrize(
+    ("skills", "action", "after"),
+    [
+        ((10, 25), "promote", {1: "retired", 2: "live"}),
+        ((10, 11), "hold", {1: "live", 2: "held"}),
+        ((25, 10), "roll_back", {1: "live", 2: "held"}),
+    ],
+)
+def test_a_candidate_is_promoted_held_or_rolled_back(
+    folder: Path, skills: tuple[int, int], action: str, after: dict[int, str]
+) -> None:
+    run(folder, skills)
+    assert actions(folder) == {2: action}
+    assert states(folder) == after
+
+
+def test_each_candidate_meets_the_live_version_not_the_one_before_it(folder: Path) -> None:
+    run(folder, (5, 20, 4, 28))
+    assert actions(folder) == {2: "promote", 3: "roll_back", 4: "promote"}
+    assert states(folder) == {1: "retired", 2: "retired", 3: "held", 4: "live"}
+    with opened(folder) as project:
+        decisions = project.store.decisions()
+        assert {n: d.baseline for n, d in decisions.items()} == {2: 1, 3: 2, 4: 2}
+        assert decisions[4].difference == pytest.approx(8 / 30)
+        assert promoted(decisions) == [2, 4]
+
+
+def test_a_version_does_the_held_out_tasks_once(folder: Path) -> None:
+    assert run(folder, (10, 25, 26)).asked == [1, 2, 3]
+    assert run(folder, (10, 25, 26)).asked == [], "what is known is not rolled out again"
+
+
+def test_a_finished_loop_goes_on_when_there_is_more_to_make(folder: Path) -> None:
+    run(folder, (10,))
+    assert run(folder, (10, 25)).asked == [2]
+    assert states(folder) == {1: "retired", 2: "live"}
+
+
+def test_held_out_tasks_are_seen_by_the_gate_alone(folder: Path) -> None:
+    run(folder, (10, 25))
+    with opened(folder) as project:
+        rows = project.store.find_traces(limit=10_000)
+        heldout = {task.id for task in project.suite.split(Split.heldout)}
+    assert len(heldout) == N_HELDOUT
+    assert {row.stage for row in rows if row.task_id in heldout} == {"gate-v1", "gate-v2"}
+    assert {row.stage for row in rows if row.task_id not in heldout} == {"turn-1", "turn-2"}
+    assert {row.purpose for row in rows if row.split == "heldout"} == {"evaluate"}
+
+
+def test_what_the_champion_failed_is_pinned(folder: Path) -> None:
+    run(folder, (10, 25))
+    cases = read_cases(folder / REGRESSIONS)
+    failed = {f"read-q{n}" for n in range(N_TRAIN + 10, N_TRAIN + N_HELDOUT)}
+    assert {case.task_id for case in cases} == failed
+    assert {case.policy_version for case in cases} == {1}
+    assert {task.split for task in load_suite(folder / REGRESSIONS).tasks} == {Split.heldout}
+    before = (folder / REGRESSIONS / "cases.jsonl").read_bytes()
+    run(folder, (10, 25))
+    assert (folder / REGRESSIONS / "cases.jsonl").read_bytes() == before
+
+
+def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
+    run(folder, (10, 25))
+    with opened(folder) as project:
+        document = Summary(project, sandbox="bubblewrap", isolation="namespaces", command="c").json()
+        store = project.store.path
+    assert set(document) == {*DOCUMENTED, "infra_failed"}
+    assert set(document["heldout"]) == {"n", "before", "after"}
+    assert document["heldout"]["n"] == N_HELDOUT
+    assert set(document["heldout"]["before"]) == set(document["heldout"]["after"]) == {"success", "ci95"}
+    assert document["heldout"]["before"]["success"] == round(10 / 30, 4)
+    assert document["heldout"]["after"]["success"] == round(25 / 30, 4)
+    low, high = document["heldout"]["after"]["ci95"]
+    assert low < 25 / 30 < high
+    assert (sum(document["failures"]["before"].values()), sum(document["failures"]["after"].values())) == (20, 5)
+    assert document["decision"] == "promote"
+    assert document["episodes"] == 2 * (2 * N_TRAIN) + 2 * N_HELDOUT
+    assert document["tool_calls"] == 2 * document["episodes"]
+    assert document["samples_dropped"] == {"flat": 4}
+    assert (document["regression_cases"], document["infra_failed"]) == (20, 0)
+    assert (document["sandbox"], document["isolation"], document["seed"]) == ("bubblewrap", "namespaces", 0)
+    assert (document["store"], document["report"]) == (str(store), str(folder / "report.html"))
+    assert [(v["number"], v["parent"], v["state"], v["decision"]) for v in document["versions"]] == [
+        (1, None, "retired", None),
+        (2, 1, "live", "promote"),
+    ]
+
+
+def test_the_report_is_written_and_names_what_was_run(folder: Path) -> None:
+    run(folder, (10, 25))
+    with opened(folder) as project:
+        summary = Summary(project, sandbox="bubblewrap", isolation="namespaces", command="agentloop loop here")
+        path = summary.write_report()
+    text = path.read_text()
+    assert path == folder / "report.html"
+    assert "agentloop loop here" in text
+    assert "read-q14" in text, "a task that failed before and passes now is shown"
+
+
+# ------------------------------------------------------------------------------------ interruptions
+
+
+class Cut(BaseException):
+    """The process ends here."""
+
+
+QUICK = {("after", "put_report"), ("before", "put_decision"), ("after", "put_stage")}
+CUTS = [
+    pytest.param(write, after, id=f"{when}-{write}", marks=() if (when, write) in QUICK else pytest.mark.slow)
+    for write in ("put_judged", "put_stage", "put_version", "put_report", "put_decision")
+    for when, after in (("before", False), ("after", True))
+]
+
+
+def outcome(folder: Path) -> object:
+    with opened(folder) as project:
+        versions = [v.model_dump(exclude={"created_at"}) for v in project.registry.all()]
+        decisions = {n: d.model_dump(exclude={"created_at"}) for n, d in project.store.decisions().items()}
+        summary = Summary(project, sandbox="b", isolation="n", command="c").json()
+        traces = sorted((r.id, r.stage, r.n, r.reward) for r in project.store.find_traces(limit=10_000))
+    counted = {k: v for k, v in summary.items() if k not in {"wall_s", "cpu_s", "store", "report"}}
+    return versions, decisions, counted, traces
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, bubblewrap_here: None) -> object:
+    folder = make_mini(tmp_path_factory.mktemp("whole") / "mini")
+    run(folder, (10, 25, 9))
+    return outcome(folder)
+
+
+@pytest.fixture(scope="module")
+def bubblewrap_here() -> None:
+    reason = BubblewrapBackend().probe()
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.mark.parametrize(("write", "after"), CUTS)
+def test_cut_at_every_write_it_ends_as_if_it_had_not_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: object, write: str, after: bool
+) -> None:
+    """The process ends just before, or just after, each write of one kind in turn, until it gets through."""
+    folder = make_mini(tmp_path / "mini")
+    n_cuts = 0
+    while True:
+        with opened(folder) as project:
+            learner = PlannedLearner(project, (10, 25, 9))
+            _cut_at(project, monkeypatch, write, after, skip=min(n_cuts, 1))
+            try:
+                asyncio.run(run_loop(project, learner))
+                break
+            except Cut:
+                n_cuts += 1
+    assert n_cuts >= 1
+    assert outcome(folder) == uninterrupted
+
+
+def _cut_at(project: Project, monkeypatch: pytest.MonkeyPatch, write: str, after: bool, skip: int) -> None:
+    """End at write number `skip` + 1 of this opening: a run that always ended at its first would never end."""
+    done = 0
+    real = getattr(project.store, write)
+
+    def cut(*args: object, **named: object) -> None:
+        nonlocal done
+        done += 1
+        if done <= skip:
+            real(*args, **named)
+            return
+        if after:
+            real(*args, **named)
+        raise Cut
+
+    monkeypatch.setattr(project.store, write, cut)
+
+
+def test_a_candidate_without_a_champion_is_refused_not_promoted(folder: Path) -> None:
+    with opened(folder) as project:
+        asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+        only: PolicyVersion = project.registry.all()[0]
+        project.store.put_version(only.model_copy(update={"state": PolicyState.candidate}))
+        with pytest.raises(ValueError, match="no version is live beside candidate v1"):
+            asyncio.run(run_loop(project, PlannedLearner(project, (10,))))

@@ -1,0 +1,270 @@
+"""The OpenAI dialect against a real HTTP server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from agentloop.agents.tools import SHELL, TOOLS
+from agentloop.errors import ConfigError, PolicyError
+from agentloop.policies.openai import OpenAIPolicy
+from agentloop.types import Completion, Message, ToolCall, ToolSpec
+
+Answer = tuple[int, object] | None
+"""(status, JSON value or the body's bytes), or None to hang up without a word."""
+
+HELLO = {"choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}]}
+
+
+@dataclass
+class Endpoint:
+    """Gives its answers in order and keeps what it was asked."""
+
+    url: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    kept = Endpoint()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            kept.asked.append((self.path, dict(self.headers), body))
+            answer = kept.answers.pop(0)
+            if answer is None:
+                return
+            status, value = answer
+            data = value if isinstance(value, bytes) else json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Be quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    kept.url = f"http://127.0.0.1:{server.server_port}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield kept
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before retries, which are recorded and not waited for."""
+    made: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        made.append(seconds)
+
+    monkeypatch.setattr("agentloop.policies.openai.asyncio.sleep", pause)
+    return made
+
+
+def complete(
+    endpoint: Endpoint,
+    messages: Sequence[Message] = (Message(role="user", content="hi"),),
+    tools: Sequence[ToolSpec] = TOOLS,
+    seed: int = 7,
+    **settings: Any,
+) -> Completion:
+    policy = OpenAIPolicy(endpoint.url, "small", **settings)
+    return asyncio.run(policy.complete(messages, tools, max_tokens=64, seed=seed))
+
+
+# ------------------------------------------------------------------------------------------ asking
+
+
+def test_what_is_asked(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, HELLO)]
+    call = ToolCall(id="c1", name="shell", arguments='{"command": "ls"}')
+    messages = [
+        Message(role="user", content="look"),
+        Message(role="assistant", tool_calls=(call,), token_ids=(1, 2)),
+        Message(role="tool", content="f03", tool_call_id="c1"),
+    ]
+    complete(endpoint, messages, [SHELL], seed=2**40 + 5, temperature=0.5, api_key=SecretStr("open sesame"))
+    ((path, headers, body),) = endpoint.asked
+    assert path == "/v1/chat/completions"
+    assert headers["Authorization"] == "Bearer open sesame"
+    assert body == {
+        "model": "small",
+        "messages": [
+            {"role": "user", "content": "look"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [
+                    {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
+                ],
+            },
+            {"role": "tool", "content": "f03", "tool_call_id": "c1"},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "shell",
+                    "description": SHELL.description,
+                    "parameters": SHELL.parameters,
+                },
+            }
+        ],
+        "max_tokens": 64,
+        "temperature": 0.5,
+        "seed": 5,
+    }
+
+
+def test_no_key_no_header(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, HELLO)]
+    endpoint.url += "/"
+    complete(endpoint)
+    assert endpoint.asked[0][0] == "/v1/chat/completions"
+    assert "Authorization" not in endpoint.asked[0][1]
+
+
+@pytest.mark.parametrize(("base_url", "model"), [(None, "m"), ("http://x/v1", None), ("", "m"), ("http://x/v1", "")])
+def test_it_needs_an_address_and_a_model(base_url: str | None, model: str | None) -> None:
+    with pytest.raises(ConfigError, match="needs base_url and model"):
+        OpenAIPolicy(base_url, model)
+
+
+# ----------------------------------------------------------------------------------------- answers
+
+
+def test_tool_calls_are_read(endpoint: Endpoint) -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}},
+        {"id": "b", "type": "function", "function": {"name": "teleport", "arguments": ""}},
+    ]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    usage = {"prompt_tokens": 30, "completion_tokens": 9}
+    endpoint.answers = [(200, {"choices": [{"message": said, "finish_reason": "tool_calls"}], "usage": usage})]
+    done = complete(endpoint)
+    assert done.message == Message(
+        role="assistant",
+        tool_calls=(
+            ToolCall(id="a", name="shell", arguments='{"command": "ls"}'),
+            ToolCall(id="b", name="teleport", arguments="{}"),
+        ),
+    )
+    assert (done.finish_reason, done.n_prompt_tokens, done.n_completion_tokens) == ("tool_calls", 30, 9)
+    assert (done.prompt_token_ids, done.message.token_ids, done.logprobs) == ((), (), ())
+
+
+def vllm(**choice: object) -> dict[str, object]:
+    """An answer of vLLM to a request with return_token_ids and logprobs."""
+    said = {"role": "assistant", "content": "17", "tool_calls": []}
+    return {"choices": [{"message": said, "finish_reason": "length", **choice}], "prompt_token_ids": [5, 6, 7]}
+
+
+def test_tokens_and_log_probabilities_are_kept(endpoint: Endpoint) -> None:
+    content = [{"token": "1", "logprob": -0.25, "top_logprobs": []}, {"token": "7", "logprob": -1.5}]
+    endpoint.answers = [(200, vllm(token_ids=[40, 41], logprobs={"content": content}))]
+    done = complete(endpoint)
+    assert (done.message.content, done.message.token_ids, done.logprobs) == ("17", (40, 41), (-0.25, -1.5))
+    assert (done.prompt_token_ids, done.finish_reason) == ((5, 6, 7), "length")
+
+
+@pytest.mark.parametrize("logprobs", [None, {"content": None}, {"content": [{"logprob": -0.1}]}])
+def test_log_probabilities_that_do_not_fit_the_tokens_are_left_out(endpoint: Endpoint, logprobs: object) -> None:
+    endpoint.answers = [(200, vllm(token_ids=[40, 41], logprobs=logprobs))]
+    done = complete(endpoint)
+    assert (done.message.token_ids, done.logprobs) == ((40, 41), ())
+
+
+def test_half_a_surrogate_pair_can_still_be_stored(endpoint: Endpoint) -> None:
+    call = {"id": "a", "function": {"name": "she\ud800ll", "arguments": '{"command": "\udc00"}'}}
+    endpoint.answers = [(200, {"choices": [{"message": {"content": "cut \ud83d", "tool_calls": [call]}}]})]
+    done = complete(endpoint)
+    assert Completion.model_validate_json(done.model_dump_json()) == done
+    assert (done.message.content, done.finish_reason) == ("cut ?", "stop")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>It works!</html>",
+        b"",
+        b'{"choices": [',
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b'{"error": {"message": "overloaded"}}',
+        b'{"choices": []}',
+        b'{"choices": [{"message": null}]}',
+        b'{"choices": [{"message": "hello"}]}',
+        b'{"choices": [{"message": {"content": 7}}]}',
+        b'{"choices": [{"message": {"tool_calls": [{"id": "a"}]}}]}',
+        b'{"choices": [{"message": {"content": "a"}, "token_ids": ["x"]}]}',
+        b'{"choices": [{"message": {"content": "a"}}], "usage": "much"}',
+    ],
+    ids=repr,
+)
+def test_an_answer_that_is_no_completion_is_the_endpoints_fault(endpoint: Endpoint, body: bytes) -> None:
+    endpoint.answers = [(200, body)]
+    with pytest.raises(PolicyError, match="answered with no chat completion") as caught:
+        complete(endpoint)
+    assert endpoint.url in str(caught.value)
+    assert body.decode(errors="replace")[:20] in str(caught.value)
+    assert len(endpoint.asked) == 1
+
+
+# ----------------------------------------------------------------------------------------- retries
+
+
+@pytest.mark.parametrize("failure", [(429, {"error": "slow down"}), (500, b"oops"), (503, b""), None])
+def test_what_may_pass_is_tried_again(endpoint: Endpoint, pauses: list[float], failure: Answer) -> None:
+    endpoint.answers = [failure, failure, (200, HELLO)]
+    assert complete(endpoint).message.content == "hello"
+    assert pauses == [1.0, 2.0]
+    assert endpoint.asked[0][2] == endpoint.asked[2][2]
+
+
+def test_trying_again_has_an_end(endpoint: Endpoint, pauses: list[float]) -> None:
+    endpoint.answers = [(503, b"first"), None, (503, b"still loading the model")]
+    with pytest.raises(PolicyError, match="HTTP 503: still loading the model"):
+        complete(endpoint)
+    assert len(pauses) == 2
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 422])
+def test_a_refusal_is_not_tried_again(endpoint: Endpoint, pauses: list[float], status: int) -> None:
+    endpoint.answers = [(status, {"error": {"message": "Incorrect API key provided"}})]
+    with pytest.raises(PolicyError, match=f"HTTP {status}: .*Incorrect API key provided"):
+        complete(endpoint, api_key=SecretStr("open sesame"))
+    assert len(endpoint.asked) == 1
+    assert pauses == []
+
+
+@pytest.mark.usefixtures("pauses")
+def test_no_error_shows_the_key(endpoint: Endpoint) -> None:
+    endpoint.answers = [(401, b"no"), None, None, None]
+    for _ in range(2):
+        with pytest.raises(PolicyError) as caught:
+            complete(endpoint, api_key=SecretStr("open sesame"))
+        assert "sesame" not in str(caught.value)
+
+
+def test_nobody_listening_is_said_at_once(endpoint: Endpoint, pauses: list[float]) -> None:
+    endpoint.url = "http://127.0.0.1:9/v1"
+    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:9/v1/chat/completions: ConnectError"):
+        complete(endpoint)
+    assert pauses == []

@@ -1,0 +1,107 @@
+"""What a command may try against the machine, and against the other episodes of its box."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import SandboxUnavailable
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.testing import opened
+from agentloop.types import SandboxSpec
+
+SHARED = SandboxSpec(read_only=True)
+DEEP = "cd; mkdir -p $(printf 'd/%.0s' $(seq 1500))"
+LOCKED = "cd; mkdir d; head -c 5000000 /dev/zero > d/x; chmod 000 d"
+
+
+def test_no_setting_of_the_kernel_can_be_opened_for_writing(backend: SandboxBackend) -> None:
+    # Opened, never written: a box that fails this test must not change the machine it is tested on.
+    # It matters most for root, whose box is the kernel's user 0: core_pattern is a program of the host's.
+    attempt = "for f in $(find /proc/sys /proc/sysrq-trigger -type f); do (: 3<>$f) && echo $f; done 2>/dev/null"
+
+    async def scene() -> None:
+        async with opened(backend) as box:
+            assert (await box.exec(f"{attempt}; true")).stdout == ""
+            assert (await box.exec("(: 3<>/dev/null) && echo opens")).stdout == "opens\n"
+
+    asyncio.run(scene())
+
+
+def test_shared_memory_counts_as_scratch(backend: SandboxBackend) -> None:
+    async def scene() -> None:
+        async with opened(backend, SandboxSpec(scratch_mb=8)) as box:
+            for place in ("/dev/shm", "/dev"):
+                fill = f"head -c 30000000 /dev/zero > {place}/big"
+                size = (await box.exec(f"({fill}) 2>/dev/null; stat -c %s {place}/big 2>/dev/null")).stdout
+                assert int(size or 0) <= 8 << 20
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("leave", [DEEP, LOCKED], ids=["deep", "locked"])
+def test_what_a_lease_leaves_harms_no_other(backend: SandboxBackend, leave: str) -> None:
+    async def scene() -> None:
+        pool = SandboxPool(backend)
+        try:
+            async with pool.lease(SHARED, "other") as other:
+                async with pool.lease(SHARED, "bad") as bad:
+                    assert (await bad.exec(leave)).exit_code == 0
+                deadline = time.monotonic() + 10
+                while (await other.exec("ls -A /tmp")).stdout != "other\n":
+                    assert time.monotonic() < deadline, "the scratch of a lease that ended is still there"
+                    await asyncio.sleep(0.05)
+        finally:
+            await pool.close()
+
+    asyncio.run(scene())
+
+
+def test_a_cancelled_call_ends_its_command(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        async with opened(bubblewrap) as box:
+            n = 4 * (os.cpu_count() or 1)  # more than run at once: some are cancelled while they wait
+            calls = [asyncio.create_task(box.exec("exec sleep 71")) for _ in range(n)]
+            await asyncio.sleep(0.3)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            async with asyncio.timeout(5):  # those that sleep on would hold every place in the box
+                while (await box.exec("cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep")).stdout != "0\n":  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(scene())
+
+
+def test_a_command_whose_time_is_up_may_clean_up_first(backend: SandboxBackend) -> None:
+    async def scene() -> None:
+        async with opened(backend) as box:
+            done = await box.exec("trap 'echo cleaned; exit 3' TERM; sleep 72 & wait", timeout_s=0.3)
+            assert (done.timed_out, done.stdout, done.exit_code) == (True, "cleaned\n", 3)
+
+    asyncio.run(scene())
+
+
+def test_files_that_do_not_fit_say_so(backend: SandboxBackend, tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(b"x" * (20 << 20))
+    with pytest.raises(SandboxUnavailable, match=r"cannot fill /work.*No space left"):
+        asyncio.run(backend.create(SandboxSpec(files=tmp_path, scratch_mb=8)))
+
+
+def test_unusual_files_are_copied_and_can_be_added_to(backend: SandboxBackend, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
+    tmp_path.chmod(0o555)
+
+    async def scene() -> None:
+        async with opened(backend, SandboxSpec(files=tmp_path)) as box:
+            assert (await box.exec("touch new && ls")).stdout == "a\nnew\npipe\n"
+
+    asyncio.run(scene())
+    tmp_path.chmod(0o755)

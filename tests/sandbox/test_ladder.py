@@ -1,0 +1,67 @@
+"""The ladder: docker, else bubblewrap, else a refusal that says what to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentloop.errors import PluginError, SandboxUnavailable
+from agentloop.sandbox import bubblewrap as bubblewrap_module
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.ladder import choose_backend
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
+
+
+@pytest.fixture
+def no_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap_module, "_program", lambda: None)
+
+
+def test_docker_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DockerBackend, "probe", lambda self: None)
+    assert choose_backend("auto").name == "docker"
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_without_an_engine_it_is_bubblewrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BubblewrapBackend, "probe", lambda self: None)
+    assert choose_backend("auto").name == "bubblewrap"
+
+
+@pytest.mark.usefixtures("no_engine", "no_bwrap")
+def test_with_neither_it_refuses_with_both_reasons_and_remedies() -> None:
+    with pytest.raises(SandboxUnavailable) as caught:
+        choose_backend("auto")
+    message = str(caught.value)
+    assert message.startswith("no sandbox can be made here. docker: no Docker Engine answers (")
+    assert "start one, or use bubblewrap. bubblewrap: no bwrap program; install bubblewrap (`apt install" in message
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_what_was_asked_for_by_name_is_not_replaced() -> None:
+    with pytest.raises(SandboxUnavailable, match="docker: no Docker Engine answers"):
+        choose_backend("docker")
+
+
+def test_an_unknown_name_is_met_with_the_nearest() -> None:
+    with pytest.raises(PluginError, match=r"no sandboxes 'bublewrap' .*did you mean 'bubblewrap'\?"):
+        choose_backend("bublewrap")
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        ("bwrap: setting up uid map: Permission denied", "kernel.apparmor_restrict_unprivileged_userns=0"),
+        ("bwrap: loopback: Failed RTM_NEWADDR: Operation not permitted", "kernel.unprivileged_userns_clone=1"),
+        ("bwrap: Can't mount tmpfs", "or use docker"),
+    ],
+)
+def test_bwrap_that_may_not_is_explained(said: str, remedy: str) -> None:
+    line = bubblewrap_module._explained(said)
+    assert said in line
+    assert remedy in line
+    assert "\n" not in line

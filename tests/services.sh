@@ -1,0 +1,111 @@
+#!/bin/sh
+# Starts what the slow tests need, and stops only what it started: `sh tests/services.sh start|stop`.
+# Today that is a Docker Engine. Where it may not install or start one, it says what is missing and exits 0;
+# the tests then skip with that reason (and fail in CI).
+set -u
+
+STATE=${AGENTLOOP_SERVICES:-/tmp/agentloop-services}
+PIDFILE=$STATE/dockerd.pid
+LOG=$STATE/dockerd.log
+WAIT_S=60
+
+answers() { # 0 when an engine answers on its socket, found without the docker command line
+    python3 - <<'PY' 2>/dev/null
+import os, socket, sys
+where = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+if not where.startswith("unix://"):
+    sys.exit(1)
+with socket.socket(socket.AF_UNIX) as s:
+    s.settimeout(2)
+    s.connect(where[len("unix://"):])
+    s.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
+    sys.exit(0 if b" 200 " in s.recv(256) else 1)
+PY
+}
+
+ours() { # 0 when the pidfile names a dockerd that is alive
+    [ -f "$PIDFILE" ] && grep -q dockerd "/proc/$(cat "$PIDFILE")/comm" 2>/dev/null
+}
+
+start() {
+    if answers; then
+        echo "docker: an engine answers already"
+        return
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        echo "docker: no engine answers, and only root may start one; start it, then run this again"
+        return
+    fi
+    did="started"
+    if ! command -v dockerd >/dev/null; then
+        if ! command -v apt-get >/dev/null; then
+            echo "docker: no dockerd and no apt-get to install it with; install a Docker Engine"
+            return
+        fi
+        mkdir -p "$STATE"
+        if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends docker.io; } \
+            >"$STATE/apt.log" 2>&1 </dev/null; then
+            echo "docker: docker.io cannot be installed; see $STATE/apt.log"
+            return
+        fi
+        did="installed and started"
+        if answers; then
+            echo "docker: installed docker.io, its engine answers"
+            return
+        fi
+    fi
+    mkdir -p "$STATE"
+    if ! ours; then
+        if command -v setsid >/dev/null; then
+            setsid dockerd >"$LOG" 2>&1 </dev/null &
+        else
+            nohup dockerd >"$LOG" 2>&1 </dev/null &
+        fi
+        echo $! >"$PIDFILE"
+    fi
+    waited=0
+    while [ "$waited" -lt "$WAIT_S" ]; do
+        if answers; then
+            echo "docker: $did dockerd, pid $(cat "$PIDFILE"), log $LOG"
+            return
+        fi
+        if ! kill -0 "$(cat "$PIDFILE")" 2>/dev/null; then
+            rm -f "$PIDFILE"
+            echo "docker: dockerd ended at once: $(tail -n 1 "$LOG" | cut -c 1-200); see $LOG"
+            return
+        fi
+        sleep 1
+        waited=$((waited + 1))
+    done
+    echo "docker: dockerd did not answer in $WAIT_S s; see $LOG"
+}
+
+stop() {
+    if ! ours; then
+        rm -f "$PIDFILE"
+        echo "docker: nothing to stop"
+        return
+    fi
+    pid=$(cat "$PIDFILE")
+    kill "$pid"
+    waited=0
+    while kill -0 "$pid" 2>/dev/null && [ "$waited" -lt "$WAIT_S" ]; do
+        sleep 1
+        waited=$((waited + 1))
+    done
+    if kill -0 "$pid" 2>/dev/null; then
+        echo "docker: dockerd, pid $pid, did not end in $WAIT_S s; see $LOG"
+        return
+    fi
+    rm -f "$PIDFILE"
+    echo "docker: stopped dockerd, pid $pid"
+}
+
+case "${1:-}" in
+start) start ;;
+stop) stop ;;
+*)
+    echo "usage: sh tests/services.sh start|stop" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,334 @@
+"""What was put is what is read; what cannot be used says so in one line with the file and the next move."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import SandboxError, StoreError
+from agentloop.store.bodies import unpack
+from agentloop.store.store import Store
+from agentloop.store.tables import SCHEMA_VERSION, StageRow
+from agentloop.types import Action, Decision, EvalReport, PolicyState, Purpose, Split
+
+from .rows import NOW, judged, version
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "traces" / "store.db")
+    yield made
+    made.close()
+
+
+def ids(rows: list) -> list[str]:  # type: ignore[type-arg]
+    return [row.id for row in rows]
+
+
+# -------------------------------------------------------------------------------------- round trips
+
+
+def test_a_judged_episode_comes_back_whole(store: Store) -> None:
+    put = judged("t1", reward=0.0)
+    store.put_judged("turn-1", [put])
+    task, episode, trace, verdict = put
+    row, *found = store.trace("t1")
+    assert found == [trace, verdict]
+    assert unpack(row.body) == (trace, verdict)
+    assert (row.episode_id, row.task_id, row.pool, row.split) == (episode.id, task.id, task.pool, "train")
+    assert (row.stage, row.n, row.purpose, row.group, row.policy_version) == ("turn-1", 0, "train", "g/0", 1)
+    assert (row.seed, row.episode_state, row.stop_reason) == (2**47, "finished", "submitted")
+    assert (row.reward_state, row.reward, row.failure) == ("scored", 0.0, "obs.misread")
+    assert (row.n_steps, row.n_tool_calls, row.answer, row.error) == (1, 1, trace.answer, None)
+
+
+def test_an_infrastructure_failure_keeps_its_error_and_has_no_reward(store: Store) -> None:
+    store.put_judged("turn-1", [judged("t1", reward=None)])
+    row, trace, _ = store.trace("t1")
+    assert (row.reward, row.reward_state, row.failure) == (None, "infra_failed", None)
+    assert row.error == trace.error == "SandboxGone: it died"
+
+
+def test_putting_twice_is_putting_once_and_the_last_word_counts(store: Store) -> None:
+    store.put_judged("turn-1", [judged("t1"), judged("t2")])
+    store.put_judged("turn-1", [judged("t1", answer="other"), judged("t2")])
+    assert store.n_traces() == 2
+    assert store.trace("t1")[1].answer == "other"
+    assert store.trace("t2")[1].answer != "other"
+
+
+def test_nothing_of_a_batch_is_stored_when_one_of_it_cannot_be(store: Store) -> None:
+    _, episode, _, _ = judged("t1")
+    task, _, trace, verdict = judged("t2")
+    with pytest.raises(StoreError, match="UNIQUE"):
+        store.put_judged("turn-1", [judged("t1"), (task, episode, trace, verdict)])
+    assert store.n_traces() == 0
+
+
+def test_an_empty_batch_is_nothing(store: Store) -> None:
+    store.put_judged("turn-1", [])
+    assert store.n_traces() == 0
+
+
+def test_forgetting_a_stage_takes_that_stage_alone(store: Store) -> None:
+    store.put_judged("turn-1", [judged("t1"), judged("t2")])
+    store.put_judged("turn-11", [judged("t3")])
+    assert store.forget_stage("turn-1") == 2
+    assert store.forget_stage("turn-1") == 0
+    assert ids(store.find_traces(limit=9)) == ["t3"]
+
+
+def test_a_stage_is_read_in_the_order_it_was_made(store: Store) -> None:
+    store.put_judged("turn-1", [judged("b", minute=2), judged("a", minute=1)])
+    store.put_judged("turn-1", [judged("d"), judged("c")], first=2)
+    assert ids(store.stage_traces("turn-1")) == ["b", "a", "d", "c"]
+
+
+def test_find_traces_filters_by_every_given_column(store: Store) -> None:
+    store.put_judged("turn-1", [judged("t1", minute=1), judged("t2", reward=0.0, minute=3)])
+    store.put_judged("gate-v2", [judged("t3", version=2, pool="max", minute=2)])
+    assert ids(store.find_traces(limit=9)) == ["t2", "t3", "t1"]
+    assert ids(store.find_traces(limit=9, newest_first=False)) == ["t1", "t3", "t2"]
+    assert ids(store.find_traces(limit=2)) == ["t2", "t3"]
+    assert ids(store.find_traces(limit=9, failure="obs.misread")) == ["t2"]
+    assert ids(store.find_traces(limit=9, policy_version=2)) == ["t3"]
+    assert ids(store.find_traces(limit=9, task_id="sum-f1", stage="turn-1")) == ["t2", "t1"]
+    assert ids(store.find_traces(limit=9, task_id="sum-f1", failure=None)) == ["t2", "t1"]
+    assert store.find_traces(limit=9, task_id="sum-f1", stage="gate-v2") == []
+
+
+def test_passing_is_what_a_revival_may_imitate(store: Store) -> None:
+    fit = {"pool": "sum", "purpose": Purpose.demonstrate}
+    store.put_judged(
+        "demonstrate",
+        [
+            judged("yes2", **fit),
+            judged("yes1", **fit),
+            judged("failed", **fit, reward=0.0),
+            judged("unscored", **fit, reward=None),
+            judged("held-out", **fit, split=Split.heldout),
+            judged("other-pool", pool="max", purpose=Purpose.demonstrate),
+            judged("other-purpose", pool="sum"),
+        ],
+    )
+    assert ids(store.passing("sum", Purpose.demonstrate)) == ["yes2", "yes1"]
+    assert ids(store.passing("sum", Purpose.demonstrate, limit=1)) == ["yes2"]
+
+
+def test_n_traces_counts_what_has_the_values(store: Store) -> None:
+    store.put_judged("turn-1", [judged("t1"), judged("t2", reward=0.0), judged("t3", reward=None)])
+    assert store.n_traces() == 3
+    assert store.n_traces(reward_state="infra_failed") == 1
+    assert store.n_traces(reward_state="scored", failure="obs.misread") == 1
+
+
+def test_a_trace_is_found_by_as_much_of_its_id_as_is_unique(store: Store) -> None:
+    store.put_judged("turn-1", [judged("ab1"), judged("ab2"), judged("a%c")])
+    assert store.trace("ab1")[1].id == "ab1"
+    assert store.trace("a%")[1].id == "a%c", "a per cent sign is no wildcard"
+    with pytest.raises(StoreError, match=r"^no trace with an id that begins with 'x'; `agentloop traces ls`"):
+        store.trace("x")
+    with pytest.raises(StoreError, match=r"^more than one trace with an id that begins with 'ab'; "):
+        store.trace("ab")
+
+
+def test_versions_reports_decisions_and_stages_come_back(store: Store) -> None:
+    report = EvalReport(
+        suite="s",
+        suite_hash="h" * 64,
+        policy_version=2,
+        rewards={"b": (1.0, 0.0), "a": (1 / 3,)},
+        n_infra=1,
+        failures={"obs.misread": 1},
+    )
+    decision = Decision(
+        action=Action.hold,
+        baseline=1,
+        candidate=2,
+        n_tasks=2,
+        difference=0.1,
+        ci95=(-0.2, 1 / 3),
+        p_better=0.1,
+        p_worse=0.95,
+        reasons=("neither",),
+        created_at=NOW,
+    )
+    held = version(2, parent=1).model_copy(update={"state": PolicyState.held, "note": "µ"})
+    store.put_versions([version(2, parent=1), version(1)])
+    store.put_report(report)
+    store.put_report(report)
+    store.put_decision(decision, [held])
+    store.put_stage(StageRow(name="turn-2", n_episodes=5, dropped={"flat": 3}, metrics={"validation": 1 / 3}))
+    store.put_stage(StageRow(name="turn-1"))
+    assert store.versions() == [version(1), held]
+    assert store.report("h" * 64, 2) == report
+    assert store.report("h" * 64, 1) is None
+    assert store.report("i" * 64, 2) is None
+    assert store.decisions() == {2: decision}
+    assert list(store.stages()) == ["turn-2", "turn-1"], "in the order in which they finished"
+    assert store.stages()["turn-2"].metrics == {"validation": 1 / 3}
+    assert store.stages()["turn-2"].dropped == {"flat": 3}
+
+
+def test_times_come_back_aware_and_to_the_microsecond(store: Store) -> None:
+    store.put_version(version(1))
+    found = store.versions()[0].created_at
+    assert found == NOW
+    assert found.utcoffset() is not None
+
+
+def test_a_closed_store_opens_again_with_everything_in_it(tmp_path: Path) -> None:
+    first = Store(tmp_path / "store.db")
+    first.put_judged("turn-1", [judged("t1")])
+    first.close()
+    second = Store(tmp_path / "store.db", create=False)
+    assert second.trace("t1")[1] == judged("t1")[2]
+    second.close()
+
+
+# ---------------------------------------------------------------------- what cannot be used, in words
+
+
+def test_a_store_of_another_schema_is_refused_not_guessed_at(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    Store(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(StoreError) as caught:
+        Store(path)
+    assert str(caught.value) == (
+        f"{path} has schema {SCHEMA_VERSION + 1}, this agentloop writes {SCHEMA_VERSION}; use another folder"
+    )
+
+
+def test_what_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_text("a diary, not a database\n" * 50)
+    with pytest.raises(StoreError) as caught:
+        Store(path)
+    assert str(caught.value) == f"{path}: file is not a database; this is no trace store; choose another folder"
+    assert path.read_text().startswith("a diary")
+
+
+def test_a_store_that_must_be_there_is_not_made(tmp_path: Path) -> None:
+    path = tmp_path / "nowhere" / "store.db"
+    with pytest.raises(StoreError) as caught:
+        Store(path, create=False)
+    assert str(caught.value) == (
+        f"no trace store at {path}; run `agentloop demo` or `agentloop loop`, or name its project"
+    )
+    assert not path.parent.exists()
+
+
+def test_a_file_in_the_way_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "traces").write_text("")
+    with pytest.raises(StoreError) as caught:
+        Store(tmp_path / "traces" / "store.db")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(tmp_path / "traces") in message
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_next_move() -> None:
+    with pytest.raises(StoreError) as caught:
+        Store(Path("/proc/agentloop/store.db"))
+    message = str(caught.value)
+    assert message.startswith("/proc/agentloop: ")
+    assert "\n" not in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and shutil.which("chattr") is None, reason="root writes everywhere; needs chattr")
+def test_a_read_only_folder_is_named_with_the_next_move(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    as_root = os.geteuid() == 0
+    if as_root and subprocess.run(["chattr", "+i", folder], capture_output=True, check=False).returncode:
+        pytest.skip("this file system knows no immutable folders, and root writes everywhere; run as another user")
+    if not as_root:
+        folder.chmod(0o555)
+    try:
+        with pytest.raises(StoreError) as caught:
+            Store(folder / "store.db")
+    finally:
+        folder.chmod(0o755) if not as_root else subprocess.run(["chattr", "-i", folder], check=True)
+    assert str(caught.value) == (
+        f"{folder / 'store.db'}: unable to open database file; choose a folder that can be written"
+    )
+
+
+# ------------------------------------------------------------------------------ one writer, durable
+
+
+def spawn(store_path: Path, task: str, expected: str) -> subprocess.Popen[str]:
+    """The writer, once it has said `expected`."""
+    process = subprocess.Popen([sys.executable, WRITER, store_path, task], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == expected
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_second_writer_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    writer = spawn(path, "lock", "locked")
+    store = Store(path)
+    try:
+        with pytest.raises(StoreError) as caught, store.lock():
+            pytest.fail("two writers held the store")
+        assert str(caught.value) == f"{path} is in use by process {writer.pid}; wait for it or end it"
+    finally:
+        end(writer)
+    with store.lock():
+        assert path.with_suffix(".lock").read_text() == str(os.getpid()), "the lock died with its process"
+    store.close()
+
+
+def test_a_lock_that_was_refused_can_be_read_by_others(store: Store) -> None:
+    """Reading needs no lock: `traces ls` works while a loop writes."""
+    with store.lock():
+        reader = Store(store.path, create=False)
+        store.put_judged("turn-1", [judged("t1")])
+        assert reader.n_traces() == 1
+        reader.close()
+
+
+def test_what_fails_under_the_lock_is_not_blamed_on_the_store(store: Store) -> None:
+    with pytest.raises(SandboxError, match=r"^the box is gone$"), store.lock():
+        raise SandboxError("the box is gone")
+    with pytest.raises(FileNotFoundError), store.lock():
+        raise FileNotFoundError(2, "No such file or directory", "elsewhere")
+
+
+def test_what_was_acknowledged_survives_kill_nine(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    end(spawn(path, "500", "committed"))
+    store = Store(path, create=False)
+    rows = store.stage_traces("turn-1")
+    assert ids(rows) == [f"t{i:04d}" for i in range(500)]
+    assert all(unpack(row.body)[0] == judged(row.id)[2] for row in rows)
+    assert store.versions() == [version(1)]
+    store.close()
+
+
+def test_every_commit_waits_for_the_disk(store: Store) -> None:
+    with store._engine.connect() as connection:
+        found = {
+            name: connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")
+        }
+    assert found == {"journal_mode": "wal", "synchronous": 2}
+    assert re.fullmatch(r"[1-9]\d*", str(SCHEMA_VERSION))

@@ -1,0 +1,167 @@
+"""File, then environment, then command line; what does not fit is named with its file and key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from agentloop.config import Config, in_continuous_integration, load_config
+from agentloop.errors import ConfigError
+
+SUITE = '[project]\nsuite = "evals/x"\n'
+SECRET = "sk-not-to-be-seen"
+
+
+def config(folder: Path, text: str = SUITE, **overrides: dict[str, object]) -> Config:
+    (folder / "agentloop.toml").write_text(text)
+    return load_config(folder, **overrides)
+
+
+def refused(folder: Path, text: str, **overrides: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config(folder, text, **overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(folder) in message
+    return message.removeprefix(f"{folder / 'agentloop.toml'}: ")
+
+
+def test_environment_outranks_file_and_command_line_outranks_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = SUITE + "seed = 3\n[train]\nn_tasks = 3\ngroup_size = 3\n[gate]\ntrials = 3\n"
+    monkeypatch.setenv("AGENTLOOP_TRAIN__N_TASKS", "5")
+    monkeypatch.setenv("AGENTLOOP_GATE__TRIALS", "5")
+    found = config(tmp_path, text, gate={"trials": 7})
+    assert (found.project.seed, found.train.n_tasks, found.gate.trials) == (3, 5, 7)
+    assert found.train.group_size == 3, "a variable changes its key and leaves the table's others"
+    assert found.train.max_turns == 5, "what nobody set has its default"
+
+
+def test_the_environment_can_set_what_the_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", SECRET)
+    found = config(tmp_path)
+    assert found.policy.api_key is not None
+    assert found.policy.api_key.get_secret_value() == SECRET
+
+
+def test_the_environment_is_not_read_at_import_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTLOOP_PROJECT__SEED", "9")
+    assert config(tmp_path).project.seed == 9
+    monkeypatch.delenv("AGENTLOOP_PROJECT__SEED")
+    assert config(tmp_path).project.seed == 0
+
+
+def test_a_missing_file_comes_with_the_next_move(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path)
+    assert str(caught.value) == f"no agentloop.toml in {tmp_path}; `agentloop init {tmp_path}` makes a project there"
+
+
+def test_a_folder_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "project").write_text("")
+    with pytest.raises(ConfigError, match=r"project/agentloop\.toml: Not a directory; name the folder of a project"):
+        load_config(tmp_path / "project")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[project\n", ["line 1", "mend the file"]),
+        ("seed = 1 seed = 2\n", ["line 1", "mend the file"]),
+        ("[project]\nseed = 1\n", ["project.suite", "required"]),
+        ("", ["project", "required"]),
+        (SUITE + "sede = 1\n", ["no setting 'project.sede'"]),
+        (SUITE + "[trian]\n", ["no setting 'trian'"]),
+        (SUITE + 'seed = "many"\n', ["project.seed", "integer", "'many'"]),
+        (SUITE + "seed = -1\n", ["project.seed", "-1"]),
+        (SUITE + f"seed = {2**31}\n", ["project.seed"]),
+        (SUITE + "[train]\ngroup_size = 1\n", ["train.group_size", "greater than or equal to 2"]),
+        (SUITE + "[gate]\nalpha = 0.5\n", ["gate.alpha", "less than 0.5"]),
+        (SUITE + '[policy]\nkind = "huge"\n', ["policy.kind", "'tiny'", "'huge'"]),
+        (SUITE + "[policy]\ntemperature = 0\n", ["policy.temperature", "greater than 0"]),
+        ("train = 3\n" + SUITE, ["train", "3"]),
+    ],
+)
+def test_what_does_not_fit_is_named_with_file_and_key(tmp_path: Path, text: str, words: list[str]) -> None:
+    message = refused(tmp_path, text)
+    assert [word for word in words if word not in message] == []
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "agentloop.toml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"agentloop\.toml: .*mend the file"):
+        load_config(tmp_path)
+
+
+def test_overrides_are_checked_like_the_file(tmp_path: Path) -> None:
+    assert "no setting 'triasl'" in refused(tmp_path, SUITE, gate={"triasl": 1})
+    assert "trials" in refused(tmp_path, SUITE, gate={"trials": 0})
+
+
+def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTLOOP_GATE__TRIALS", "lots")
+    assert "gate.trials" in refused(tmp_path, SUITE)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("project", "name", "other"),
+        ("sandbox", "kind", "docker"),
+        ("policy", "api_key", SecretStr(SECRET)),
+        ("policy", "max_concurrent", 3),
+        ("train", "max_turns", 9),
+        ("train", "stop_at", 0.5),
+    ],
+)
+def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, key: str, value: object) -> None:
+    assert config(tmp_path, **{section: {key: value}}).hash == config(tmp_path).hash
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("project", "seed", 1),
+        ("project", "suite", "evals/y"),
+        ("policy", "temperature", 0.5),
+        ("policy", "model", "other"),
+        ("warm_start", "n_demonstrations", 7),
+        ("train", "learning_rate", 1e-3),
+        ("train", "group_size", 4),
+        ("gate", "trials", 7),
+    ],
+)
+def test_the_hash_follows_what_decides_a_result(tmp_path: Path, section: str, key: str, value: object) -> None:
+    assert config(tmp_path, **{section: {key: value}}).hash != config(tmp_path).hash
+
+
+def test_a_secret_is_in_no_dump_no_message_and_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = config(tmp_path).hash
+    monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", SECRET)
+    found = config(tmp_path)
+    assert found.hash == plain
+    for shown in (repr(found), str(found), found.model_dump_json(), str(found.model_dump())):
+        assert SECRET not in shown
+    monkeypatch.setenv("AGENTLOOP_POLICY__TEMPERATURE", "hot")
+    assert SECRET not in refused(tmp_path, SUITE)
+
+
+def test_a_secret_that_does_not_fit_is_not_printed(tmp_path: Path) -> None:
+    assert "7355608" not in refused(tmp_path, SUITE + "[policy]\napi_key = 7355608\n")
+
+
+def test_settings_are_frozen(tmp_path: Path) -> None:
+    found = config(tmp_path)
+    with pytest.raises(ValueError, match="frozen"):
+        found.train.n_tasks = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("true", True), ("1", True), ("TRUE", True), ("", False), ("0", False)]
+)
+def test_continuous_integration_is_what_ci_says(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
+    monkeypatch.setenv("CI", value)
+    assert in_continuous_integration() is expected

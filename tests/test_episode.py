@@ -1,0 +1,315 @@
+"""Episodes, alone and together: what is kept when something breaks, what is tried again, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from agents.box import MemoryBox, MemoryPool, calls, playing
+from policies.test_lockstep import Echo
+
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.episode import Crew, Rollout, plan, roll_out, run_episode, stable_id
+from agentloop.errors import PolicyError, SandboxError, SandboxGone, SandboxUnavailable
+from agentloop.policies.lockstep import Request
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.types import (
+    Completion,
+    Episode,
+    EpisodeState,
+    ExecResult,
+    Message,
+    Purpose,
+    StopReason,
+    Task,
+    ToolSpec,
+)
+
+TASK = Task(id="t", instruction="how many?")
+LOOK = calls(("shell", '{"command": "ls"}'))
+SAY = calls(("submit", '{"answer": "7"}'))
+
+
+def planned(n: int) -> list[tuple[Task, Episode]]:
+    return plan([TASK], run="r", stage="s", purpose=Purpose.run, policy_version=3, group_size=n)
+
+
+def one(pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), policy: ScriptedPolicy | None = None) -> Rollout:
+    ((task, episode),) = planned(1)
+    policy = policy or ScriptedPolicy(playing(turns))
+    return asyncio.run(run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=pool))
+
+
+# -------------------------------------------------------------------------------------------- plan
+
+
+def test_ids_and_seeds_follow_from_the_arguments() -> None:
+    other = Task(id="u", instruction="?")
+    made = plan([TASK, other], run="r", stage="s", purpose=Purpose.train, policy_version=3, group_size=2)
+    assert [(task.id, e.task_id, e.group) for task, e in made] == [
+        ("t", "t", "s/0/t"),
+        ("t", "t", "s/0/t"),
+        ("u", "u", "s/1/u"),
+        ("u", "u", "s/1/u"),
+    ]
+    for (_, episode), text in zip(made, ["s/0/t\0000", "s/0/t\0001", "s/1/u\0000", "s/1/u\0001"], strict=True):
+        digest = hashlib.sha256(f"r\0{text}".encode()).hexdigest()
+        assert (episode.id, episode.seed) == (digest[:32], int(digest[:12], 16))
+        assert (episode.purpose, episode.policy_version) == (Purpose.train, 3)
+        assert episode.state is EpisodeState.running
+
+
+def test_ids_and_seeds_are_never_shared() -> None:
+    episodes = [
+        episode
+        for run in ("r", "q")
+        for stage in ("s", "s2")
+        # The same task drawn twice makes two groups.
+        for _, episode in plan([TASK, TASK], run=run, stage=stage, purpose=Purpose.run, policy_version=1, group_size=20)
+    ]
+    assert len({e.id for e in episodes}) == len({e.seed for e in episodes}) == len(episodes) == 160
+    assert set(Counter(e.group for e in episodes).values()) == {40}
+    assert stable_id("a", "b") != stable_id("ab") != stable_id("b", "a")
+
+
+# ------------------------------------------------------------------------------------- one episode
+
+
+def test_an_episode_leaves_its_trace() -> None:
+    pool = MemoryPool()
+    done = one(pool)
+    assert done.episode.state is EpisodeState.finished
+    assert done.trace.stop_reason is StopReason.submitted
+    assert (done.trace.answer, done.trace.error, done.trace.isolation) == ("7", None, "none")
+    assert (done.trace.episode_id, done.trace.task_id, done.trace.policy_version) == (done.episode.id, "t", 3)
+    assert done.trace.messages == (Message(role="user", content="how many?"),)
+    assert [step.completion.message for step in done.trace.steps] == [LOOK, SAY]
+    assert [(call.name, result.content if result else None) for _, call, result in done.trace.tool_calls] == [
+        ("shell", "ls"),
+        ("submit", None),
+    ]
+    assert [box.closed for box in pool.boxes] == [1]
+
+
+def broken(error: str, *, steps: int) -> Callable[[Rollout], None]:
+    def check(done: Rollout) -> None:
+        assert done.episode.state is EpisodeState.infra_failed
+        assert done.trace.stop_reason is StopReason.error
+        assert (done.trace.answer, done.trace.error) == (None, error)
+        assert len(done.trace.steps) == steps
+        assert done.trace.messages == (Message(role="user", content="how many?"),)
+
+    return check
+
+
+def test_a_box_that_dies_leaves_the_steps_before() -> None:
+    pool = MemoryPool(lambda *_: MemoryBox({"die": SandboxGone("the box died")}))
+    done = one(pool, [LOOK, LOOK, calls(("shell", '{"command": "die"}'))])
+    broken("SandboxGone: the box died", steps=2)(done)
+    assert [box.closed for box in pool.boxes] == [1]
+
+
+def test_a_policy_that_fails_leaves_the_steps_before() -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        if len(messages) > 1:
+            raise PolicyError("HTTP 503")
+        return LOOK
+
+    broken("PolicyError: HTTP 503", steps=1)(one(MemoryPool(), policy=ScriptedPolicy(script)))
+
+
+def test_a_box_that_cannot_be_made_is_not_the_agents_fault() -> None:
+    def make(lease_id: str, attempt: int) -> MemoryBox:
+        raise SandboxUnavailable("no room")
+
+    broken("SandboxUnavailable: no room", steps=0)(one(MemoryPool(make)))
+
+
+def test_an_answer_from_a_box_that_broke_at_its_end_does_not_count() -> None:
+    class Clinging(MemoryBox):
+        async def close(self) -> None:
+            raise SandboxGone("did not close")
+
+    broken("SandboxGone: did not close", steps=2)(one(MemoryPool(lambda *_: Clinging())))
+
+
+def test_a_failing_command_is_not_a_failing_box() -> None:
+    done = one(MemoryPool(lambda *_: MemoryBox({"ls": ExecResult(exit_code=1, stdout="", stderr="no\n")})))
+    assert done.episode.state is EpisodeState.finished
+    assert done.trace.steps[0].results[0].content == "exit code 1\nno"
+
+
+@pytest.mark.parametrize("answer", ['"\\ud800"', "[" * 100_000])
+def test_odd_json_is_the_policys_own_fault(answer: str) -> None:
+    done = one(MemoryPool(), [calls(("submit", f'{{"answer": {answer}}}')), SAY])
+    assert (done.episode.state, done.trace.answer) == (EpisodeState.finished, "7")
+    done.trace.model_dump_json()
+
+
+def test_cancelling_an_episode_closes_its_box_and_is_not_recorded() -> None:
+    class Hanging(MemoryBox):
+        async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+            await asyncio.Event().wait()
+            raise AssertionError("never reached")
+
+    async def cancelled() -> MemoryPool:
+        pool = MemoryPool(lambda *_: Hanging())
+        ((task, episode),) = planned(1)
+        policy = ScriptedPolicy(playing([LOOK]))
+        running = asyncio.ensure_future(run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=pool))
+        await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return pool
+
+    assert [box.closed for box in asyncio.run(cancelled()).boxes] == [1]
+
+
+# ---------------------------------------------------------------------------------- many together
+
+
+class Staggered:
+    """Answers later episodes first: each waits for as long as its place in `order` says."""
+
+    name = "staggered"
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = list(seeds)
+        self.finished: list[int] = []
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        place = self.seeds.index(seed)
+        await asyncio.sleep(0.002 * (len(self.seeds) - place))
+        self.finished.append(place)
+        return Completion(message=SAY, finish_reason="stop")
+
+
+def crew(pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), max_concurrent: int = 8) -> Crew:
+    return Crew(ToolLoop(), ScriptedPolicy(playing(turns)), pool, max_concurrent)
+
+
+def failing(broken_attempts: dict[str, int]) -> MemoryPool:
+    """Boxes of these leases die on their first so many attempts."""
+
+    def make(lease_id: str, attempt: int) -> MemoryBox:
+        dies = attempt <= broken_attempts.get(lease_id, 0)
+        return MemoryBox({"ls": SandboxGone(f"died on attempt {attempt}")} if dies else None)
+
+    return MemoryPool(make)
+
+
+def test_results_are_in_the_order_of_the_plan() -> None:
+    todo = planned(6)
+    policy = Staggered([episode.seed for _, episode in todo])
+    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, MemoryPool())))
+    assert policy.finished != sorted(policy.finished)
+    assert [r.episode.id for r in results] == [episode.id for _, episode in todo]
+
+
+def test_no_more_than_so_many_at_once() -> None:
+    pool = MemoryPool()
+    asyncio.run(roll_out(planned(9), crew(pool, max_concurrent=3)))
+    assert (pool.most_open, len(pool.boxes)) == (3, 9)
+
+
+def test_nothing_planned_is_nothing_done() -> None:
+    assert asyncio.run(roll_out([], crew(MemoryPool()))) == []
+    assert asyncio.run(roll_out([], Crew(ToolLoop(), Echo(), MemoryPool()))) == []
+
+
+def test_what_failed_outside_the_agent_is_tried_again_and_nothing_else_is() -> None:
+    todo = planned(5)
+    ids = [episode.id for _, episode in todo]
+    pool, seen = failing({ids[1]: 1, ids[3]: 2}), []
+    results = asyncio.run(roll_out(todo, crew(pool), seen.append))
+    assert [r.episode.id for r in results] == ids
+    assert {r.episode.state for r in results} == {EpisodeState.finished}
+    assert {r.trace.answer for r in results} == {"7"}
+    assert [pool.leases.count(i) for i in ids] == [1, 2, 1, 3, 1]
+    assert Counter(r.episode.id for r in seen) == Counter(pool.leases)
+
+
+def test_what_keeps_failing_is_kept_as_a_failure() -> None:
+    todo = planned(4)
+    ids = [episode.id for _, episode in todo]
+    # Exactly half: still a cohort that says something.
+    pool = failing({ids[0]: 99, ids[2]: 99})
+    results = asyncio.run(roll_out(todo, crew(pool)))
+    states = [r.episode.state for r in results]
+    assert states == [
+        EpisodeState.infra_failed,
+        EpisodeState.finished,
+        EpisodeState.infra_failed,
+        EpisodeState.finished,
+    ]
+    assert results[0].trace.error == "SandboxGone: died on attempt 3"
+    assert [pool.leases.count(i) for i in ids] == [3, 1, 3, 1]
+
+
+def test_a_cohort_that_mostly_failed_says_nothing() -> None:
+    todo = planned(4)
+    pool = failing({episode.id: 99 for _, episode in todo[:3]})
+    with pytest.raises(SandboxError, match="3 of 4 episodes failed outside the agent: SandboxGone: died on attempt 3"):
+        asyncio.run(roll_out(todo, crew(pool)))
+
+
+def test_an_episode_that_ends_badly_is_not_tried_again() -> None:
+    pool = MemoryPool()
+    results = asyncio.run(roll_out(planned(3), crew(pool, [Message(role="assistant", content="no idea")])))
+    assert {r.trace.stop_reason for r in results} == {StopReason.no_tool_call}
+    assert len(pool.leases) == 3
+
+
+class Batched:
+    """Plays each row's own number of looks, then submits; remembers the size of every batch."""
+
+    name = "batched"
+
+    def __init__(self, looks: dict[int, int]) -> None:
+        self.looks = looks
+        self.batches: list[list[int]] = []
+
+    def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
+        turns = [sum(m.role == "assistant" for m in messages) for messages, _, _ in requests]
+        first = [seed - turn for turn, (_, _, seed) in zip(turns, requests, strict=True)]
+        self.batches.append([list(self.looks).index(seed) for seed in first])
+        return [
+            Completion(message=LOOK if turn < self.looks[seed] else SAY, finish_reason="stop")
+            for turn, seed in zip(turns, first, strict=True)
+        ]
+
+
+def test_a_batched_policy_is_asked_once_a_round_in_episode_order() -> None:
+    todo = planned(4)
+    policy = Batched({episode.seed: looks for (_, episode), looks in zip(todo, [1, 0, 3, 1], strict=True)})
+    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, MemoryPool(), max_concurrent=1)))
+    assert policy.batches == [[0, 1, 2, 3], [0, 2, 3], [2], [2]]
+    assert [len(r.trace.steps) for r in results] == [2, 1, 4, 2]
+
+
+def test_a_box_that_dies_gives_up_its_place_in_the_batch() -> None:
+    todo = planned(3)
+    policy = Batched({episode.seed: 1 for _, episode in todo})
+    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, failing({todo[1][1].id: 1}))))
+    assert {r.episode.state for r in results} == {EpisodeState.finished}
+    # Two rounds without the second episode's box, then its own two.
+    assert policy.batches == [[0, 1, 2], [0, 2], [1], [1]]
+
+
+def test_a_batch_that_fails_fails_every_episode_in_it() -> None:
+    class Broken(Echo):
+        def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
+            super().complete_batch(requests)
+            raise PolicyError("out of memory")
+
+    policy = Broken()
+    with pytest.raises(SandboxError, match="3 of 3 episodes failed outside the agent: PolicyError: out of memory"):
+        asyncio.run(roll_out(planned(3), Crew(ToolLoop(), policy, MemoryPool())))
+    # Nothing worked, so nothing is tried again at once.
+    assert [len(batch) for batch in policy.batches] == [3]
