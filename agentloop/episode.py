@@ -35,6 +35,11 @@ class Pool(Protocol):
         """What its boxes are made of."""
         ...
 
+    @property
+    def max_boxes(self) -> int:
+        """How many boxes of their own episodes can have at once."""
+        ...
+
     def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
         """A box for one episode."""
         ...
@@ -133,8 +138,8 @@ async def roll_out(
         for rollout in await _cohort(todo, crew, on_done):
             results[rollout.episode.id] = rollout
         todo = [(task, e) for task, e in todo if results[e.id].episode.state is EpisodeState.infra_failed]
-        if not todo or len(todo) == len(planned):
-            break  # all done, or nothing works: then trying again at once would not help
+        if not todo:
+            break
     if len(todo) > MAX_INFRA_SHARE * len(planned):
         raise SandboxError(
             f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}"
@@ -145,7 +150,22 @@ async def roll_out(
 async def _cohort(
     planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None]
 ) -> list[Rollout]:
-    lockstep = Lockstep(crew.policy, len(planned)) if isinstance(crew.policy, BatchPolicy) else None
+    """One attempt at each episode.
+
+    A batched policy answers when every seat has asked, so no more episodes sit down at once than
+    can have a box: one that waited for a box would keep those that hold the boxes waiting.
+    """
+    if not isinstance(crew.policy, BatchPolicy):
+        return await _together(planned, crew, None, on_done)
+    share = all(task.sandbox.read_only for task, _ in planned)
+    size = max(1, len(planned)) if share else crew.pool.max_boxes
+    waves = [planned[start : start + size] for start in range(0, len(planned), size)]
+    return [r for wave in waves for r in await _together(wave, crew, Lockstep(crew.policy, len(wave)), on_done)]
+
+
+async def _together(
+    planned: Sequence[tuple[Task, Episode]], crew: Crew, lockstep: Lockstep | None, on_done: Callable[[Rollout], None]
+) -> list[Rollout]:
     slots = asyncio.Semaphore(len(planned) if lockstep else crew.max_concurrent)
 
     async def one(index: int, task: Task, episode: Episode) -> Rollout:

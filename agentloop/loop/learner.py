@@ -150,7 +150,9 @@ class TinyLearner:
     ) -> PolicyVersion:
         """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
         folder = self.project.version_folder(number)
-        with boundary(TrainingError, "cannot save a version; mend this, then run the same command again", folder=folder):
+        with boundary(
+            TrainingError, "cannot save a version; mend this, then run the same command again", folder=folder
+        ):
             sha256 = save_version(folder, policy, optimizer, rates)
         self.project.finish(stage)
         return self.project.registry.add(

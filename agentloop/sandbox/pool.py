@@ -43,6 +43,11 @@ class SandboxPool:
         """What its boxes are made of; recorded on every trace."""
         return self.backend.isolation
 
+    @property
+    def max_boxes(self) -> int:
+        """Leases of boxes that are not shared, at once; further ones wait."""
+        return MAX_BOXES
+
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
         """A box as `spec` says, for one episode; what the episode wrote is discarded afterwards.

@@ -18,7 +18,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 from sqlmodel import Session, SQLModel, col, create_engine, delete, select
 
-from agentloop.errors import AgentLoopError, StoreError
+from agentloop.errors import StoreError
 from agentloop.store.bodies import pack, unpack
 from agentloop.store.tables import SCHEMA_VERSION, DecisionRow, EvalRow, PolicyRow, StageRow, TraceRow
 from agentloop.types import Decision, Episode, EvalReport, PolicyVersion, Task, Trace, Verdict
@@ -198,7 +198,7 @@ class Store:
         except DatabaseError as error:
             raise StoreError(f"{self.path}: {error.orig}; {_remedy(str(error.orig))}") from error
         except OSError as error:
-            if isinstance(error, AgentLoopError):
+            if isinstance(error, StoreError):
                 raise
             raise StoreError(f"{error.filename or self.path}: {error.strerror}; {_remedy(str(error))}") from error
 

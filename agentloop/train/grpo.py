@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from agentloop.errors import TrainingError
 from agentloop.train.logprobs import Batch, entropy, make_batch, parts, token_logprobs
 from agentloop.train.sft import sft_loss
 from agentloop.train.update import guarded_step
@@ -61,15 +62,19 @@ class Grpo:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
+        self._entropy = math.inf  # nats a token, as it was at the latest step
 
     def step(self, samples: Sequence[Sample], *, rate: float = 1.0) -> dict[str, float]:
         """One pass over `samples`, which carry advantages, in the order given, at `rate` times the learning rate.
 
-        Metrics are token means.
-
+        Metrics are token means. Raises TrainingError for rows sampled at different temperatures.
         Each optimiser step sees a mixture: were rows sorted by length to save padding, an update
         would see a group's failures without its successes. Padding is saved within the step.
         """
+        if len({row.temperature for row in samples}) > 1:
+            raise TrainingError(
+                "rows of one step were sampled at different temperatures; train them in steps of their own"
+            )
         total: defaultdict[str, float] = defaultdict(float)
         grad_norm = 0.0
         for group in self.optimizer.param_groups:
@@ -103,6 +108,7 @@ class Grpo:
             loss = self._loss(make_batch(part, self.pad), rows[0].temperature, n_tokens, total)
             loss.backward()  # type: ignore[no-untyped-call]
         total["n_tokens"] += n_tokens
+        self._entropy = total["entropy"] / max(total["n_tokens"], 1)
         return guarded_step(self.model, self.optimizer)
 
     def _loss(self, batch: Batch, temperature: float, n_tokens: int, total: defaultdict[str, float]) -> Tensor:
@@ -113,9 +119,11 @@ class Grpo:
         advantage_N = batch.advantage_B[:, None].expand_as(batch.action_BT)[batch.action_BT]
         objective_N, ratio_N = clipped_objective(logprobs_N, behaviour_N, advantage_N, low=s.clip_low, high=s.clip_high)
         entropy_N = entropy(logps_NV)
-        bonus = s.entropy_weight * torch.clamp(entropy_N.mean(), max=s.entropy_floor) * len(entropy_N)
+        # Whether the floor is undercut was measured on whole steps before: a batch's own mean would
+        # make the gradient depend on how rows are dealt out to batches.
+        weight = s.entropy_weight if self._entropy < s.entropy_floor else 0.0
         with torch.no_grad():
             total["entropy"] += float(entropy_N.sum())
             total["clipped"] += int(((ratio_N < 1 - s.clip_low) | (ratio_N > 1 + s.clip_high)).sum())
             total["kl"] += float((ratio_N - 1 - ratio_N.log()).sum())
-        return -(objective_N.sum() + bonus) / n_tokens
+        return -(objective_N.sum() + weight * entropy_N.sum()) / n_tokens

@@ -96,6 +96,8 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         stderr.print(f"[bold red]error:[/bold red] {escape(where)}{error.strerror}; then run the same command again")
         sys.exit(AgentLoopError.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:  # which is how typer hands Ctrl-C on
+            raise
         stderr.print("interrupted; run the same command again to continue")
         sys.exit(INTERRUPTED)

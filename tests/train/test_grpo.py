@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
+from agentloop.errors import TrainingError
 from agentloop.train import grpo, update
 from agentloop.train.grpo import Grpo, GrpoSettings, clipped_objective
 from agentloop.train.logprobs import make_batch
@@ -43,8 +44,18 @@ def unclipped(monkeypatch: pytest.MonkeyPatch) -> None:
 def updated(model: Qwen2ForCausalLM, rows: Sequence[Sample], settings: GrpoSettings = NO_BONUS) -> dict[str, Tensor]:
     """The gradients of one optimiser step on `rows`; `model` stays as it is."""
     trainer = Grpo(copy.deepcopy(model), PAD, settings)
+    # The bonus rests on the entropy of the step before, so an optimiser that changes nothing goes first.
+    trainer.optimizer.step = lambda: None  # type: ignore[assignment]
+    trainer._update(rows, defaultdict(float))
     trainer._update(rows, defaultdict(float))
     return gradients(trainer.model)
+
+
+def test_rows_of_different_temperatures_are_refused() -> None:
+    warm, hot = rows_of([6, 6])
+    trainer = Grpo(small_model(), PAD, NO_BONUS)
+    with pytest.raises(TrainingError, match="different temperatures"):
+        trainer.step([warm, hot.model_copy(update={"temperature": 0.5})])
 
 
 # ------------------------------------------------------------------------------------- objective
@@ -193,10 +204,11 @@ def test_loss_and_metrics_are_token_means(floor: float) -> None:
     assert 0 < sum(clipped) < n
 
     trainer = Grpo(model, PAD, settings)
+    metrics = trainer.step(rows)  # at a learning rate of 0
+    # The bonus is paid in whole while the entropy is below the floor, and not at all above it.
+    bonus = 0.3 * sum(entropies) if sum(entropies) / n < floor else 0.0
     loss = trainer._loss(make_batch(rows, PAD), 1.0, n, defaultdict(float))
-    assert loss.item() == pytest.approx(-(sum(terms) + 0.3 * min(sum(entropies) / n, floor) * n) / n, rel=1e-4)
-
-    metrics = trainer.step(rows)
+    assert loss.item() == pytest.approx(-(sum(terms) + bonus) / n, rel=1e-4)
     assert metrics["n_tokens"] == n
     assert metrics["clip_fraction"] == pytest.approx(sum(clipped) / n)
     assert metrics["entropy"] == pytest.approx(sum(entropies) / n, rel=1e-4)
