@@ -76,7 +76,7 @@ class WarmStartSection(Section):
 class TrainSection(Section):
     """How a turn of the loop trains."""
 
-    max_turns: int = Field(default=5, ge=1)
+    max_turns: int = Field(default=6, ge=1)
     """Turns of one run; each makes a version and a decision."""
     steps_per_turn: int = Field(default=15, ge=1)
     """Updates between two versions."""
