@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config import Config, in_continuous_integration, load_config
+from agentloop.config import Config, TrainSection, in_continuous_integration, load_config
 from agentloop.errors import ConfigError
 
 SUITE = '[project]\nsuite = "evals/x"\n'
@@ -37,7 +37,7 @@ def test_environment_outranks_file_and_command_line_outranks_both(
     found = config(tmp_path, text, gate={"trials": 7})
     assert (found.project.seed, found.train.n_tasks, found.gate.trials) == (3, 5, 7)
     assert found.train.group_size == 3, "a variable changes its key and leaves the table's others"
-    assert found.train.max_turns == 5, "what nobody set has its default"
+    assert found.train.max_turns == TrainSection().max_turns, "what nobody set has its default"
 
 
 def test_the_environment_can_set_what_the_file_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

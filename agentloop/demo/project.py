@@ -84,7 +84,8 @@ def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
         _put_in_place(draft, folder)
     except OSError as error:
         raise ConfigError(
-            f"cannot make a project in {folder}: {error.strerror} ({error.filename}); choose a folder that can be written"
+            f"cannot make a project in {folder}: {error.strerror} ({error.filename}); "
+            "choose a folder that can be written"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)

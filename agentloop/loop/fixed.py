@@ -36,8 +36,8 @@ class FixedLearner:
         """A candidate when the settings have changed since `newest`."""
         if newest.sha256 == self.identity:
             self.project.progress.say(
-                f"finished: policy {self._policy.name!r} is as it was at v{newest.number}, and its weights are not ours "
-                "to train; change [policy] to compare another with it"
+                f"finished: policy {self._policy.name!r} is as it was at v{newest.number}, and its weights are not "
+                "ours to train; change [policy] to compare another with it"
             )
             return None
         return await self._register(newest.number + 1, newest.number)

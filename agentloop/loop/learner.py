@@ -41,6 +41,7 @@ class TinyLearner:
 
     def policy(self, version: PolicyVersion) -> TinyPolicy:
         """Its weights, loaded."""
+        _must_have_weights(version)
         folder = self.project.version_folder(version.number)
         return TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
 
@@ -54,11 +55,7 @@ class TinyLearner:
 
     async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
         """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up."""
-        if newest.kind != "weights":
-            raise ConfigError(
-                f"v{newest.number} is a {newest.kind} policy, which has no weights to train from; "
-                "set [policy] back to it, or make another project for 'tiny'"
-            )
+        _must_have_weights(newest)
         reason = self._finished(newest)
         if reason:
             self.project.progress.say(reason)
@@ -150,9 +147,7 @@ class TinyLearner:
     ) -> PolicyVersion:
         """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
         folder = self.project.version_folder(number)
-        with boundary(
-            TrainingError, "cannot save a version; mend this, then run the same command again", folder=folder
-        ):
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
             sha256 = save_version(folder, policy, optimizer, rates)
         self.project.finish(stage)
         return self.project.registry.add(
@@ -163,6 +158,14 @@ class TinyLearner:
             sha256=sha256,
             config_hash=self.project.config.hash,
             note=note,
+        )
+
+
+def _must_have_weights(version: PolicyVersion) -> None:
+    if version.kind != "weights":
+        raise ConfigError(
+            f"v{version.number} is a {version.kind} policy, which has no weights to train from; "
+            "set [policy] back to it, or make another project for 'tiny'"
         )
 
 

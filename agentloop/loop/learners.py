@@ -5,6 +5,10 @@ Torch is imported here only when weights of our own are to be made.
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.errors import ConfigError, boundary
@@ -22,7 +26,8 @@ def make_learner(project: Project) -> Learner:
     settings = project.config.policy
     if settings.kind == "tiny":
         try:
-            from agentloop.loop.learner import TinyLearner
+            with _interrupts_wait():
+                from agentloop.loop.learner import TinyLearner
         except ImportError as error:
             raise ConfigError(f"policy 'tiny' needs {error.name}; pip install 'agentloop[train]'") from None
         return TinyLearner(project, script(project, project.config.warm_start.demonstrator))
@@ -52,6 +57,22 @@ def script(project: Project, name: str | None) -> ScriptedPolicy:
     if not isinstance(made, ScriptedPolicy):
         raise ConfigError(f"script {name!r} gave a {type(made).__name__}; it must give a ScriptedPolicy")
     return made
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Ctrl-C counts after the block: torch, interrupted while it loads, passes it off as an ImportError."""
+    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
+        yield
+        return
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def _source(folder: Path, name: str | None) -> str:

@@ -131,6 +131,8 @@ def test_what_cannot_be_made_is_a_config_error(tmp_path: Path, policy: str, word
 @pytest.mark.slow
 def test_a_scripted_project_cannot_turn_into_a_trained_one(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
+    tasks = folder / "evals" / "mini" / "tasks.jsonl"
+    tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
     run(folder)
     settings(folder, 'kind = "tiny"')
     with pytest.raises(ConfigError, match="v1 is a scripted policy, which has no weights to train from"):

@@ -233,10 +233,14 @@ def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None
     """Also when the attempt was made under other settings, and so with other ids."""
     with opened(folder) as project:
         task = project.suite.tasks[0]
-        for part in ("one", "two"):
-            stage = project.begin("turn-1")
-            asyncio.run(project.gather(stage, [task], solves(0), purpose=Purpose.train, version=1, part=part))
-            asyncio.run(project.pool.close())
+
+        async def attempts() -> None:
+            for part in ("one", "two"):
+                stage = project.begin("turn-1")
+                await project.gather(stage, [task], solves(0), purpose=Purpose.train, version=1, part=part)
+            await project.pool.close()
+
+        asyncio.run(attempts())
         [row] = project.store.stage_traces("turn-1")
         assert row.group == "turn-1/two/0/read-q0"
 
