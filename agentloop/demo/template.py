@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agentloop.config import CONFIG_FILE
 from agentloop.demo.project import make_project
+from agentloop.demo.suite import NAMES
 from agentloop.gate.suite import write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
@@ -57,34 +58,15 @@ class SameWord:
     async def score(self, trace, sandbox):
         return float((trace.answer or "").strip().lower() == self.expected.lower())
 '''
+# fmt: off
 WORDS = [
-    "amber",
-    "birch",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "grove",
-    "heron",
-    "inlet",
-    "junco",
-    "kelp",
-    "larch",
-    "maple",
-    "north",
-    "ocean",
-    "pine",
-    "quartz",
-    "river",
-    "stone",
-    "tide",
-    "umber",
-    "vale",
-    "willow",
-    "yarrow",
-    "zephyr",
+    "amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet",
+    "junco", "kelp", "larch", "maple", "north", "ocean", "pine", "quartz", "river",
+    "stone", "tide", "umber", "vale", "willow", "yarrow", "zephyr",
 ]
-N_NOTES, N_HELDOUT, N_VALIDATION = 60, 15, 6
+# fmt: on
+N_HELDOUT, N_VALIDATION = 15, 10
+"""Of 150 notes: few enough to read, enough that answers are easier to look up than to learn by heart."""
 
 
 def prepare_template(folder: Path) -> None:
@@ -102,45 +84,34 @@ def prepare_template(folder: Path) -> None:
 
 
 def make_tasks(files: Path) -> list[Task]:
-    """Three questions on each of 60 notes, which are written to `files`."""
+    """Three questions on each of 150 notes, which are written to `files`."""
     rng = random.Random("notes")
-    tasks = []
-    for i in range(N_NOTES):
-        name, words = f"n{i}", rng.sample(WORDS, rng.randint(3, 8))
-        (files / name).write_text("\n".join(words) + "\n")
-        split = Split.heldout if i < N_HELDOUT else Split.validation if i < N_HELDOUT + N_VALIDATION else Split.train
-        verifier = f"{files.parent / 'verifier.py'}:SameWord"
-        questions = (
-            (
-                "count",
-                f"How many words are in {name}?",
-                f"wc -w < {name}",
-                Part(kind="exact", options={"expected": str(len(words))}),
-            ),
-            (
-                "first",
-                f"What is the first word in {name}?",
-                f"head -n1 {name}",
-                Part(kind=verifier, options={"expected": words[0]}),
-            ),
-            (
-                "last",
-                f"What is the last word in {name}?",
-                f"tail -n1 {name}",
-                Part(kind=verifier, options={"expected": words[-1]}),
-            ),
+    drawn = rng.sample(NAMES, N_HELDOUT + N_VALIDATION)
+    splits = dict.fromkeys(NAMES, Split.train)
+    splits.update(dict.fromkeys(drawn[:N_HELDOUT], Split.heldout))
+    splits.update(dict.fromkeys(drawn[N_HELDOUT:], Split.validation))
+    return [task for name, split in splits.items() for task in _tasks_on(files, name, split, rng)]
+
+
+def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[Task]:
+    words = rng.sample(WORDS, rng.randint(3, 8))
+    (files / name).write_text("\n".join(words) + "\n")
+    same_word = f"{files.parent / 'verifier.py'}:SameWord"
+    questions = (
+        ("count", f"How many words are in {name}?", f"wc -w < {name}", "exact", str(len(words))),
+        ("first", f"What is the first word in {name}?", f"head -n1 {name}", same_word, words[0]),
+        ("last", f"What is the last word in {name}?", f"tail -n1 {name}", same_word, words[-1]),
+    )
+    return [
+        Task(
+            id=f"{pool}-{name}",
+            instruction=instruction,
+            split=split,
+            pool=pool,
+            sandbox=SandboxSpec(files=files, read_only=True),
+            limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
+            verifiers=(Part(kind=kind, options={"expected": expected}),),
+            solution=(command,),
         )
-        tasks += [
-            Task(
-                id=f"{pool}-{name}",
-                instruction=instruction,
-                split=split,
-                pool=pool,
-                sandbox=SandboxSpec(files=files, read_only=True),
-                limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
-                verifiers=(check,),
-                solution=(command,),
-            )
-            for pool, instruction, command, check in questions
-        ]
-    return tasks
+        for pool, instruction, command, kind, expected in questions
+    ]

@@ -65,8 +65,8 @@ class TinyPolicy:
             raise ConfigError(
                 f"no tiny policy in {folder}: model.safetensors is missing; name a folder under policies/"
             )
-        transformers_logging.disable_progress_bar()
         self.chat = Chat.load(folder)
+        transformers_logging.disable_progress_bar()
         self.model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.eval()
         self.temperature = temperature
@@ -80,6 +80,7 @@ class TinyPolicy:
 
     def save(self, folder: Path) -> None:
         """Write weights, config and tokenizer in the Hugging Face layout; the same weights give the same bytes."""
+        transformers_logging.disable_progress_bar()  # theirs; the loop shows its own
         self.model.save_pretrained(folder)
         self.chat.tokenizer.save(str(folder / "tokenizer.json"))
 
