@@ -1,7 +1,7 @@
 """agentloop: an experience loop for tool-using agents.
 
 Read in this order: `types.py` (the nouns), `protocols.py` (the seams), `episode.py` (one attempt),
-`loop.py` (one turn: run, judge, train, gate, promote).
+`loop/turns.py` (one turn: run, judge, train, gate, promote).
 """
 
 __version__ = "0.1.0"

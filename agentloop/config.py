@@ -6,7 +6,6 @@ Nothing happens at import.
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +76,7 @@ class TrainSection(Section):
     """How a turn of the loop trains."""
 
     max_turns: int = Field(default=6, ge=1)
-    """Turns of one run; each makes a version and a decision."""
+    """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
     steps_per_turn: int = Field(default=15, ge=1)
     """Updates between two versions."""
     n_tasks: int = Field(default=12, ge=1)
@@ -97,7 +96,7 @@ class GateSection(Section):
     trials: int = Field(default=4, ge=1)
     """Episodes of each held-out task."""
     alpha: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Probability of promoting a version that is no better."""
+    """Probability, per candidate, of promoting a version that is no better."""
     n_min: int = Field(default=20, ge=1)
     """Fewer tasks than this never promote."""
 
@@ -171,11 +170,6 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
         return config
     except ValidationError as error:
         raise ConfigError(_first_problem(path, error)) from None
-
-
-def in_continuous_integration() -> bool:
-    """True under CI=true, where a missing part is a failure."""
-    return os.environ.get("CI", "").lower() in {"1", "true"}
 
 
 def _first_problem(path: Path, error: ValidationError) -> str:

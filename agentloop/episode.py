@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.errors import SandboxError
+from agentloop.errors import PolicyError, SandboxError
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Policy, Sandbox
 from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, Task, Trace
@@ -42,6 +42,10 @@ class Pool(Protocol):
 
     def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
         """A box for one episode."""
+        ...
+
+    async def renew(self) -> None:
+        """End shared boxes, so that nothing is left in them."""
         ...
 
     async def close(self) -> None:
@@ -129,8 +133,8 @@ async def roll_out(
 ) -> list[Rollout]:
     """Run the planned episodes together; results in the order of the plan, whatever finished first.
 
-    Episodes that fail for infrastructure reasons are tried again up to MAX_RETRIES times. Raises
-    SandboxError when more than MAX_INFRA_SHARE of them still fail.
+    Episodes that fail for infrastructure reasons are tried again up to MAX_RETRIES times; the last
+    attempt is what comes back. `on_done` gets every attempt.
     """
     results: dict[str, Rollout] = {}
     todo = list(planned)
@@ -140,11 +144,19 @@ async def roll_out(
         todo = [(task, e) for task, e in todo if results[e.id].episode.state is EpisodeState.infra_failed]
         if not todo:
             break
-    if len(todo) > MAX_INFRA_SHARE * len(planned):
-        raise SandboxError(
-            f"{len(todo)} of {len(planned)} episodes failed outside the agent: {_why(results[todo[0][1].id])}"
-        )
     return [results[episode.id] for _, episode in planned]
+
+
+def refuse_broken(rollouts: Sequence[Rollout]) -> None:
+    """Raise the first failure when more than MAX_INFRA_SHARE failed outside the agent: they say nothing about it."""
+    broken = [r for r in rollouts if r.episode.state is EpisodeState.infra_failed]
+    if len(broken) > MAX_INFRA_SHARE * len(rollouts):
+        problem = broken[0].trace.error or "no reason was recorded"
+        kind = PolicyError if problem.startswith("PolicyError") else SandboxError
+        raise kind(
+            f"{len(broken)} of {len(rollouts)} episodes failed outside the agent: {problem}; "
+            "mend that, then run the same command again"
+        )
 
 
 async def _cohort(
@@ -191,7 +203,3 @@ async def _seat(policy: Policy | BatchPolicy, lockstep: Lockstep | None, index: 
         yield seat
     finally:
         seat.leave()
-
-
-def _why(rollout: Rollout) -> str:
-    return rollout.trace.error or "no reason was recorded"

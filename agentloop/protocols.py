@@ -13,7 +13,6 @@ from agentloop.types import (
     Completion,
     ExecResult,
     Message,
-    Sample,
     SandboxSpec,
     Step,
     StopReason,
@@ -93,14 +92,4 @@ class Verifier(Protocol):
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """A number in [0, 1]. Whatever it raises makes the reward `unscored`, never 0."""
-        ...
-
-
-class Trainer(Protocol):
-    """Turns a batch of samples into one change of the weights."""
-
-    name: str
-
-    def step(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """One update; metrics by name. A non-finite gradient changes nothing and is counted."""
         ...

@@ -63,24 +63,29 @@ def main() -> int:
     parser.add_argument("--sandbox", default="auto")
     options = parser.parse_args()
     results, failed = {}, []
-    print(
-        f"{'seed':>6} {'before':>7} {'after':>7} {'turns':>5} {'decision':>9} {'wall s':>7} {'cpu s':>6} {'all cpu':>7} {'load':>5}"
-    )
+    heads = ("seed", "before", "after", "turns", "decision", "wall s", "cpu s", "all cpu", "load")
+    print(" ".join(f"{head:>8}" for head in heads))
     with tempfile.TemporaryDirectory() as folder:
         for seed in options.seeds:
             document = results[seed] = run(seed, Path(folder) / str(seed), options.sandbox)
             heldout, outside = document["heldout"], document["outside"]
-            print(
-                f"{seed:>6} {heldout['before']['success']:>7.3f} {heldout['after']['success']:>7.3f} "
-                f"{len(document['versions']) - 1:>5} {document['decision']:>9} {outside['wall_s']:>7.0f} "
-                f"{document['cpu_s']:>6.0f} {outside['cpu_s']:>7.0f} {outside['load']:>5.1f}",
-                flush=True,
+            figures = (
+                seed,
+                f"{heldout['before']['success']:.3f}",
+                f"{heldout['after']['success']:.3f}",
+                len(document["versions"]) - 1,
+                document["decision"],
+                f"{outside['wall_s']:.0f}",
+                f"{document['cpu_s']:.0f}",
+                f"{outside['cpu_s']:.0f}",
+                f"{outside['load']:.1f}",
             )
+            print(" ".join(f"{figure:>8}" for figure in figures), flush=True)
             failed += [f"seed {seed}: {miss}" for miss in misses(document)]
         for seed in options.repeat:
             again = run(seed, Path(folder) / f"{seed}-again", options.sandbox)
             same = fingerprint(again) == fingerprint(results[seed])
-            print(f"{seed:>6} again: {'same versions and verdicts' if same else 'DIFFERENT'}")
+            print(f"{seed:>8} again: {'same versions and verdicts' if same else 'DIFFERENT'}")
             failed += [] if same else [f"seed {seed}: a second run differs"]
     for miss in failed:
         print(f"missed: {miss}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config import Config, TrainSection, in_continuous_integration, load_config
+from agentloop.config import Config, TrainSection, load_config
 from agentloop.errors import ConfigError
 
 SUITE = '[project]\nsuite = "evals/x"\n'
@@ -157,11 +157,3 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
     found = config(tmp_path)
     with pytest.raises(ValueError, match="frozen"):
         found.train.n_tasks = 4  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [("true", True), ("1", True), ("TRUE", True), ("", False), ("0", False)]
-)
-def test_continuous_integration_is_what_ci_says(monkeypatch: pytest.MonkeyPatch, value: str, expected: bool) -> None:
-    monkeypatch.setenv("CI", value)
-    assert in_continuous_integration() is expected

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentloop.config import CONFIG_FILE, load_config
-from agentloop.demo.suite import make_files, make_tasks
+from agentloop.demo.suite import make_tasks
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import write_suite
 
@@ -56,8 +56,8 @@ def prepare_demo(folder: Path, seed: int) -> bool:
 
     def fill(draft: Path) -> None:
         (draft / CONFIG_FILE).write_text(SETTINGS.format(seed=seed))
-        files = make_files(draft / "evals" / "files" / "files", seed)
-        write_suite(draft / "evals" / "files", "files", make_tasks(files, draft / "evals" / "files" / "files", seed))
+        suite = draft / "evals" / "files"
+        write_suite(suite, "files", make_tasks(suite / "files", seed))
 
     make_project(folder, fill)
     return True

@@ -61,38 +61,35 @@ def make_numbers(rng: random.Random) -> list[int]:
             return numbers
 
 
-def make_files(folder: Path, seed: int) -> dict[str, list[int]]:
-    """Write the 150 files, one number a line; file name -> its numbers."""
-    rng = random.Random(f"files {seed}")
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {name: make_numbers(rng) for name in NAMES}
-    for name, numbers in files.items():
-        (folder / name).write_text("".join(f"{n}\n" for n in numbers))
-    return files
+def make_tasks(folder: Path, seed: int) -> list[Task]:
+    """Write the 150 files to `folder`, by split, and ask six questions on each: 690 train, 60 validation, 150 held-out.
 
-
-def make_tasks(files: dict[str, list[int]], folder: Path, seed: int) -> list[Task]:
-    """Six tasks a file, 900 in all: 690 train, 60 validation, 150 held-out."""
-    names = sorted(files)
+    A box sees the files of its own split alone: even a slip cannot open a held-out file in training.
+    """
+    names = NAMES.copy()
     random.Random(f"splits {seed}").shuffle(names)
-    heldout = set(names[:N_HELDOUT_FILES])
-    validation = set(names[N_HELDOUT_FILES : N_HELDOUT_FILES + N_VALIDATION_FILES])
-    box = SandboxSpec(files=folder, read_only=True)
+    splits = dict.fromkeys(names, Split.train)
+    splits.update(dict.fromkeys(names[:N_HELDOUT_FILES], Split.heldout))
+    splits.update(dict.fromkeys(names[N_HELDOUT_FILES : N_HELDOUT_FILES + N_VALIDATION_FILES], Split.validation))
+    rng = random.Random(f"files {seed}")
+    return [task for name in NAMES for task in _tasks_on(folder, name, splits[name], make_numbers(rng))]
 
-    def split(name: str) -> Split:
-        return Split.heldout if name in heldout else Split.validation if name in validation else Split.train
 
+def _tasks_on(folder: Path, name: str, split: Split, numbers: list[int]) -> list[Task]:
+    files = folder / split.value
+    files.mkdir(parents=True, exist_ok=True)
+    (files / name).write_text("".join(f"{number}\n" for number in numbers))
+    truth = answers(numbers)
     return [
         Task(
             id=f"{operation.name}-{name}",
             instruction=operation.question.format(file=name),
-            split=split(name),
+            split=split,
             pool=operation.name,
-            sandbox=box,
+            sandbox=SandboxSpec(files=files, read_only=True),
             limits=LIMITS,
-            verifiers=(Part(kind="exact", options={"expected": str(answers(files[name])[operation.name])}),),
+            verifiers=(Part(kind="exact", options={"expected": str(truth[operation.name])}),),
             solution=(operation.command.format(file=name),),
         )
-        for name in sorted(files)
         for operation in OPERATIONS
     ]

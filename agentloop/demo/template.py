@@ -38,7 +38,7 @@ stop_at = 0.97               # success on the validation split at which there is
 
 [gate]
 trials = 4                   # episodes of each held-out task
-alpha = 0.05                 # probability of promoting a version that is no better
+alpha = 0.05                 # probability, per candidate, of promoting one that is no better
 """
 VERIFIER = '''\
 """A verifier of this project: named `verifier.py:SameWord` in tasks.jsonl.
@@ -84,7 +84,7 @@ def prepare_template(folder: Path) -> None:
 
 
 def make_tasks(files: Path) -> list[Task]:
-    """Three questions on each of 150 notes, which are written to `files`."""
+    """Three questions on each of 150 notes, which are written to `files`, by split: a box sees those of its own."""
     rng = random.Random("notes")
     drawn = rng.sample(NAMES, N_HELDOUT + N_VALIDATION)
     splits = dict.fromkeys(NAMES, Split.train)
@@ -94,8 +94,9 @@ def make_tasks(files: Path) -> list[Task]:
 
 
 def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[Task]:
-    words = rng.sample(WORDS, rng.randint(3, 8))
-    (files / name).write_text("\n".join(words) + "\n")
+    words, box = rng.sample(WORDS, rng.randint(3, 8)), files / split.value
+    box.mkdir(parents=True, exist_ok=True)
+    (box / name).write_text("\n".join(words) + "\n")
     same_word = f"{files.parent / 'verifier.py'}:SameWord"
     questions = (
         ("count", f"How many words are in {name}?", f"wc -w < {name}", "exact", str(len(words))),
@@ -108,7 +109,7 @@ def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[
             instruction=instruction,
             split=split,
             pool=pool,
-            sandbox=SandboxSpec(files=files, read_only=True),
+            sandbox=SandboxSpec(files=box, read_only=True),
             limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
             verifiers=(Part(kind=kind, options={"expected": expected}),),
             solution=(command,),

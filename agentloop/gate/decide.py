@@ -21,6 +21,8 @@ from agentloop.types import Action, Decision, EvalReport, Frozen
 GRID = 240
 """Steps of a reward difference of 1: task means of 1-6, 8, 10, 12, 15 or 16 all-or-nothing trials fall on it."""
 Z95 = 1.96
+MAX_INFRA = 0.1
+"""Share of episodes lost to infrastructure above which nothing is claimed."""
 
 
 class Success(Frozen):
@@ -131,7 +133,7 @@ def decide(
     *,
     alpha: float = 0.05,
     n_min: int = 20,
-    max_infra: float = 0.1,
+    max_infra: float = MAX_INFRA,
     now: datetime,
 ) -> Decision:
     """Promote when better is shown at `alpha`, roll back when worse is shown at `alpha`, else hold.
@@ -169,6 +171,12 @@ def decide(
     )
 
 
+def lost_too_much(report: EvalReport, max_infra: float = MAX_INFRA) -> bool:
+    """True when more than the share `max_infra` of a version's episodes failed for infrastructure reasons."""
+    total = report.n_infra + sum(len(rewards) for rewards in report.rewards.values())
+    return total > 0 and report.n_infra / total > max_infra
+
+
 def _choose(p_better: float, p_worse: float, alpha: float) -> Action:
     """At most one of the two holds: p_better + p_worse >= 1, since every sign pattern is in one tail."""
     if p_better <= alpha:
@@ -186,8 +194,8 @@ def _obstacles(baseline: EvalReport, candidate: EvalReport, n_tasks: int, n_min:
     """Why nothing may be claimed, whatever the p-values are; empty when a claim may be made."""
     found = []
     for report in (baseline, candidate):
-        total = report.n_infra + sum(len(rewards) for rewards in report.rewards.values())
-        if total and report.n_infra / total > max_infra:
+        if lost_too_much(report, max_infra):
+            total = report.n_infra + sum(len(rewards) for rewards in report.rewards.values())
             found.append(
                 f"Nothing is claimed: {report.n_infra} of {total} episodes of version {report.policy_version} "
                 f"({report.n_infra / total:.0%}) failed for infrastructure reasons, more than the {max_infra:.0%} "

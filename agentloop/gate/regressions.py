@@ -65,8 +65,8 @@ def pin(failures: Sequence[Pinned], folder: Path, suite: Suite) -> int:
 
     One case a task: what is already pinned stays as it is, so pinning twice changes no byte. Limits
     follow `suite`, the suite that the traces are of. Not safe for two writers at once.
-    Raises ConfigError when a task is not in `suite`, is one that is trained on, or when `folder`
-    holds cases done in another kind of box.
+    Cases done in another kind of box stay as they are, in a folder beside this one.
+    Raises ConfigError when a task is not in `suite` or is one that is trained on.
     """
     if not failures:
         return 0
@@ -100,16 +100,14 @@ def read_cases(folder: Path) -> tuple[Case, ...]:
 
 
 def _pinned_tasks(folder: Path, suite: Suite) -> list[Task]:
-    """The tasks already in `folder`, under the limits of `suite`."""
+    """The tasks already in `folder`, under the limits of `suite`; cases done in another kind of box are set aside."""
     if not (folder / HEAD).exists():
         return []
-    old, new = load_suite(folder).tasks, suite.tasks[0]
-    if old[0].sandbox != new.sandbox:
-        raise ConfigError(
-            f"{folder}: holds cases done in another box ({old[0].sandbox.image}, files {old[0].sandbox.files}) than "
-            f"suite {suite.name!r} ({new.sandbox.image}, files {new.sandbox.files}); pin into another folder"
-        )
-    return [task.model_copy(update={"limits": new.limits}) for task in old]
+    old, new = load_suite(folder), suite.split(Split.heldout)[0]
+    if old.tasks[0].sandbox != new.sandbox:
+        folder.rename(folder.with_name(f"{folder.name}-{old.hash[:8]}"))
+        return []
+    return [task.model_copy(update={"limits": new.limits}) for task in old.tasks]
 
 
 def _regression_task(trace: Trace, suite: Suite) -> Task:

@@ -57,6 +57,8 @@ class _Head(Frozen):
 
     name: str
     sandbox: SandboxSpec
+    files: dict[Split, Path]
+    """What a box of each split starts with; a split that is not in it starts with nothing."""
     limits: Limits
     verifiers: tuple[Part, ...]
 
@@ -114,6 +116,7 @@ def _parse_head(text: str, folder: Path) -> _Head:
     return _Head(
         name=name,
         sandbox=_sandbox(path, text, head),
+        files=_files(path, text, head),
         limits=_limits(path, text, head),
         verifiers=_verifiers(head.get("verifiers", []), folder, _toml_place(path, text, "", "verifiers")),
     )
@@ -121,17 +124,28 @@ def _parse_head(text: str, folder: Path) -> _Head:
 
 def _sandbox(path: Path, text: str, head: Table) -> SandboxSpec:
     table = dict(_table(path, text, head, "sandbox", SandboxSpec))
-    files = table.pop("files", None)
-    spec = _validated(path, text, "sandbox", table, SandboxSpec)
+    table.pop("files", None)
+    return _validated(path, text, "sandbox", table, SandboxSpec)
+
+
+def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
+    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: a box sees its split."""
+    files = head.get("sandbox", {}).get("files")
     if files is None:
-        return spec
+        return {}
     where = _toml_place(path, text, "sandbox", "files")
-    if not isinstance(files, str):
-        raise ConfigError(f"{where}: key 'files' must be the path of a folder, relative to the suite")
-    found = (path.parent / files).resolve()
-    if not found.is_dir():
-        raise ConfigError(f"{where}: key 'files': no folder {found}; make it, or leave the key out for an empty box")
-    return spec.model_copy(update={"files": found})
+    folders = files if isinstance(files, dict) else dict.fromkeys([split.value for split in Split], files)
+    found = {}
+    for name, folder in folders.items():
+        if not isinstance(folder, str):
+            raise ConfigError(f"{where}: key 'files' must be the path of a folder, relative to the suite")
+        found[_split(name, where)] = (path.parent / folder).resolve()
+        if not found[_split(name, where)].is_dir():
+            raise ConfigError(
+                f"{where}: key 'files': no folder {(path.parent / folder).resolve()}; make it, or leave the key out for "
+                "an empty box"
+            )
+    return found
 
 
 def _limits(path: Path, text: str, head: Table) -> Limits:
@@ -188,9 +202,12 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
             f"{where}: task {row['id']!r} has no verifier, so nothing could score it; "
             f'add "verifiers": [{{"kind": "exact", "expected": "…"}}] or [[verifiers]] in {HEAD}'
         )
-    fields = {**row, "split": _split(row.get("split", Split.train), where), "verifiers": verifiers}
+    split = _split(row.get("split", Split.train), where)
+    box = head.sandbox.model_copy(update={"files": head.files.get(split)})
     try:
-        return Task.model_validate({**fields, "sandbox": head.sandbox, "limits": head.limits})
+        return Task.model_validate(
+            {**row, "split": split, "verifiers": verifiers, "sandbox": box, "limits": head.limits}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{where}: key {str(first['loc'][0])!r}: {_lower(first['msg'])}") from None
@@ -245,11 +262,12 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
     a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike boxes
     or limits, which one suite cannot say.
     """
-    if len({(task.sandbox, task.limits) for task in tasks}) > 1:
-        raise ConfigError(f"{folder}: tasks with different sandboxes or limits; write one suite for each")
+    kinds = {(task.sandbox.model_copy(update={"files": None}), task.limits) for task in tasks}
+    if len(kinds) > 1 or len({(task.split, task.sandbox.files) for task in tasks}) > len({t.split for t in tasks}):
+        raise ConfigError(f"{folder}: tasks of a split with different sandboxes or limits; write one suite for each")
     folder = folder.resolve()
     lines = "".join(json.dumps(_row(task, folder), ensure_ascii=False) + "\n" for task in tasks)
-    head = _head_text(name, tasks[0], folder) if tasks else ""
+    head = _head_text(name, tasks, folder) if tasks else ""
     _parse_tasks(lines, folder, _parse_head(head, folder))
     write_text(folder / TASKS, lines)
     write_text(folder / HEAD, head)
@@ -271,14 +289,16 @@ def _relative(path: Path, folder: Path) -> str:
     return os.path.relpath(path.resolve(), folder)
 
 
-def _head_text(name: str, task: Task, folder: Path) -> str:
-    sandbox = task.sandbox.model_dump(exclude={"files"})
-    if task.sandbox.files is not None:
-        sandbox["files"] = _relative(task.sandbox.files, folder)
-    parts = [f"name = {_toml(name)}\n"]
-    for title, table in (("sandbox", sandbox), ("limits", task.limits.model_dump())):
-        parts.append(f"[{title}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items()))
-    return "\n".join(parts)
+def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
+    lines = [f"name = {_toml(name)}", "", "[sandbox]"]
+    lines += [f"{key} = {_toml(value)}" for key, value in tasks[0].sandbox.model_dump(exclude={"files"}).items()]
+    files = {t.split.value: _relative(t.sandbox.files, folder) for t in tasks if t.sandbox.files is not None}
+    if len(set(files.values())) == 1:
+        lines.append(f"files = {_toml(next(iter(files.values())))}")
+    elif files:
+        lines.append("files = { " + ", ".join(f"{split} = {_toml(path)}" for split, path in files.items()) + " }")
+    lines += ["", "[limits]", *(f"{key} = {_toml(value)}" for key, value in tasks[0].limits.model_dump().items())]
+    return "\n".join(lines) + "\n"
 
 
 def _toml(value: str | bool | int | float) -> str:

@@ -44,7 +44,7 @@ class FixedLearner:
 
     async def _register(self, number: int, parent: int | None) -> PolicyVersion:
         tasks = self.project.suite.split(Split.train)
-        stage = self.project.begin(f"run-v{number}")
+        stage = await self.project.begin(f"run-v{number}")
         self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
         await self.project.gather(stage, tasks, self._policy, purpose=Purpose.run, version=number)
         self.project.finish(stage)

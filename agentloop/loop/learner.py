@@ -68,12 +68,15 @@ class TinyLearner:
         if n_turns and success >= train.stop_at:
             return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
         if n_turns >= train.max_turns:
-            return f"finished: {n_turns} turns, v{newest.number} solves {success:.0%} of the validation tasks"
+            return (
+                f"finished: {n_turns} turns, v{newest.number} solves {success:.0%} of the validation tasks; "
+                "for more, raise [train] max_turns and run the loop again"
+            )
         return None
 
     async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
         config, number = self.project.config.train, parent.number + 1
-        stage = self.project.begin(stage_name(number))
+        stage = await self.project.begin(stage_name(number))
         policy = self.policy(parent)
         trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
         rates = load_trainer(self.project.version_folder(parent.number), trainer.optimizer)
@@ -108,32 +111,48 @@ class TinyLearner:
             part=step,
         )
         samples, unfit = build_samples(judged, temperature=policy.temperature)
-        revival = self._observe(samples, policy, curriculum, rng)
+        revival = self._observe(stage, samples, policy, curriculum, rng)
         useful, flat = with_advantages(samples)
         stage.drop(unfit)
         stage.drop(flat)
-        if revival:
-            trainer.imitate(revival)
-            stage.metrics["n_revival"] = stage.metrics.get("n_revival", 0) + len(revival)
         rng.shuffle(useful)
-        metrics = trainer.step(useful, rate=min(1.0, max(MIN_RATE, 4.0 * curriculum.remaining)))
+        rate = min(1.0, max(MIN_RATE, 4.0 * curriculum.remaining))
+        metrics = trainer.step(useful, rate=rate)
+        skipped = metrics["skipped_steps"]
+        if revival:
+            skipped += trainer.imitate(revival, rate=rate)["skipped_steps"]
+            stage.metrics["n_revival"] = stage.metrics.get("n_revival", 0) + len(revival)
+        if skipped:
+            stage.metrics["n_skipped_steps"] = stage.metrics.get("n_skipped_steps", 0) + skipped
         return {"reward": sum(s.reward for s in samples) / max(len(samples), 1), "entropy": metrics["entropy"]}
 
     def _observe(
-        self, samples: Sequence[Sample], policy: TinyPolicy, curriculum: Curriculum, rng: Random
+        self, stage: Stage, samples: Sequence[Sample], policy: TinyPolicy, curriculum: Curriculum, rng: Random
     ) -> list[Sample]:
         """Tell the curriculum how each group did; for groups that failed whole, what once passed in their pool."""
-        tasks = {task.id: task for task in self.project.suite.tasks}
         revival: list[Sample] = []
         for _, group in groupby(samples, key=lambda sample: sample.group):
             members = list(group)
             pool = members[0].pool
             curriculum.observe(pool, [sample.reward for sample in members])
             if max(sample.reward for sample in members) <= 0.0:
-                passed = self.project.store.passing(pool, Purpose.demonstrate)
-                chosen = rng.sample(passed, min(N_REVIVAL, len(passed)))
-                revival += [demonstration(tasks[row.task_id], unpack(row.body)[0], policy.chat) for row in chosen]
+                revival += self._revive(stage, pool, policy, rng)
         return revival
+
+    def _revive(self, stage: Stage, pool: str, policy: TinyPolicy, rng: Random) -> list[Sample]:
+        """Rows of `pool` that once passed: the demonstrator's, else the policy's own; says so when there are none."""
+        tasks = {task.id: task for task in self.project.suite.split(Split.train)}
+        store = self.project.store
+        rows = store.passing(pool, Purpose.demonstrate) or store.passing(pool, Purpose.train)
+        passed = [row for row in rows if row.task_id in tasks]
+        if not passed and f"n_dead {pool}" not in stage.metrics:
+            stage.metrics[f"n_dead {pool}"] = 1
+            self.project.progress.say(
+                f"pool {pool!r}: a whole group failed and nothing has ever passed there to learn from; "
+                "give its tasks a solution, or add easier ones"
+            )
+        chosen = rng.sample(passed, min(N_REVIVAL, len(passed)))
+        return [demonstration(tasks[row.task_id], unpack(row.body)[0], policy.chat) for row in chosen]
 
     def _publish(
         self,

@@ -18,17 +18,18 @@ from typing import Any, Protocol
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config import Config, load_config
-from agentloop.episode import Crew, Pool, plan, roll_out
+from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import Suite, load_suite
 from agentloop.judge.score import judge
+from agentloop.plugins import load_part
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.versions import Registry
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
-from agentloop.types import Purpose, Split, Task
+from agentloop.types import EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
 STORE = Path("traces") / "store.db"
 POLICIES = Path("policies")
@@ -72,6 +73,8 @@ class Stage:
     name: str
     n_episodes: int = 0
     n_tool_calls: int = 0
+    n_infra_failed: int = 0
+    """Attempts, those that were tried again included."""
     dropped: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
@@ -91,7 +94,7 @@ class Stage:
             wall_s=time.perf_counter() - self.started,
             cpu_s=time.process_time() - self.started_cpu,
             dropped=self.dropped,
-            metrics=self.metrics,
+            metrics={**self.metrics, "n_infra_failed": self.n_infra_failed},
         )
 
 
@@ -130,7 +133,8 @@ class Project:
         """Roll out, judge, store: `group_size` episodes of each task, in order.
 
         Experience exists for the rest of the loop once it is on disk. `part` tells apart calls
-        within one stage. Raises SandboxError or PolicyError when most episodes failed outside the agent.
+        within one stage. Raises SandboxError or PolicyError when most episodes failed outside the agent,
+        ConfigError when no verifier scored any; what happened is stored all the same.
         """
         planned = plan(
             tasks,
@@ -141,15 +145,25 @@ class Project:
             group_size=group_size,
         )
         crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent)
-        rollouts = await roll_out(planned, crew, lambda _: self.progress.advance())
+        rollouts = await roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
         judged = [(r.task, r.episode, r.trace, await judge(r.task, r.trace)) for r in rollouts]
         self.store.put_judged(stage.name, judged, first=stage.n_episodes)
         stage.n_episodes += len(judged)
         stage.n_tool_calls += sum(len(trace.tool_calls) for _, _, trace, _ in judged)
+        refuse_broken(rollouts)
+        _refuse_unscored([verdict for *_, verdict in judged])
         return judged
 
-    def begin(self, name: str) -> Stage:
-        """A stage from its start; what an interrupted attempt at it left is removed."""
+    def _note(self, stage: Stage, rollout: Rollout) -> None:
+        """Count an attempt: also one that is tried again has failed for our reasons."""
+        if rollout.episode.state is EpisodeState.infra_failed:
+            stage.n_infra_failed += 1
+        else:
+            self.progress.advance()
+
+    async def begin(self, name: str) -> Stage:
+        """A stage from its start, in fresh boxes; what an interrupted attempt at it left is removed."""
+        await self.pool.renew()
         self.store.forget_stage(name)
         return Stage(name)
 
@@ -168,12 +182,23 @@ def open_project(
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
+    for part in {part.model_dump_json(): part for task in suite.tasks for part in task.verifiers}.values():
+        load_part("verifiers", part.kind, part.options)  # a wrong one is refused before anything is rolled out
     store = Store(folder / STORE)
     try:
         with store.lock():
             yield Project(folder, config, suite, store, SandboxPool(backend), progress)
     finally:
         store.close()
+
+
+def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
+    """ConfigError with the first verifier's words when none of `verdicts` could be scored."""
+    unscored = [verdict for verdict in verdicts if verdict.state is RewardState.unscored]
+    if unscored and not any(verdict.state is RewardState.scored for verdict in verdicts):
+        score = next((score for score in unscored[0].scores if score.error), None)
+        why = f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
+        raise ConfigError(f"none of {len(verdicts)} episodes could be scored: {why}; mend the verifier and run again")
 
 
 def mean_reward(judged: Sequence[Judged]) -> float:

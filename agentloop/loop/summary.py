@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from agentloop.gate.decide import success
+from agentloop.gate.decide import decide, success
 from agentloop.gate.regressions import read_cases
 from agentloop.gate.report import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
 from agentloop.loop.project import REGRESSIONS, REPORT, Project
@@ -25,8 +25,8 @@ LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start"}
 class Summary:
     """Reads once, answers as a document (`json`) and as a report (`write_report`)."""
 
-    def __init__(self, project: Project, *, sandbox: str, isolation: str, command: str) -> None:
-        self.project, self.sandbox, self.isolation, self.command = project, sandbox, isolation, command
+    def __init__(self, project: Project, *, sandbox: str, command: str) -> None:
+        self.project, self.sandbox, self.command = project, sandbox, command
         self.stages = project.store.stages()
         self.decisions = project.store.decisions()
         reports = {v.number: project.store.report(project.suite.hash, v.number) for v in project.registry.all()}
@@ -46,9 +46,14 @@ class Summary:
 
     @property
     def decision(self) -> Action | None:
-        """Promote when the live version was proven better, turn by turn; else the last word; None without one."""
+        """The gate's test once more, on the live version against the first one; None while there is but one version.
+
+        When no version was promoted, it is the newest version's decision.
+        """
         if self.live.number != self.first.number:
-            return Action.promote
+            first, live = self.reports[self.first.number], self.reports[self.live.number]
+            gate = self.project.config.gate
+            return decide(first, live, alpha=gate.alpha, n_min=gate.n_min, now=self.live.created_at).action
         last = [self.decisions[v.number].action for v in self.versions if v.number in self.decisions]
         return last[-1] if last else None
 
@@ -62,8 +67,15 @@ class Summary:
 
     @property
     def n_infra_failed(self) -> int:
-        """Episodes that failed for our reasons; none was scored."""
-        return self.project.store.n_traces(reward_state="infra_failed")
+        """Attempts that failed for our reasons, those that were tried again included; none was scored."""
+        return int(sum(stage.metrics.get("n_infra_failed", 0) for stage in self.stages.values()))
+
+    @property
+    def isolation(self) -> str:
+        """What held the actions of the episodes that are compared."""
+        stages = {gate_stage(self.project, version.number) for version in (self.first, self.live)}
+        found = {trace.isolation for stage in stages for trace, _ in stored_attempts(self.project, stage)}
+        return " and ".join(sorted(found))
 
     def n_episodes(self) -> int:
         """Over all stages."""
@@ -141,7 +153,10 @@ class Summary:
             failures_after=self.reports[self.live.number].failures,
             stages=tuple(
                 StageRate(
-                    label=LABELS.get(s.name, s.name), episodes=s.n_episodes, tool_calls=s.n_tool_calls, wall_s=s.wall_s
+                    label=LABELS.get(s.name, s.name.split(".")[0]),
+                    episodes=s.n_episodes,
+                    tool_calls=s.n_tool_calls,
+                    wall_s=s.wall_s,
                 )
                 for s in self.stages.values()
             ),
@@ -179,12 +194,12 @@ class Summary:
             return ()
         passed = {
             trace.task_id: Attempt(trace=trace, verdict=verdict)
-            for trace, verdict in stored_attempts(self.project, gate_stage(self.live.number))
+            for trace, verdict in stored_attempts(self.project, gate_stage(self.project, self.live.number))
             if verdict.reward == 1.0
         }
         tasks = {task.id: task for task in self.project.suite.tasks}
         pairs: dict[str, TracePair] = {}
-        for trace, verdict in stored_attempts(self.project, gate_stage(self.first.number)):
+        for trace, verdict in stored_attempts(self.project, gate_stage(self.project, self.first.number)):
             critical = verdict.critical
             if verdict.reward == 0.0 and critical and trace.task_id in passed and critical.type.value not in pairs:
                 pairs[critical.type.value] = TracePair(

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.errors import ConfigError
-from agentloop.gate.decide import decide
+from agentloop.errors import ConfigError, SandboxError
+from agentloop.gate.decide import decide, lost_too_much
 from agentloop.gate.regressions import Pinned, pin
 from agentloop.loop.project import REGRESSIONS, Project
 from agentloop.policies.lockstep import BatchPolicy
@@ -23,7 +23,6 @@ from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Judged
 from agentloop.types import (
-    Action,
     Decision,
     EvalReport,
     PolicyState,
@@ -74,6 +73,7 @@ async def _turns(project: Project, learner: Learner) -> None:
             live = project.registry.live()
             if live is not None:
                 await evaluate(project, learner, live)
+                pin_failures(project, live)
             if await learner.next(newest) is None:
                 return
 
@@ -87,31 +87,51 @@ async def gate(project: Project, learner: Learner, candidate: PolicyVersion) -> 
     report = await evaluate(project, learner, candidate)
     settings = project.config.gate
     decision = decide(baseline, report, alpha=settings.alpha, n_min=settings.n_min, now=datetime.now(UTC))
-    pin_failures(project, champion)
     project.registry.apply(decision)
     return decision
 
 
 async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -> EvalReport:
-    """The held-out outcomes of one version; rolled out once, remembered after that."""
+    """The held-out outcomes of one version; rolled out once, remembered after that.
+
+    Raises SandboxError, and remembers nothing, when too many episodes failed for our reasons: what
+    was lost to a broken machine must not count against a version for good.
+    """
     known = project.store.report(project.suite.hash, version.number)
     if known:
         return known
     tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
-    stage = project.begin(gate_stage(version.number))
+    _refuse_trained(project, tasks)
+    stage = await project.begin(gate_stage(project, version.number))
     project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
     judged = await project.gather(
         stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
     )
     report = eval_report(project, version.number, tasks, judged)
+    if lost_too_much(report):
+        raise SandboxError(
+            f"{report.n_infra} of {len(judged)} held-out episodes of v{version.number} failed for infrastructure "
+            "reasons, too many to decide on; mend that, then run the same command again: only they are done again"
+        )
     project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
 
 
-def gate_stage(number: int) -> str:
-    """The stage in which version `number` did the held-out tasks."""
-    return f"gate-v{number}"
+def gate_stage(project: Project, number: int) -> str:
+    """The stage in which version `number` did the held-out tasks of the suite as it is now."""
+    return f"gate-v{number}.{project.suite.hash[:6]}"
+
+
+def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
+    """ConfigError when held-out tasks were trained on: they prove nothing of any version made since."""
+    trained = project.store.task_ids(Purpose.train, Purpose.demonstrate)
+    leaked = sorted(task.id for task in tasks if task.id in trained)
+    if leaked:
+        raise ConfigError(
+            f"{len(leaked)} held-out tasks were trained on before, such as {leaked[0]!r}; give them back their split, "
+            "or make a new project for the new splits"
+        )
 
 
 def eval_report(project: Project, number: int, tasks: Sequence[Task], judged: Sequence[Judged]) -> EvalReport:
@@ -135,7 +155,7 @@ def pin_failures(project: Project, champion: PolicyVersion) -> int:
     """Remember what the champion failed on the held-out tasks as regression cases; how many are new."""
     failed = [
         Pinned(trace=trace, verdict=verdict)
-        for trace, verdict in stored_attempts(project, gate_stage(champion.number))
+        for trace, verdict in stored_attempts(project, gate_stage(project, champion.number))
         if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
     ]
     return pin(failed, project.folder / REGRESSIONS, project.suite)
@@ -144,8 +164,3 @@ def pin_failures(project: Project, champion: PolicyVersion) -> int:
 def stored_attempts(project: Project, stage: str) -> list[tuple[Trace, Verdict]]:
     """Traces and verdicts of one stage, in order."""
     return [unpack(row.body) for row in project.store.stage_traces(stage)]
-
-
-def promoted(decisions: dict[int, Decision]) -> list[int]:
-    """Numbers of the versions that were promoted, in order."""
-    return [number for number, decision in decisions.items() if decision.action is Action.promote]

@@ -7,6 +7,7 @@ it does wrong, the loop mends.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from random import Random
 from statistics import fmean
@@ -19,7 +20,7 @@ from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.store.bodies import unpack
 from agentloop.train.demonstrations import demonstration, texts
 from agentloop.train.sft import Sft
-from agentloop.types import Purpose, Sample, Split, Task, Trace
+from agentloop.types import Purpose, RewardState, Sample, Split, Task, Trace
 
 BATCH = 24
 CHECK_EVERY = 50
@@ -38,11 +39,12 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
     name = "demonstrate"
     train = project.suite.split(Split.train)
     if name not in project.store.stages():
-        stage = project.begin(name)
+        stage = await project.begin(name)
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
-        await project.gather(stage, tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
+        judged = await project.gather(stage, tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
+        stage.drop(Counter(str(v.state) for *_, v in judged if v.state is not RewardState.scored))
         project.finish(stage)
     by_id = {task.id: task for task in train}
     rows = project.store.stage_traces(name)
@@ -58,7 +60,7 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
 
     Raises TrainingError when copying has not emerged within the configured steps.
     """
-    stage = project.begin("warm-start")
+    stage = await project.begin("warm-start")
     tokenizer = train_tokenizer(texts(trace for _, trace, _ in shown))
     model = new_model(tokenizer.get_vocab_size(), seed=project.config.project.seed)
     policy = TinyPolicy.of(model, tokenizer, temperature=project.config.policy.temperature)

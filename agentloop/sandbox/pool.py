@@ -69,6 +69,17 @@ class SandboxPool:
                 finally:
                     await self._end(box)
 
+    async def renew(self) -> None:
+        """End the shared boxes, so that the next lease starts from nothing. For when none is leased.
+
+        Leases of a shared box have scratch folders of their own, but what a command writes elsewhere
+        in /tmp stays while the box does.
+        """
+        shared, self._shared = list(self._shared.values()), {}
+        for box in [_made(task) for task in shared if task.done()]:
+            if box:
+                await self._end(box)
+
     async def close(self) -> None:
         """End every box, leased ones and those that are still being created too."""
         self._closed = True

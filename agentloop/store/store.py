@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, event, func, text
+from sqlalchemy import URL, Engine, event, func, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 from sqlmodel import Session, SQLModel, col, create_engine, delete, select
@@ -94,15 +94,21 @@ class Store:
         with self._session() as session:
             return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
 
-    def find_traces(self, *, limit: int, newest_first: bool = True, **equal: object) -> list[TraceRow]:
-        """Rows whose columns have the given values; None asks nothing of a column."""
+    def find_traces(self, *, limit: int, **equal: object) -> list[TraceRow]:
+        """Rows whose columns have the given values, newest first; None asks nothing of a column."""
         query = select(TraceRow)
         for column, value in equal.items():
             if value is not None:
                 query = query.where(getattr(TraceRow, column) == value)
-        order = col(TraceRow.started_at).desc() if newest_first else col(TraceRow.started_at)
+        query = query.order_by(col(TraceRow.started_at).desc(), col(TraceRow.id)).limit(limit)
         with self._session() as session:
-            return list(session.exec(query.order_by(order, col(TraceRow.id)).limit(limit)))
+            return list(session.exec(query))
+
+    def task_ids(self, *purposes: str) -> set[str]:
+        """Tasks that were rolled out for any of `purposes`, whatever came of it."""
+        query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
+        with self._session() as session:
+            return set(session.exec(query))
 
     def trace(self, prefix: str) -> tuple[TraceRow, Trace, Verdict]:
         """The one trace whose id begins with `prefix`. Raises StoreError when there is none or more than one."""
@@ -115,6 +121,12 @@ class Store:
                 "`agentloop traces ls` shows them"
             )
         return rows[0], *unpack(rows[0].body)
+
+    def task_ids(self, *purposes: str) -> set[str]:
+        """Tasks of which there are traces that were rolled out for one of `purposes`."""
+        query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
+        with self._session() as session:
+            return set(session.exec(query))
 
     def n_traces(self, **equal: object) -> int:
         """How many traces there are whose columns have the given values."""
@@ -141,12 +153,6 @@ class Store:
         """Insert or update by number."""
         with self._session() as session:
             session.merge(PolicyRow(**version.model_dump()))
-
-    def put_versions(self, versions: Iterable[PolicyVersion]) -> None:
-        """Several at once, all or none: a promotion retires the one before it."""
-        with self._session() as session:
-            for version in versions:
-                session.merge(PolicyRow(**version.model_dump()))
 
     def versions(self) -> list[PolicyVersion]:
         """All versions by number."""
@@ -215,7 +221,8 @@ class Store:
 
 
 def _engine(path: Path) -> Engine:
-    engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+    # Made from its parts, because in a URL that is written out a `?` in the path would begin the options.
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": 30})
 
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _: object) -> None:

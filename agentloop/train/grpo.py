@@ -77,8 +77,7 @@ class Grpo:
             )
         total: defaultdict[str, float] = defaultdict(float)
         grad_norm = 0.0
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * rate
+        self._set_rate(rate)
         for rows in parts(samples, self.settings.max_rows) if samples else []:
             norm = self._update(rows, total)
             grad_norm = max(grad_norm, 0.0 if math.isnan(norm) else norm)
@@ -93,12 +92,18 @@ class Grpo:
             "n_tokens": total["n_tokens"],
         }
 
-    def imitate(self, samples: Sequence[Sample]) -> None:
+    def imitate(self, samples: Sequence[Sample], *, rate: float = 1.0) -> dict[str, float]:
         """One supervised step on rows that once succeeded: how a pool that only fails is revived."""
+        self._set_rate(rate)
         loss, _ = sft_loss(self.model, samples, self.pad, context_weight=0.0)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        guarded_step(self.model, self.optimizer)
+        norm = guarded_step(self.model, self.optimizer)
+        return {"grad_norm": norm, "skipped_steps": float(math.isnan(norm))}
+
+    def _set_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * rate
 
     def _update(self, rows: Sequence[Sample], total: defaultdict[str, float]) -> float:
         """One optimiser step: gradients of rows of similar length, added up; see `guarded_step`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -53,7 +54,12 @@ def demo(
     stderr.print(
         f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}", markup=False
     )
-    run_project(out, backend, command=f"agentloop demo --seed {seed} --out {out}", as_json=as_json)
+    run_project(
+        out,
+        backend,
+        command=shlex.join(["agentloop", "demo", "--seed", str(seed), "--sandbox", sandbox, "--out", str(out)]),
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -79,7 +85,7 @@ def loop(
     from agentloop_cli.run import run_project
 
     backend = choose_backend(sandbox or load_config(folder).sandbox.kind)
-    run_project(folder, backend, command=f"agentloop loop {folder}", as_json=as_json)
+    run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ def run_project(folder: Path, backend: SandboxBackend, *, command: str, as_json:
     """Continue the project's loop to its end; the report and the summary are made anew each time."""
     with LiveProgress() as progress, open_project(folder, backend, progress) as project:
         asyncio.run(run_loop(project, make_learner(project)))
-        summary = Summary(project, sandbox=backend.name, isolation=backend.isolation, command=command)
+        summary = Summary(project, sandbox=backend.name, command=command)
         report = summary.write_report()
         document = summary.json()
     if as_json:

@@ -15,7 +15,7 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.demo.demonstrator import HABIT, demonstrator
 from agentloop.demo.project import prepare_demo
-from agentloop.demo.suite import NAMES, OPERATIONS, answers, make_files, make_tasks
+from agentloop.demo.suite import NAMES, OPERATIONS, answers, make_tasks
 from agentloop.episode import Crew, plan, roll_out
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import load_suite
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tasks(folder: Path) -> list[Task]:
-    return make_tasks(make_files(folder, SEED), folder, SEED)
+    return make_tasks(folder, SEED)
 
 
 def file_of(task: Task) -> str:
@@ -72,7 +72,9 @@ def test_the_six_answers_of_a_file_differ(tasks: list[Task]) -> None:
 
 def test_a_real_shell_gives_the_ground_truth(tasks: list[Task], folder: Path) -> None:
     """All reference commands, in one `sh`: the answers in the suite were worked out in Python."""
-    script = "".join(f"printf '%s\\t%s\\n' {task.id} \"$({task.solution[0]})\"\n" for task in tasks)
+    script = "".join(
+        f"cd {task.sandbox.files}; printf '%s\\t%s\\n' {task.id} \"$({task.solution[0]})\"\n" for task in tasks
+    )
     done = subprocess.run(["sh", "-eu"], input=script, cwd=folder, capture_output=True, text=True, check=True)
     shown = dict(line.split("\t") for line in done.stdout.splitlines())
     assert {task.id: shown[task.id].strip() for task in tasks} == {task.id: expected(task) for task in tasks}
@@ -83,11 +85,28 @@ def test_answers_of_a_known_file() -> None:
 
 
 def test_a_seed_decides_the_suite(tmp_path: Path, tasks: list[Task], folder: Path) -> None:
-    again = make_tasks(make_files(tmp_path / "again", SEED), folder, SEED)
-    other = make_tasks(make_files(tmp_path / "other", SEED + 1), folder, SEED + 1)
-    assert again == tasks
-    assert other != tasks
+    def without_place(made: list[Task]) -> list[dict[str, object]]:
+        return [task.model_dump(exclude={"sandbox"}) for task in made]
+
+    again, other = make_tasks(tmp_path / "again", SEED), make_tasks(tmp_path / "other", SEED + 1)
+    assert without_place(again) == without_place(tasks)
+    assert without_place(other) != without_place(tasks)
     assert [task.split for task in other] != [task.split for task in tasks]
+
+
+def test_a_box_sees_the_files_of_its_own_split_alone(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
+    """So a slip of the policy cannot open a held-out file in training."""
+
+    async def listed(split: Split) -> set[str]:
+        pool = SandboxPool(bubblewrap)
+        try:
+            async with pool.lease(next(task.sandbox for task in tasks if task.split is split), "look") as box:
+                return set((await box.exec("ls /work")).stdout.split())
+        finally:
+            await pool.close()
+
+    for split in Split:
+        assert asyncio.run(listed(split)) == {file_of(task) for task in tasks if task.split is split}
 
 
 def test_a_habit_is_always_another_operation() -> None:

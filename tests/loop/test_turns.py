@@ -11,9 +11,9 @@ from agentloop.gate.regressions import read_cases
 from agentloop.gate.suite import load_suite
 from agentloop.loop.project import REGRESSIONS, Project
 from agentloop.loop.summary import Summary
-from agentloop.loop.turns import promoted, run_loop
+from agentloop.loop.turns import run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.types import PolicyState, PolicyVersion, Purpose, Split
+from agentloop.types import Action, PolicyState, PolicyVersion, Purpose, Split
 
 from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run, solves
 
@@ -77,7 +77,7 @@ def test_each_candidate_meets_the_live_version_not_the_one_before_it(folder: Pat
         decisions = project.store.decisions()
         assert {n: d.baseline for n, d in decisions.items()} == {2: 1, 3: 2, 4: 2}
         assert decisions[4].difference == pytest.approx(8 / 30)
-        assert promoted(decisions) == [2, 4]
+        assert [number for number, d in decisions.items() if d.action is Action.promote] == [2, 4]
 
 
 def test_a_version_does_the_held_out_tasks_once(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_what_the_champion_failed_is_pinned(folder: Path) -> None:
 def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     run(folder, (10, 25))
     with opened(folder) as project:
-        document = Summary(project, sandbox="bubblewrap", isolation="namespaces", command="c").json()
+        document = Summary(project, sandbox="bubblewrap", command="c").json()
         store = project.store.path
     assert set(document) == {*DOCUMENTED, "infra_failed"}
     assert set(document["heldout"]) == {"n", "before", "after"}
@@ -144,7 +144,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
 def test_the_report_is_written_and_names_what_was_run(folder: Path) -> None:
     run(folder, (10, 25))
     with opened(folder) as project:
-        summary = Summary(project, sandbox="bubblewrap", isolation="namespaces", command="agentloop loop here")
+        summary = Summary(project, sandbox="bubblewrap", command="agentloop loop here")
         path = summary.write_report()
     text = path.read_text()
     assert path == folder / "report.html"
@@ -171,7 +171,7 @@ def outcome(folder: Path) -> object:
     with opened(folder) as project:
         versions = [v.model_dump(exclude={"created_at"}) for v in project.registry.all()]
         decisions = {n: d.model_dump(exclude={"created_at"}) for n, d in project.store.decisions().items()}
-        summary = Summary(project, sandbox="b", isolation="n", command="c").json()
+        summary = Summary(project, sandbox="b", command="c").json()
         traces = sorted((r.id, r.stage, r.n, r.reward) for r in project.store.find_traces(limit=10_000))
     counted = {k: v for k, v in summary.items() if k not in {"wall_s", "cpu_s", "store", "report"}}
     return versions, decisions, counted, traces

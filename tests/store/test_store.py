@@ -99,13 +99,27 @@ def test_find_traces_filters_by_every_given_column(store: Store) -> None:
     store.put_judged("turn-1", [judged("t1", minute=1), judged("t2", reward=0.0, minute=3)])
     store.put_judged("gate-v2", [judged("t3", version=2, pool="max", minute=2)])
     assert ids(store.find_traces(limit=9)) == ["t2", "t3", "t1"]
-    assert ids(store.find_traces(limit=9, newest_first=False)) == ["t1", "t3", "t2"]
     assert ids(store.find_traces(limit=2)) == ["t2", "t3"]
     assert ids(store.find_traces(limit=9, failure="obs.misread")) == ["t2"]
     assert ids(store.find_traces(limit=9, policy_version=2)) == ["t3"]
     assert ids(store.find_traces(limit=9, task_id="sum-f1", stage="turn-1")) == ["t2", "t1"]
     assert ids(store.find_traces(limit=9, task_id="sum-f1", failure=None)) == ["t2", "t1"]
     assert store.find_traces(limit=9, task_id="sum-f1", stage="gate-v2") == []
+
+
+def test_task_ids_are_those_rolled_out_for_any_of_the_purposes(store: Store) -> None:
+    store.put_judged(
+        "turn-1",
+        [
+            judged("t1", pool="sum"),
+            judged("t2", pool="sum", reward=None),
+            judged("t3", pool="max", purpose=Purpose.demonstrate, reward=0.0),
+            judged("t4", pool="count", purpose=Purpose.evaluate, split=Split.heldout),
+        ],
+    )
+    assert store.task_ids(Purpose.train, Purpose.demonstrate) == {"sum-f1", "max-f1"}
+    assert store.task_ids(Purpose.evaluate) == {"count-f1"}
+    assert store.task_ids(Purpose.validate) == store.task_ids() == set()
 
 
 def test_passing_is_what_a_revival_may_imitate(store: Store) -> None:
@@ -165,7 +179,8 @@ def test_versions_reports_decisions_and_stages_come_back(store: Store) -> None:
         created_at=NOW,
     )
     held = version(2, parent=1).model_copy(update={"state": PolicyState.held, "note": "µ"})
-    store.put_versions([version(2, parent=1), version(1)])
+    store.put_version(version(2, parent=1))
+    store.put_version(version(1))
     store.put_report(report)
     store.put_report(report)
     store.put_decision(decision, [held])
@@ -195,6 +210,19 @@ def test_a_closed_store_opens_again_with_everything_in_it(tmp_path: Path) -> Non
     second = Store(tmp_path / "store.db", create=False)
     assert second.trace("t1")[1] == judged("t1")[2]
     second.close()
+
+
+@pytest.mark.parametrize("name", ["why?", "a?mode=memory", "50%", "c#d", "e f", "µ"])
+def test_the_file_is_where_the_path_says(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name / "store.db"
+    made = Store(path)
+    made.put_judged("turn-1", [judged("t1")])
+    made.close()
+    assert path.stat().st_size > 0
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+    again = Store(path, create=False)
+    assert again.n_traces() == 1
+    again.close()
 
 
 # ---------------------------------------------------------------------- what cannot be used, in words
