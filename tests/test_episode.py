@@ -12,7 +12,7 @@ from agents.box import MemoryBox, MemoryPool, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import Crew, Rollout, plan, roll_out, run_episode, stable_id
+from agentloop.episode import Crew, Rollout, plan, refuse_broken, roll_out, run_episode, stable_id
 from agentloop.errors import PolicyError, SandboxError, SandboxGone, SandboxUnavailable
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
@@ -255,8 +255,10 @@ def test_what_keeps_failing_is_kept_as_a_failure() -> None:
 def test_a_cohort_that_mostly_failed_says_nothing() -> None:
     todo = planned(4)
     pool = failing({episode.id: 99 for _, episode in todo[:3]})
+    rollouts = asyncio.run(roll_out(todo, crew(pool)))
     with pytest.raises(SandboxError, match="3 of 4 episodes failed outside the agent: SandboxGone: died on attempt 3"):
-        asyncio.run(roll_out(todo, crew(pool)))
+        refuse_broken(rollouts)
+    refuse_broken(rollouts[2:])  # one of two is not most
 
 
 def test_an_episode_that_ends_badly_is_not_tried_again() -> None:
@@ -309,7 +311,8 @@ def test_a_batch_that_fails_fails_every_episode_in_it() -> None:
             raise PolicyError("out of memory")
 
     policy = Broken()
-    with pytest.raises(SandboxError, match="3 of 3 episodes failed outside the agent: PolicyError: out of memory"):
-        asyncio.run(roll_out(planned(3), Crew(ToolLoop(), policy, MemoryPool())))
+    rollouts = asyncio.run(roll_out(planned(3), Crew(ToolLoop(), policy, MemoryPool())))
+    with pytest.raises(PolicyError, match="3 of 3 episodes failed outside the agent: PolicyError: out of memory"):
+        refuse_broken(rollouts)
     # The first attempt and two more.
     assert [len(batch) for batch in policy.batches] == [3, 3, 3]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Engine, event, func, text
+from sqlalchemy import URL, Engine, event, func, or_, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError
 from sqlmodel import Session, SQLModel, col, create_engine, delete, select
@@ -94,9 +94,16 @@ class Store:
         with self._session() as session:
             return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
 
-    def find_traces(self, *, limit: int, **equal: object) -> list[TraceRow]:
-        """Rows whose columns have the given values, newest first; None asks nothing of a column."""
+    def find_traces(self, *, limit: int, stage: str | None = None, **equal: object) -> list[TraceRow]:
+        """Rows whose columns have the given values, newest first; None asks nothing of a column.
+
+        stage: `gate-v1` finds those of every state of the suite, `gate-v1.1a2b3c` of one.
+        """
         query = select(TraceRow)
+        if stage is not None:
+            query = query.where(
+                or_(col(TraceRow.stage) == stage, col(TraceRow.stage).startswith(f"{stage}.", autoescape=True))
+            )
         for column, value in equal.items():
             if value is not None:
                 query = query.where(getattr(TraceRow, column) == value)
@@ -121,12 +128,6 @@ class Store:
                 "`agentloop traces ls` shows them"
             )
         return rows[0], *unpack(rows[0].body)
-
-    def task_ids(self, *purposes: str) -> set[str]:
-        """Tasks of which there are traces that were rolled out for one of `purposes`."""
-        query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
-        with self._session() as session:
-            return set(session.exec(query))
 
     def n_traces(self, **equal: object) -> int:
         """How many traces there are whose columns have the given values."""

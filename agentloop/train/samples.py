@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from agentloop.store.store import Judged
 from agentloop.types import Episode, RewardState, Sample, Split, Task, Trace, Verdict
 
+
 def build_samples(judged: Iterable[Judged], *, temperature: float) -> tuple[list[Sample], Counter[str]]:
     """(trainable rows, why the others were left out -> how many).
 

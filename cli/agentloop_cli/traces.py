@@ -72,7 +72,7 @@ def _cells(row: TraceRow) -> tuple[str, ...]:
     )
     return (
         row.id[:10],
-        row.stage,
+        row.stage.split(".")[0],
         f"v{row.policy_version}",
         escape(row.task_id),
         reward,

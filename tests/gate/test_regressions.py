@@ -128,13 +128,18 @@ def test_a_trained_task_is_no_regression_case(suite: Suite, folder: Path) -> Non
     assert not folder.exists()
 
 
-def test_an_unknown_task_and_another_box_are_refused(suite: Suite, folder: Path, tmp_path: Path) -> None:
+def test_an_unknown_task_is_refused_and_cases_of_another_box_are_set_aside(
+    suite: Suite, folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match="task 'z', which is not in suite 'repo'"):
         pin([failed("z")], folder, suite)
     pin([failed("a")], folder, suite)
     other = [task.model_copy(update={"sandbox": SandboxSpec()}) for task in suite.tasks]
-    with pytest.raises(ConfigError, match=r"done in another box .*pin into another folder"):
-        pin([failed("b")], folder, write_suite(tmp_path / "other", "other", other))
+    before = (folder / "tasks.jsonl").read_bytes()
+    assert pin([failed("b")], folder, write_suite(tmp_path / "other", "other", other)) == 1
+    assert [case.task_id for case in read_cases(folder)] == ["b"]
+    (aside,) = folder.parent.glob(f"{folder.name}-*")
+    assert (aside / "tasks.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class PlannedLearner:
         return await self._make(newest.number + 1, newest.number)
 
     async def _make(self, number: int, parent: int | None) -> PolicyVersion:
-        stage = self.project.begin(f"turn-{number}")
+        stage = await self.project.begin(f"turn-{number}")
         tasks = self.project.suite.split(Split.train)
         await self.project.gather(stage, tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
         stage.drop({"flat": 2})
