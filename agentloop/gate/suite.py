@@ -142,7 +142,7 @@ def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
         found[_split(name, where)] = (path.parent / folder).resolve()
         if not found[_split(name, where)].is_dir():
             raise ConfigError(
-    """`files = "folder"` for every split, or `files = { train = "folder", ... }`: then each box sees its own."""
+                f"{where}: key 'files': no folder {found[_split(name, where)]}; make it, or leave the key out for "
                 "an empty box"
             )
     return found
