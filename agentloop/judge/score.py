@@ -6,6 +6,7 @@ not be graded has none, rather than a 0. Nothing here runs the agent or writes t
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -14,6 +15,8 @@ from agentloop.judge.failures.critical import classify
 from agentloop.protocols import Verifier
 from agentloop.types import Part, RewardState, Score, StopReason, Task, Trace, Verdict
 
+TIMEOUT_S = 60.0
+"""Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
 MAX_LOADED = 4096
 """Verifiers kept between traces; a suite repeats its tasks, and building one costs more than running it."""
 _loaded: dict[str, Verifier] = {}
@@ -34,7 +37,7 @@ async def judge(
     - `infra_failed`: the trace broke, or a reference command timed out and nothing went wrong
       before it. Verifiers are not run. Any other timeout is the agent's own and is scored, so that
       no policy escapes a reward with `sleep 999`.
-    - `unscored`: there is no verifier, or one raised or gave no number in [0, 1]. One bad verifier
+    - `unscored`: there is no verifier, or one raised, took more than TIMEOUT_S or gave no number in [0, 1]. One bad verifier
       is enough: a mean of the others would be another reward. Its score says why.
 
     Raises PluginError when a verifier cannot be made: a task's mistake, not a trace's.
@@ -66,13 +69,21 @@ def _broke(task: Task, trace: Trace) -> bool:
 
 async def _score(verifier: Verifier, trace: Trace) -> Score:
     """One verifier's score; a value that cannot be used is reported as it was, never clipped."""
+    limit = asyncio.timeout(TIMEOUT_S)
     try:
-        value = await verifier.score(trace, None)
+        async with limit:
+            value = await verifier.score(trace, None)
     except Exception as error:  # a plugin may raise anything, and none of it may become a reward
-        return _no_score(verifier, f"{type(error).__name__}: {error}")
+        return _no_score(verifier, _late() if limit.expired() else f"{type(error).__name__}: {error}")
+    if limit.expired():  # it caught its own cancellation
+        return _no_score(verifier, _late())
     if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
         return _no_score(verifier, f"gave {value!r:.100}, not a number in [0, 1]")
     return Score(verifier=verifier.name, version=verifier.version, value=float(value))
+
+
+def _late() -> str:
+    return f"timed out after {TIMEOUT_S:g} s"
 
 
 def _no_score(verifier: Verifier, why: str) -> Score:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from agentloop.errors import TrainingError
 from agentloop.policies.chat import Chat, render
-from agentloop.types import Message, Sample, Task, Trace
+from agentloop.types import Message, Sample, Split, Task, Trace
 
 
 def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
-    """One row: the conversation as `chat` would have shown it, actions masked in."""
+    """One row: the conversation as `chat` would have shown it, actions masked in.
+
+    Raises TrainingError for a validation or held-out task, whatever was shown.
+    """
+    if task.split is not Split.train:
+        raise TrainingError(f"task {task.id} is of split {task.split}; only train tasks may be demonstrated")
     ids = chat.prompt_ids(trace.messages)
     mask = [0] * len(ids)
     for step, following in zip(trace.steps, [*trace.steps[1:], None], strict=True):

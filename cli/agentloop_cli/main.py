@@ -6,17 +6,19 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from agentloop import __version__
-from agentloop.errors import AgentLoopError
+from agentloop.errors import AgentLoopError, ConfigError
 from agentloop_cli.render import stderr
 from agentloop_cli.traces import traces
 
 INTERRUPTED = 130
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""What typer raises for a command line that does not parse; it exports the class under its child's name only."""
 
 app = typer.Typer(
     help="An experience loop for tool-using agents: act, judge, train, prove, promote.",
@@ -91,7 +93,13 @@ def loop(
 def main() -> None:
     """Entry point: every error a user can cause is one line and an exit code; see `errors.py`."""
     try:
-        app()
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # which is how typer hands Ctrl-C on
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except UsageError as error:
+        _explain_usage(error)
+        sys.exit(ConfigError.exit_code)
     except AgentLoopError as error:
         stderr.print(f"[bold red]error:[/bold red] {escape(str(error))}")
         sys.exit(error.exit_code)
@@ -102,8 +110,14 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         stderr.print(f"[bold red]error:[/bold red] {escape(where)}{error.strerror}; then run the same command again")
         sys.exit(AgentLoopError.exit_code)
-    except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end, SystemExit) and end.code != INTERRUPTED:  # which is how typer hands Ctrl-C on
-            raise
+    except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted; run the same command again to continue")
         sys.exit(INTERRUPTED)
+
+
+def _explain_usage(error: Any) -> None:
+    """One line; a group without a command has shown its help already and says nothing more."""
+    problem = error.format_message()
+    if problem:
+        command = error.ctx.command_path if error.ctx else "agentloop"
+        stderr.print(f"[bold red]error:[/bold red] {escape(problem)}; see {command} --help")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from agentloop.judge import score as score_module
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.protocols import Sandbox, Verifier
@@ -103,6 +104,30 @@ def test_a_verifier_that_is_not_a_coroutine_is_a_grader_failure() -> None:
 def test_a_cancelled_verifier_cancels_the_judge() -> None:
     with pytest.raises(asyncio.CancelledError):
         judged(RIGHT, Gives(asyncio.CancelledError()))
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_a_verifier_that_does_not_end_is_ended(stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_module, "TIMEOUT_S", 0.05)
+
+    class Waits:
+        name, version = "waits", "1"
+
+        async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+            try:
+                await asyncio.sleep(5.0)
+            except asyncio.CancelledError:
+                if not stubborn:
+                    raise
+            return 1.0
+
+    started = time.monotonic()
+    verdict = judged(RIGHT, Gives(1.0), Waits())
+    assert time.monotonic() - started < 2.0
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+    assert [s.error for s in verdict.scores] == [None, "timed out after 0.05 s"]
+    assert verdict.critical is not None
+    assert verdict.critical.type is FailureType.infra_grader_failure
 
 
 def test_several_verifiers_are_averaged() -> None:

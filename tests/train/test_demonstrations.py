@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import pytest
+
+from agentloop.errors import TrainingError
 from agentloop.policies.chat import Chat, train_tokenizer
 from agentloop.policies.scripted import call_message
 from agentloop.train.demonstrations import demonstration, texts
-from agentloop.types import Completion, Message, Step, Task, ToolResult, Trace
+from agentloop.types import Completion, Message, Split, Step, Task, ToolResult, Trace
 
 TASK = Task(id="t", instruction="how many?", pool="count")
 CHAT = Chat(train_tokenizer(["how many? ls", "7 files"]))
@@ -69,6 +72,13 @@ def test_sampled_tokens_are_used_as_they_were_and_last_results_left_out() -> Non
     sample = demonstration(TASK, trace(step(0, odd, "never read again")), CHAT)
     assert sample.token_ids[-2:] == (99, 98)
     assert sum(sample.action_mask) == 2
+
+
+@pytest.mark.parametrize("split", [Split.validation, Split.heldout])
+def test_a_task_that_is_not_for_training_is_refused(split: Split) -> None:
+    task = TASK.model_copy(update={"split": split})
+    with pytest.raises(TrainingError, match=f"task t is of split {split}; only train tasks"):
+        demonstration(task, trace(step(0, call_message("submit", answer="7"))), CHAT)
 
 
 def test_texts_are_everything_that_was_said() -> None:
