@@ -15,8 +15,9 @@ demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key, a few min
 	$(BIN)/agentloop demo --out $(DEMO_OUT)
 
 test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be had
-	@sh tests/services.sh start
-	@$(BIN)/pytest; status=$$?; sh tests/services.sh stop; exit $$status
+	@export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
+	trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
+	sh tests/services.sh start; $(BIN)/pytest
 
 quick: $(VENV)/.dev  ## the tests that need no engine and no training, under a minute
 	$(BIN)/pytest -m "not slow"

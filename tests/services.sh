@@ -4,7 +4,7 @@
 # the tests then skip with that reason (and fail in CI).
 set -u
 
-STATE=${AGENTLOOP_SERVICES:-/tmp/agentloop-services}
+STATE=${AGENTLOOP_SERVICES:-$(cd "$(dirname "$0")/.." && pwd)/.venv/services}
 PIDFILE=$STATE/dockerd.pid
 LOG=$STATE/dockerd.log
 WAIT_S=60

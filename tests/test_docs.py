@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,12 +39,13 @@ def test_the_first_command_comes_early_and_own_things_take_less_than_60_lines():
 def test_the_task_of_the_readme_is_one_that_init_makes(tmp_path):
     task = json.loads(blocks("json")[0])
     made = (scripted_project(tmp_path / "p") / "evals/notes/tasks.jsonl").read_text().splitlines()
-    assert set(task) == set(json.loads(made[0]))
+    assert task in [json.loads(line) for line in made]
 
 
 def test_the_verifier_of_the_readme_scores_the_task_of_the_readme(tmp_path):
     suite = scripted_project(tmp_path / "p") / "evals/notes"
     (suite / "mine.py").write_text(blocks("python")[0])
+    shutil.copy(suite / "files/train/a0", suite / "files/heldout/a0")
     task = json.loads(blocks("json")[0])
     wordy = {**task, "id": "long", "instruction": "Say nothing short.", "solution": ["echo one two three"]}
     rows = [

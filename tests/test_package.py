@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from importlib.metadata import distribution
 from pathlib import Path
 
 import agentloop
@@ -35,6 +36,16 @@ def test_import_takes_less_than_half_a_second() -> None:
         subprocess.run([sys.executable, "-c", "import agentloop"], check=True)
         took.append(time.perf_counter() - started)
     assert min(took) < 0.5
+
+
+def test_what_is_declared_is_what_is_installed_and_loads() -> None:
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    declared = {(group, name, value) for group, points in groups.items() for name, value in points.items()}
+    installed = distribution("agentloop").entry_points
+    assert {(p.group, p.name, p.value) for p in installed} == declared, "stale: pip install --no-deps -e ."
+    for point in installed:
+        assert callable(point.load()), point.name
 
 
 def test_the_version_is_the_package_s() -> None:

@@ -37,8 +37,8 @@ async def judge(
     - `infra_failed`: the trace broke, or a reference command timed out and nothing went wrong
       before it. Verifiers are not run. Any other timeout is the agent's own and is scored, so that
       no policy escapes a reward with `sleep 999`.
-    - `unscored`: there is no verifier, or one raised, took more than TIMEOUT_S or gave no number in [0, 1]. One bad verifier
-      is enough: a mean of the others would be another reward. Its score says why.
+    - `unscored`: there is no verifier, or one raised, took more than TIMEOUT_S or gave no number in
+      [0, 1]. One bad verifier is enough: a mean of the others would be another reward. Its score says why.
 
     Raises PluginError when a verifier cannot be made: a task's mistake, not a trace's.
     """

@@ -17,11 +17,12 @@ import sys
 import tarfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable, boundary
+from agentloop.errors import CapabilityError, SandboxError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import host
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import Door, is_alive
@@ -30,6 +31,8 @@ from agentloop.types import SandboxSpec
 MIN_API = (1, 41)
 HOST_IMAGE = "agentloop/host"
 PROBE_TIMEOUT_S = 2
+PROBE_BOX_S = 10.0
+"""When a first box counts as one that does not start; a busy machine takes seconds."""
 ENGINE_TIMEOUT_S = 60
 REMOVE_TIMEOUT_S = 10
 MAX_PROCESSES = 1024
@@ -37,6 +40,7 @@ MAX_PROCESSES = 1024
 LOCAL = "http+docker://localhost"
 """How the SDK writes an engine behind a unix socket."""
 OWNER = "agentloop.owner"
+"""Label of a container: boot id/process namespace/process number of who made it."""
 NOBODY_SPECIAL = "1000:1000"
 
 
@@ -47,7 +51,7 @@ class DockerBackend:
     isolation = "container"
 
     def probe(self) -> str | None:
-        """Asks the engine; None when it answers, is new enough and shares this machine's files."""
+        """Asks the engine and starts a real box; None when that worked, else the reason and the remedy."""
         from docker.errors import DockerException
 
         if not sys.platform.startswith("linux"):
@@ -63,24 +67,40 @@ class DockerBackend:
             return f"the Docker Engine speaks API {api}, 1.41 is needed; update it"
         if url != LOCAL:
             return f"the Docker Engine at {url} is not on this machine and cannot see its files; use a local engine"
+        with ThreadPoolExecutor(1) as aside:  # because the caller may be in an event loop
+            return aside.submit(asyncio.run, self._try_box()).result()
+
+    async def _try_box(self) -> str | None:
+        remedy = "see the engine's log, or use bubblewrap"
+        try:
+            async with asyncio.timeout(PROBE_BOX_S):
+                box = await self._create(SandboxSpec(), PROBE_BOX_S)
+            await box.close()
+        except TimeoutError:
+            return f"the Docker Engine answers, but no box starts in {PROBE_BOX_S:g} s; {remedy}"
+        except (SandboxError, OSError) as error:
+            return f"the Docker Engine answers, but no box starts ({' '.join(str(error).split())[:300]}); {remedy}"
         return None
 
     async def create(self, spec: SandboxSpec) -> Box:
         """A started container with its supervisor connected. Raises SandboxUnavailable or CapabilityError."""
+        return await self._create(spec, ENGINE_TIMEOUT_S)
+
+    async def _create(self, spec: SandboxSpec, engine_timeout_s: float) -> Box:
         host.check_files(spec)
         door, name = Door(), f"agentloop-{uuid.uuid4().hex[:12]}"
         try:
             with boundary(SandboxUnavailable, "docker cannot start a box", image=spec.image):
                 await door.open()
-                await _to_its_end(lambda: _start(spec, name, door.folder))
-            channel = await door.entered(lambda: asyncio.to_thread(_has_ended, name))
+                await _to_its_end(lambda: _start(spec, name, door.folder, engine_timeout_s))
+            channel = await door.entered(lambda: asyncio.to_thread(_has_ended, name, engine_timeout_s))
         except BaseException as error:
             door.remove()
-            await _to_its_end(lambda: _remove(name))
+            await _to_its_end(lambda: _remove(name, engine_timeout_s))
             if isinstance(error, SandboxGone):
                 raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it python3 3.8+?") from error
             raise
-        return Box(name, self.isolation, channel, door, lambda: _remove(name))
+        return Box(name, self.isolation, channel, door, lambda: _remove(name, engine_timeout_s))
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:
@@ -119,17 +139,17 @@ def _knock(timeout_s: float) -> None:
             knocking.connect(url.removeprefix("http+unix://"))
 
 
-def _start(spec: SandboxSpec, name: str, door: Path) -> None:
+def _start(spec: SandboxSpec, name: str, door: Path, engine_timeout_s: float) -> None:
     is_host = spec.image == "host"
     interpreter = host.python() if is_host else "python3"
-    with _engine() as client:
+    with _engine(engine_timeout_s) as client:
         _sweep(client)
         client.containers.create(
             _host_image(client) if is_host else _local_image(client, spec.image),
             # The whole command, or the image's own CMD would follow it.
             entrypoint=[interpreter, "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"],
             name=name,
-            labels={OWNER: str(os.getpid())},
+            labels={OWNER: _owner()},
             auto_remove=True,
             mounts=_mounts(spec, door, is_host),
             tmpfs=_tmpfs(spec),
@@ -149,11 +169,29 @@ def _start(spec: SandboxSpec, name: str, door: Path) -> None:
 def _sweep(client: Any) -> None:
     """Remove boxes that were created but never started, because their owner was killed in between.
 
-    A box that was started ends by itself when its owner does.
+    A box that was started ends by itself when its owner does. Boxes of owners that cannot be seen from
+    here (another machine's or container's processes, or a label of someone else's) are left alone.
     """
-    for container in client.containers.list(all=True, filters={"label": OWNER, "status": "created"}):
-        if not is_alive(int(container.labels[OWNER])):
-            container.remove(force=True)
+    from docker.errors import APIError
+
+    for container in client.api.containers(all=True, filters={"label": OWNER, "status": "created"}):
+        if _is_orphan(container["Labels"][OWNER]):
+            with suppress(APIError):  # swept by someone else meanwhile
+                client.api.remove_container(container["Id"], force=True)
+
+
+def _owner(pid: int | None = None) -> str:
+    """The label of what process `pid`, or this one, makes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{pid or os.getpid()}"
+
+
+def _is_orphan(label: str) -> bool:
+    """Whether the label names a process that would be seen from here, and is not there."""
+    pid = label.rpartition("/")[2]
+    if not (pid.isascii() and pid.isdecimal() and len(pid) < 10):
+        return False
+    return label == _owner(int(pid)) and not is_alive(int(pid))
 
 
 def _host_image(client: Any) -> str:
@@ -215,22 +253,22 @@ def _empty_root() -> bytes:
     return archive.getvalue()
 
 
-def _has_ended(name: str) -> bool:
+def _has_ended(name: str, engine_timeout_s: float) -> bool:
     from docker.errors import NotFound
 
     try:
-        with _engine() as client:
+        with _engine(engine_timeout_s) as client:
             return client.containers.get(name).status not in ("created", "running")
     except NotFound:
         return True
 
 
-def _remove(name: str) -> None:
+def _remove(name: str, engine_timeout_s: float) -> None:
     """End and remove; one that is going by itself is waited for, an engine that stopped runs nothing."""
     from docker.errors import APIError, DockerException, NotFound
 
     try:
-        with _engine() as client:
+        with _engine(engine_timeout_s) as client:
             container = client.containers.get(name)
             try:
                 container.remove(force=True)

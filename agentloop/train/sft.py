@@ -46,7 +46,10 @@ class Sft:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
 
     def step(self, samples: Sequence[Sample], *, rate: float = 1.0) -> dict[str, float]:
-        """One update on `samples`, at `rate` times the learning rate. A non-finite gradient changes nothing and is counted."""
+        """One update on `samples`, at `rate` times the learning rate; metrics by name.
+
+        A non-finite gradient changes nothing and is counted.
+        """
         self._n += 1
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate * rate * min(1.0, self._n / self._warmup)

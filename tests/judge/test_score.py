@@ -259,4 +259,7 @@ def test_judging_an_ordinary_trace_costs_little() -> None:
             with pytest.raises(StopIteration):
                 judge(TASK, seen, (verifier,)).send(None)
 
-        assert cpu_ms(finish) < 0.45
+        async def measured(work: Callable[[], None] = finish) -> float:
+            return cpu_ms(work)  # in a loop, because a verifier's time limit needs one
+
+        assert asyncio.run(measured()) < 0.45

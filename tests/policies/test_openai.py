@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from agents.box import MemoryBox
 from pydantic import SecretStr
 
+from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools import SHELL, TOOLS
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.openai import OpenAIPolicy
-from agentloop.types import Completion, Message, ToolCall, ToolSpec
+from agentloop.types import Completion, Message, Step, StopReason, Task, ToolCall, ToolSpec
 
 Answer = tuple[int, object] | None
 """(status, JSON value or the body's bytes), or None to hang up without a word."""
@@ -26,10 +29,10 @@ HELLO = {"choices": [{"message": {"role": "assistant", "content": "hello"}, "fin
 
 @dataclass
 class Endpoint:
-    """Gives its answers in order and keeps what it was asked."""
+    """Gives its answers in order, or what they make of the request, and keeps what it was asked."""
 
     url: str = ""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[Answer | Callable[[Any], Answer]] = field(default_factory=list)
     asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
 
 
@@ -42,7 +45,8 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             kept.asked.append((self.path, dict(self.headers), body))
-            answer = kept.answers.pop(0)
+            given = kept.answers.pop(0)
+            answer = given(body) if callable(given) else given
             if answer is None:
                 return
             status, value = answer
@@ -225,6 +229,113 @@ def test_an_answer_that_is_no_completion_is_the_endpoints_fault(endpoint: Endpoi
     assert endpoint.url in str(caught.value)
     assert body.decode(errors="replace")[:20] in str(caught.value)
     assert len(endpoint.asked) == 1
+
+
+# --------------------------------------------------------------------- what the model itself wrote
+
+UNREADABLE = ['{"command": "ls"', "[1]", '"ls"', "null", "", '{"n": NaN}', '{"a": "\\ud800"}', "[" * 9_999]
+
+
+def refusal(body: Any) -> str | None:
+    """What a strict server has against a conversation: vLLM reads arguments, OpenAI pairs calls with answers."""
+    pending: list[str] = []
+    for message in body["messages"]:
+        if message["role"] == "tool":
+            if message["tool_call_id"] not in pending:
+                return f"no call {message['tool_call_id']!r} is waiting for an answer"
+            pending.remove(message["tool_call_id"])
+            continue
+        if pending:
+            return f"calls without an answer: {pending}"
+        if message.get("tool_calls") == []:
+            return "tool_calls is too short"
+        for call in message.get("tool_calls", ()):
+            try:
+                arguments = json.loads(call["function"]["arguments"], parse_constant=lambda word: 1 / 0)
+                json.dumps(arguments, ensure_ascii=False).encode()
+            except (ValueError, RecursionError, ZeroDivisionError) as error:
+                return f"arguments are not JSON: {error}"
+            if not isinstance(arguments, dict):
+                return "arguments are no object"
+            if not re.fullmatch("[a-zA-Z0-9_-]{1,64}", call["function"]["name"]):
+                return "a name does not match the pattern"
+            pending.append(call["id"])
+    return f"calls without an answer: {pending}" if pending else None
+
+
+def strictly(body: Any) -> Answer:
+    """What such a server answers: a 400, or a submission once it was shown results."""
+    why = refusal(body)
+    return (400, {"error": {"message": why}}) if why else (200, answering(("s", "submit", '{"answer": "17"}')))
+
+
+def answering(*calls: tuple[str, str, str]) -> dict[str, object]:
+    made = [{"id": i, "type": "function", "function": {"name": n, "arguments": a}} for i, n, a in calls]
+    said = {"role": "assistant", "content": None, "tool_calls": made}
+    return {"choices": [{"message": said, "finish_reason": "tool_calls"}]}
+
+
+def roll_out(endpoint: Endpoint) -> tuple[tuple[StopReason, str | None], list[Step]]:
+    steps: list[Step] = []
+    policy, task = OpenAIPolicy(endpoint.url, "small"), Task(id="t", instruction="how many?")
+    ended = asyncio.run(ToolLoop().run(task, policy, MemoryBox(), seed=1, record=steps.append))
+    return ended, steps
+
+
+@pytest.mark.parametrize("arguments", UNREADABLE, ids=lambda text: text[:20] or "empty")
+def test_a_call_that_cannot_be_read_does_not_end_the_episode(endpoint: Endpoint, arguments: str) -> None:
+    endpoint.answers = [(200, answering(("a", "shell", arguments))), strictly]
+    ended, steps = roll_out(endpoint)
+    assert ended == (StopReason.submitted, "17")
+    assert steps[0].completion.message.tool_calls[0].arguments == (arguments or "{}"), "kept as it was written"
+
+
+@pytest.mark.parametrize("name", ["run shell", "", "é", "x" * 65])
+def test_nor_does_a_name_that_strict_servers_refuse(endpoint: Endpoint, name: str) -> None:
+    endpoint.answers = [(200, answering(("a", name, "{}"))), strictly]
+    assert roll_out(endpoint)[0] == (StopReason.submitted, "17")
+
+
+def test_readable_calls_of_the_same_turn_keep_their_answers(endpoint: Endpoint) -> None:
+    good = '{"command": "ls"}'
+    endpoint.answers = [
+        (200, answering(("a", "shell", "{oops"), ("b", "shell", good), ("c", "shell", "[]"))),
+        (200, answering(("a", "shell", good))),
+        strictly,
+    ]
+    assert roll_out(endpoint)[0] == (StopReason.submitted, "17")
+    sent = endpoint.asked[-1][2]["messages"]
+    assert [(m["role"], m.get("tool_call_id")) for m in sent] == [
+        ("user", None),
+        ("assistant", None),
+        ("tool", "b"),
+        ("user", None),
+        ("user", None),
+        ("assistant", None),
+        ("tool", "a"),
+    ]
+    assert sent[1]["content"] == "shell {oops\nshell []"
+    assert [call["id"] for call in sent[1]["tool_calls"]] == ["b"]
+    assert "malformed call: arguments are not JSON" in sent[3]["content"]
+    assert "exactly one argument" in sent[4]["content"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"message": "This model's maximum context length is 4096 tokens. However, you requested 5000"}},
+        {"object": "error", "message": "The decoder prompt (length 9) is longer than the maximum model length of 8."},
+        {"error": {"message": "Your input is too long.", "code": "context_length_exceeded"}},
+        {"error": {"code": 400, "message": "too large", "type": "exceed_context_size_error"}},
+    ],
+    ids=["vllm", "vllm-new", "openai", "llama.cpp"],
+)
+def test_a_conversation_that_does_not_fit_ends_the_episode_not_the_run(endpoint: Endpoint, body: object) -> None:
+    endpoint.answers = [(200, answering(("a", "shell", '{"command": "ls"}'))), (400, body)]
+    ended, steps = roll_out(endpoint)
+    assert ended == (StopReason.context_limit, None)
+    assert steps[-1].completion == Completion(message=Message(role="assistant"), finish_reason="context")
+    assert len(endpoint.asked) == 2
 
 
 # ----------------------------------------------------------------------------------------- retries

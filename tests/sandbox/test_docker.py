@@ -20,7 +20,9 @@ import pytest
 from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable
 from agentloop.sandbox import docker as docker_module
 from agentloop.sandbox import host
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.ladder import choose_backend
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
@@ -89,7 +91,7 @@ def test_a_local_image_runs_with_its_own_settings(docker: DockerBackend, tag: st
 @pytest.mark.slow
 def test_an_image_without_python_says_so_and_leaves_no_container(docker: DockerBackend, client: Any) -> None:
     docker_module._host_image(client)
-    mine = {"label": f"{docker_module.OWNER}={os.getpid()}"}
+    mine = {"label": f"{docker_module.OWNER}={docker_module._owner()}"}
 
     async def scene() -> None:
         await docker.create(SandboxSpec(image=docker_module.HOST_IMAGE))
@@ -142,17 +144,27 @@ def test_a_container_that_never_started_is_swept(docker: DockerBackend, client: 
     if dead == 0:
         os._exit(0)
     os.waitpid(dead, 0)
-    owners = {"dead": str(dead), "alive": str(os.getpid())}
+    boot, namespace, _ = docker_module._owner(dead).split("/")
+    labels = {
+        "dead": docker_module._owner(dead),
+        "alive": docker_module._owner(),
+        "another boot": f"{boot[::-1]}/{namespace}/{dead}",
+        "another namespace": f"{boot}/pid:[1]/{dead}",
+        "no place": str(dead),
+        "no number": f"{boot}/{namespace}/x",
+        "words": "someone else's",
+    }
     left = {
-        word: client.containers.create(image, ["/x"], labels={docker_module.OWNER: pid}).id
-        for word, pid in owners.items()
+        word: client.containers.create(image, ["/x"], labels={docker_module.OWNER: label}).id
+        for word, label in labels.items()
     }
     try:
         docker_module._sweep(client)
         found = {c["Id"] for c in client.api.containers(all=True)}
-        assert (left["dead"] in found, left["alive"] in found) == (False, True)
+        assert {word for word, made in left.items() if made in found} == set(labels) - {"dead"}
     finally:
-        client.containers.get(left["alive"]).remove(force=True)
+        for word in set(labels) - {"dead"}:
+            client.containers.get(left[word]).remove(force=True)
 
 
 @pytest.mark.slow
@@ -166,6 +178,61 @@ def test_the_engine_holds_what_is_promised(docker: DockerBackend) -> None:
     status = asyncio.run(scene())
     assert (int(status["CapEff"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2")
     assert "1000" in status
+
+
+def ours(client: Any) -> list[str]:
+    label = f"{docker_module.OWNER}={docker_module._owner()}"
+    return [c["Id"] for c in client.api.containers(all=True, filters={"label": label})]
+
+
+@pytest.mark.slow
+def test_the_probe_starts_a_box_and_leaves_none(
+    docker: DockerBackend, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    start = docker_module._start
+
+    def noted(spec: SandboxSpec, name: str, *rest: Any) -> None:
+        start(spec, name, *rest)
+        made.append(f"{spec.image} {client.containers.get(name).status}")
+
+    async def within_a_loop() -> str | None:
+        return docker.probe()
+
+    monkeypatch.setattr(docker_module, "_start", noted)
+    assert asyncio.run(within_a_loop()) is None
+    assert made == ["host running"]
+    assert ours(client) == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_a_box_is_passed_over(
+    docker: DockerBackend, bubblewrap: BubblewrapBackend, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(docker_module.host, "read_only_paths", lambda: ["/no/such/folder"])
+    reason = docker.probe()
+    assert reason is not None
+    assert "/no/such/folder" in reason
+    assert re.fullmatch(r"the Docker Engine answers, but no box starts \(.+\); see .+, or use bubblewrap", reason)
+    assert ours(client) == []
+    monkeypatch.setattr(BubblewrapBackend, "probe", lambda self: None)
+    assert choose_backend("auto").name == "bubblewrap"
+
+
+@pytest.mark.slow
+def test_a_box_that_does_not_answer_is_given_up(
+    docker: DockerBackend, client: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    silent = tmp_path / "supervisor.py"
+    silent.write_text("import time; time.sleep(60)")
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(docker_module.host, "SUPERVISOR", silent)
+    monkeypatch.setattr(docker_module, "PROBE_BOX_S", 2.0)
+    started = time.monotonic()
+    reason = docker.probe()
+    assert reason == ("the Docker Engine answers, but no box starts in 2 s; see the engine's log, or use bubblewrap")
+    assert time.monotonic() - started < 6.0
+    assert ours(client) == []
 
 
 @pytest.mark.parametrize("where", ["unix:///no/such/socket", "tcp://127.0.0.1:9", "nonsense://x"])

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentloop.train.advantages import with_advantages
 from agentloop.store.store import Judged
+from agentloop.train.advantages import with_advantages
 from agentloop.train.samples import build_samples
 from agentloop.types import (
     Completion,
