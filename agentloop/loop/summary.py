@@ -104,6 +104,7 @@ class Summary:
             "decision": self.decision.value if self.decision else None,
             "regression_cases": self.n_regressions(),
             "samples_dropped": self.samples_dropped,
+            # Of finished stages, in this process: what an interruption cost and what boxes spent is not in it.
             "wall_s": round(sum(s.wall_s for s in self.stages.values()), 1),
             "cpu_s": round(sum(s.cpu_s for s in self.stages.values()), 1),
             "store": str(project.store.path),

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError
-from agentloop_cli.render import stderr
+from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.traces import traces
 
 INTERRUPTED = 130
@@ -28,7 +28,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(traces, name="traces")
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 @app.callback(invoke_without_command=True)

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from agentloop_cli.render import print_json, stdout
+from agentloop_cli.render import AsJson, print_json, stdout
 
 # The store is imported when a command needs it: `--help` must answer at once.
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 traces = typer.Typer(help="Look at stored traces.", no_args_is_help=True)
 ProjectFolder = Annotated[Path, typer.Option("--project", "-p", help="Project folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def _store(project: Path) -> Store:
