@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
@@ -58,6 +60,7 @@ def test_the_verifier_of_the_readme_scores_the_task_of_the_readme(tmp_path):
     assert json.loads(done.stdout)["heldout"]["after"]["success"] == 0.5
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_readme_are_settings(tmp_path):
     project = scripted_project(tmp_path / "p")
     settings = re.sub(

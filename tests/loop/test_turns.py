@@ -159,9 +159,8 @@ class Cut(BaseException):
     """The process ends here."""
 
 
-QUICK = {("after", "put_report"), ("before", "put_decision"), ("after", "put_stage")}
 CUTS = [
-    pytest.param(write, after, id=f"{when}-{write}", marks=() if (when, write) in QUICK else pytest.mark.slow)
+    pytest.param(write, after, id=f"{when}-{write}", marks=pytest.mark.slow)
     for write in ("put_judged", "put_stage", "put_version", "put_report", "put_decision")
     for when, after in (("before", False), ("after", True))
 ]
