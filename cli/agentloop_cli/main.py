@@ -77,7 +77,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project
 @app.command()
 def loop(
     folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(),
-    sandbox: Annotated[str | None, typer.Option(help="Instead of [sandbox] kind.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
