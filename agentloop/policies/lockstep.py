@@ -1,7 +1,7 @@
 """Lets many episodes share one batched policy, in an order that does not depend on timing.
 
 A batch is made when every live episode waits for an answer, and its rows are in episode order. So
-the batches of a run, and with them every float in it, are the same each time it is run. It does
+for the same observations the batches of a run, and with them every float, are the same. It does
 not choose what to generate; that is the policy behind it.
 """
 
