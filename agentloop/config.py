@@ -32,7 +32,7 @@ class ProjectSection(Section):
     suite: str
     """Folder of the suite, relative to the project: `evals/NAME`."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Decides every random draw of a run. Versions repeat, too, as far as what the commands print does."""
+    """Decides every random draw. On one machine versions repeat, too, if what the commands print does."""
 
 
 class SandboxSection(Section):

@@ -72,6 +72,8 @@ class Limits(Frozen):
     """Wall time of one tool call."""
     max_output: int = 16_384
     """Bytes of stdout and of stderr kept from one tool call, head and tail."""
+    show_stderr: bool = True
+    """False tells the agent only that there was error output: the programs of a pipeline write theirs in any order."""
 
 
 class Task(Frozen):

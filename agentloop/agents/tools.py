@@ -31,6 +31,8 @@ SUBMIT = ToolSpec(
     },
 )
 TOOLS = (SHELL, SUBMIT)
+STDERR_HIDDEN = "error: the command wrote to stderr"
+"""What an agent is told of error output when the task does not show it."""
 
 
 def argument(call: ToolCall) -> tuple[str, str | None]:
@@ -54,7 +56,9 @@ def argument(call: ToolCall) -> tuple[str, str | None]:
 async def run_shell(call: ToolCall, command: str, sandbox: Sandbox, limits: Limits) -> ToolResult:
     """Run `command` in the box; the content is what it printed, led by the exit code when that is not 0."""
     done = await sandbox.exec(command, timeout_s=limits.tool_timeout_s, max_output=limits.max_output)
-    printed = (done.stdout + done.stderr).rstrip("\n")
+    printed = (done.stdout + (done.stderr if limits.show_stderr else "")).rstrip("\n")
+    if done.stderr and not limits.show_stderr:
+        printed = f"{STDERR_HIDDEN}\n{printed}".rstrip("\n")
     if done.timed_out:
         printed = f"timed out after {limits.tool_timeout_s:g} s\n{printed}".rstrip("\n")
     elif done.exit_code != 0:

@@ -152,7 +152,7 @@ def _limits(path: Path, text: str, head: Table) -> Limits:
     table = _table(path, text, head, "limits", Limits)
     limits = _validated(path, text, "limits", table, Limits)
     for key in table:
-        if getattr(limits, key) <= 0:
+        if getattr(limits, key) <= 0 and Limits.model_fields[key].annotation is not bool:
             where = _toml_place(path, text, "limits", key)
             raise ConfigError(f"{where}: key {key!r} is {table[key]}; a limit must be above 0")
     return limits

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentloop.agents.tools import SHELL, SUBMIT, argument, refused, run_shell
+from agentloop.agents.tools import SHELL, STDERR_HIDDEN, SUBMIT, argument, refused, run_shell
 from agentloop.errors import SandboxGone
 from agentloop.types import ExecResult, Limits, ToolCall, ToolResult
 
@@ -79,6 +79,20 @@ def test_what_a_command_shows(done: ExecResult, content: str, ok: bool) -> None:
     assert box.ran == [("go", 2.5, 99)]
     assert (result.content, result.ok, result.call_id, result.name) == (content, ok, "c", "shell")
     assert (result.exit_code, result.timed_out, result.duration_s) == (done.exit_code, done.timed_out, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("done", "content"),
+    [
+        (ExecResult(exit_code=0, stdout="7\n", stderr=""), "7"),
+        (ExecResult(exit_code=0, stdout="7", stderr="b\na\n"), f"{STDERR_HIDDEN}\n7"),
+        (ExecResult(exit_code=2, stdout="", stderr="a\nb\n"), f"exit code 2\n{STDERR_HIDDEN}"),
+        (ExecResult(exit_code=2, stdout="", stderr=""), "exit code 2"),
+    ],
+)
+def test_stderr_that_is_not_shown_is_still_known_of(done: ExecResult, content: str) -> None:
+    box, limits = MemoryBox({"go": done}), Limits(show_stderr=False)
+    assert asyncio.run(run_shell(call("shell", ""), "go", box, limits)).content == content
 
 
 def test_a_dead_box_is_no_result() -> None:

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.tools import STDERR_HIDDEN, run_shell
 from agentloop.demo.demonstrator import HABIT, demonstrator
 from agentloop.demo.project import prepare_demo
-from agentloop.demo.suite import NAMES, OPERATIONS, answers, make_tasks
+from agentloop.demo.suite import LIMITS, NAMES, OPERATIONS, answers, make_tasks
 from agentloop.episode import Crew, plan, roll_out
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import load_suite
 from agentloop.judge.score import judge
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.types import Purpose, Split, Task, Trace, Verdict
+from agentloop.types import Purpose, SandboxSpec, Split, Task, ToolCall, Trace, Verdict
 
 SEED = 4
 
@@ -107,6 +108,21 @@ def test_a_box_sees_the_files_of_its_own_split_alone(tasks: list[Task], bubblewr
 
     for split in Split:
         assert asyncio.run(listed(split)) == {file_of(task) for task in tasks if task.split is split}
+
+
+def test_what_a_pipeline_shows_repeats(bubblewrap: BubblewrapBackend) -> None:
+    """Both programs fail at once. With stderr shown, 200 runs give a dozen texts, and a seed repeats nothing."""
+
+    async def shown() -> set[str]:
+        pool, call = SandboxPool(bubblewrap), ToolCall(id="c", name="shell", arguments="")
+        try:
+            async with pool.lease(SandboxSpec(), "race") as box:
+                done = [await run_shell(call, "sort -n zz | head -n1 zz", box, LIMITS) for _ in range(200)]
+        finally:
+            await pool.close()
+        return {result.content for result in done}
+
+    assert asyncio.run(shown()) == {f"exit code 1\n{STDERR_HIDDEN}"}
 
 
 def test_a_habit_is_always_another_operation() -> None:

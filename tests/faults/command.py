@@ -29,7 +29,8 @@ class Running:
         )
         self.said: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -43,6 +44,7 @@ class Running:
             self.said.append(line)
             if words in line:
                 return
+        self.finish()
         raise AssertionError(f"ended without saying {words!r}:\n{''.join(self.said)}")
 
     def end(self, signal: int) -> tuple[int, list[int]]:
@@ -56,8 +58,8 @@ class Running:
         assert self.process.stdout is not None
         shown = self.process.stdout.read()
         status = self.process.wait(timeout=SECONDS)
-        while (line := self._lines.get(timeout=SECONDS)) is not None:
-            self.said.append(line)
+        self._reader.join(SECONDS)
+        self.said += [line for line in self._lines.queue if line is not None]
         self.process.stdout.close()
         assert self.process.stderr is not None
         self.process.stderr.close()

@@ -1,4 +1,7 @@
-"""A project whose tiny policy is made in seconds: three phrases to learn, no copying, two short turns."""
+"""A project whose tiny policy is made in seconds: three phrases to learn, no copying, two turns of a second or more.
+
+It learns slowly, so that it is never done before the second turn.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ demonstrator = "shown.py:make"
 n_demonstrations = 120
 [train]
 max_turns = 2
-steps_per_turn = 2
+steps_per_turn = 8
+learning_rate = 2e-5
 n_tasks = 4
 group_size = 4
 stop_at = 1.0
