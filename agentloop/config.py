@@ -6,17 +6,19 @@ Nothing happens at import.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, did_you_mean
 from agentloop.types import content_hash
 
 CONFIG_FILE = "agentloop.toml"
+ENV_PREFIX = "AGENTLOOP_"
 
 
 class Section(BaseModel):
@@ -107,7 +109,7 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",
-        env_prefix="AGENTLOOP_",
+        env_prefix=ENV_PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
@@ -156,26 +158,75 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
     try:
         tables = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"no {CONFIG_FILE} in {project}; `agentloop init {project}` makes a project there") from None
+        raise ConfigError(f"no {CONFIG_FILE} in {project}; {_where_a_project_can_be(project)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name the folder of a project") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}; mend the file") from None
+    inside: tuple[str, ...] = ()
     try:
         config = Config(**tables)
         for section, keys in overrides.items():
+            inside = (section,)
             current = getattr(config, section)
             changed = type(current).model_validate({**current.model_dump(), **keys})
             config = config.model_copy(update={section: changed})
         return config
     except ValidationError as error:
-        raise ConfigError(_first_problem(path, error)) from None
+        raise ConfigError(_first_problem(path, error, inside)) from None
+    except SettingsError:  # a variable that is named like a table
+        whole = {f"{ENV_PREFIX}{table}".upper() for table in Config.model_fields}
+        named = ", ".join(sorted(variable for variable in os.environ if variable.upper() in whole))
+        raise ConfigError(
+            f"{named}: a variable sets one key, as {ENV_PREFIX}SANDBOX__KIND sets [sandbox] kind; name the key, too"
+        ) from None
 
 
-def _first_problem(path: Path, error: ValidationError) -> str:
-    problem = error.errors()[0]
-    where = ".".join(str(part) for part in problem["loc"])
+def place(path: Path, table: str, key: str) -> str:
+    """Where `[table] key` was set: the variable when there is one, which outranks the file at `path`."""
+    variable = f"{ENV_PREFIX}{table}__{key}".upper()
+    return variable if variable in map(str.upper, os.environ) else f"{path}: [{table}] {key}"
+
+
+def _where_a_project_can_be(folder: Path) -> str:
+    """The next move, which must be one that `init` accepts: it makes a project in a new or empty folder only."""
+    below = sorted(file.parent for file in folder.glob(f"*/{CONFIG_FILE}"))
+    if below:
+        return f"did you mean {' or '.join(map(str, below[:3]))}?"
+    if folder.is_dir() and any(folder.iterdir()):
+        return f"name the folder of a project, or make one in a new folder: `agentloop init {folder / 'my-project'}`"
+    return f"`agentloop init {folder}` makes a project there"
+
+
+def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) -> str:
+    """inside: the table that was checked, when it was not the whole tree."""
+    # What is unknown comes before what is missing: it is often the missing one, misspelt.
+    problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    table, *keys = (*inside, *map(str, problem["loc"]))
     if problem["type"] == "extra_forbidden":
-        return f"{path}: no setting {where!r}; the settings are in the file that `agentloop init` writes"
-    got = "" if where == "policy.api_key" else f" (got {problem.get('input')!r})"
-    return f"{path}: {where}: {problem['msg']}{got}"
+        return _unknown(path, table, *keys[:1], is_table=isinstance(problem["input"], dict))
+    if problem["type"] == "missing":  # `suite` is all that has no default
+        return f'{path}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+    if not keys:
+        return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
+    is_secret = (table, keys[0]) == ("policy", "api_key")
+    got = "" if is_secret else f" is {problem['input']!r}"
+    wanted = problem["msg"].replace("Input", "it", 1).partition(", unable to")[0]
+    return f"{place(path, table, keys[0])}{got}: {wanted}"
+
+
+def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) -> str:
+    """What to say of a table that does not exist, or of a key that its table does not have."""
+    sections = {name: list(cast(type[Section], f.annotation).model_fields) for name, f in Config.model_fields.items()}
+    if key is not None:
+        hint = did_you_mean(key, sections[table]) or _belongs_in(key, sections)
+        return f"{place(path, table, key)}: no such key in this table (keys: {', '.join(sections[table])}){hint}"
+    tables = f"(tables: {', '.join(sections)})"
+    if is_table:
+        return f"{path}: unknown table [{table}] {tables}{did_you_mean(table, sections)}"
+    return f"{path}: {table!r} is set above the first table {tables}{_belongs_in(table, sections)}"
+
+
+def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
+    tables = [f"[{name}]" for name, keys in sections.items() if key in keys]
+    return f"; it belongs in {' or '.join(tables)}" if tables else ""

@@ -18,8 +18,9 @@ A message says what, which, and the next move.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class AgentLoopError(Exception):
@@ -87,3 +88,9 @@ def boundary(kind: type[AgentLoopError], what: str, **context: object) -> Iterat
         where = ", ".join(f"{key} {value}" for key, value in context.items())
         detail = f"{type(error).__name__}: {error}"
         raise kind(f"{what}{f' ({where})' if where else ''}: {detail}") from error
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message on an unknown `word`: `; did you mean 'exact'?`, or nothing when none is near."""
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

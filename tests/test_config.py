@@ -24,7 +24,7 @@ def refused(folder: Path, text: str, **overrides: dict[str, object]) -> str:
         config(folder, text, **overrides)
     message = str(caught.value)
     assert "\n" not in message
-    assert str(folder) in message
+    assert message.startswith((f"{folder / 'agentloop.toml'}: ", "AGENTLOOP_"))
     return message.removeprefix(f"{folder / 'agentloop.toml'}: ")
 
 
@@ -60,6 +60,17 @@ def test_a_missing_file_comes_with_the_next_move(tmp_path: Path) -> None:
     assert str(caught.value) == f"no agentloop.toml in {tmp_path}; `agentloop init {tmp_path}` makes a project there"
 
 
+def test_where_init_would_refuse_it_is_not_the_next_move(tmp_path: Path) -> None:
+    (tmp_path / "diary").write_text("mine")
+    with pytest.raises(ConfigError, match=rf"; .* in a new folder: `agentloop init {tmp_path}/my-project`$"):
+        load_config(tmp_path)
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        config(tmp_path / name)
+    with pytest.raises(ConfigError, match=rf"; did you mean {tmp_path}/a or {tmp_path}/b or {tmp_path}/c\?$"):
+        load_config(tmp_path)
+
+
 def test_a_folder_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "project").write_text("")
     with pytest.raises(ConfigError, match=r"project/agentloop\.toml: Not a directory; name the folder of a project"):
@@ -71,23 +82,50 @@ def test_a_folder_that_is_a_file_is_said_to_be_none(tmp_path: Path) -> None:
     [
         ("[project\n", ["line 1", "mend the file"]),
         ("seed = 1 seed = 2\n", ["line 1", "mend the file"]),
-        ("[project]\nseed = 1\n", ["project.suite", "required"]),
-        ("", ["project", "required"]),
-        (SUITE + "sede = 1\n", ["no setting 'project.sede'"]),
-        (SUITE + "[trian]\n", ["no setting 'trian'"]),
-        (SUITE + 'seed = "many"\n', ["project.seed", "integer", "'many'"]),
-        (SUITE + "seed = -1\n", ["project.seed", "-1"]),
-        (SUITE + f"seed = {2**31}\n", ["project.seed"]),
-        (SUITE + "[train]\ngroup_size = 1\n", ["train.group_size", "greater than or equal to 2"]),
-        (SUITE + "[gate]\nalpha = 0.5\n", ["gate.alpha", "less than 0.5"]),
-        (SUITE + '[policy]\nkind = "huge"\n', ["policy.kind", "'tiny'", "'huge'"]),
-        (SUITE + "[policy]\ntemperature = 0\n", ["policy.temperature", "greater than 0"]),
-        ("train = 3\n" + SUITE, ["train", "3"]),
     ],
 )
-def test_what_does_not_fit_is_named_with_file_and_key(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words: list[str]) -> None:
     message = refused(tmp_path, text)
     assert [word for word in words if word not in message] == []
+
+
+TABLES = "(tables: project, sandbox, policy, warm_start, train, gate)"
+NO_SUITE = '[project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", NO_SUITE),
+        ("[project]\nseed = 1\n", NO_SUITE),
+        ('[projct]\nsuite = "x"\n', f"unknown table [projct] {TABLES}; did you mean 'project'?"),
+        (SUITE + "[tran]\n", f"unknown table [tran] {TABLES}; did you mean 'train'?"),
+        (SUITE + "[colours]\n", f"unknown table [colours] {TABLES}"),
+        ("seed = 1\n" + SUITE, f"'seed' is set above the first table {TABLES}; it belongs in [project]"),
+        ("train = 3\n" + SUITE, "train must be a table; write [train] on a line of its own and its keys below"),
+        (
+            '[project]\nsuit = "x"\n',
+            "[project] suit: no such key in this table (keys: name, suite, seed); did you mean 'suite'?",
+        ),
+        (
+            SUITE + "kind = 1\n",
+            "[project] kind: no such key in this table (keys: name, suite, seed); it belongs in [sandbox] or [policy]",
+        ),
+        (SUITE + "[gate]\ncolour = 1\n", "[gate] colour: no such key in this table (keys: trials, alpha, n_min)"),
+        (SUITE + 'seed = "many"\n', "[project] seed is 'many': it should be a valid integer"),
+        (SUITE + "seed = -1\n", "[project] seed is -1: it should be greater than or equal to 0"),
+        (SUITE + f"seed = {2**31}\n", f"[project] seed is {2**31}: it should be less than {2**31}"),
+        (SUITE + "[sandbox]\nkind = 3\n", "[sandbox] kind is 3: it should be a valid string"),
+        (SUITE + "[train]\ngroup_size = 1\n", "[train] group_size is 1: it should be greater than or equal to 2"),
+        (SUITE + "[gate]\nalpha = 0.5\n", "[gate] alpha is 0.5: it should be less than 0.5"),
+        (SUITE + "[policy]\ntemperature = [1]\n", "[policy] temperature is [1]: it should be a valid number"),
+        (SUITE + '[policy]\nkind = "huge"\n', "[policy] kind is 'huge': it should be 'tiny', 'openai' or 'scripted'"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_file_table_key_and_the_next_move(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    assert refused(tmp_path, text) == message
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -97,13 +135,20 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_overrides_are_checked_like_the_file(tmp_path: Path) -> None:
-    assert "no setting 'triasl'" in refused(tmp_path, SUITE, gate={"triasl": 1})
-    assert "trials" in refused(tmp_path, SUITE, gate={"trials": 0})
+    assert "[gate] triasl: no such key in this table" in refused(tmp_path, SUITE, gate={"triasl": 1})
+    assert "[gate] trials is 0: it should be" in refused(tmp_path, SUITE, gate={"trials": 0})
 
 
 def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the variable that is blamed, not the file that it outranks."""
     monkeypatch.setenv("AGENTLOOP_GATE__TRIALS", "lots")
-    assert "gate.trials" in refused(tmp_path, SUITE)
+    for text in (SUITE, SUITE + "[gate]\ntrials = 4\n"):
+        assert refused(tmp_path, text) == "AGENTLOOP_GATE__TRIALS is 'lots': it should be a valid integer"
+    monkeypatch.delenv("AGENTLOOP_GATE__TRIALS")
+    monkeypatch.setenv("AGENTLOOP_GATE__TRIAL", "4")
+    assert refused(tmp_path, SUITE).startswith("AGENTLOOP_GATE__TRIAL: no such key in this table (keys: trials, ")
+    monkeypatch.setenv("AGENTLOOP_SANDBOX", "docker")
+    assert refused(tmp_path, SUITE).startswith("AGENTLOOP_SANDBOX: a variable sets one key, as AGENTLOOP_SANDBOX__KIND")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def make_project(folder: Path, fill: Callable[[Path], None]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; name a folder that is not there yet")
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and holds no agentloop project; name another folder")
+        raise ConfigError(f"{folder} is not empty and holds no agentloop project; name another folder, new or empty")
     folder = folder.resolve()
     draft = folder.with_name(f".{folder.name}.draft-{os.getpid()}")
     try:

@@ -210,6 +210,9 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
         )
     except ValidationError as error:
         first = error.errors()[0]
+        if first["loc"][0] == "solution":
+            shape = json.dumps([row["solution"] if isinstance(row["solution"], str) else "wc -l < a0"])
+            raise ConfigError(f"{where}: key 'solution' must be a list of shell commands, like {shape}") from None
         raise ConfigError(f"{where}: key {str(first['loc'][0])!r}: {_lower(first['msg'])}") from None
 
 

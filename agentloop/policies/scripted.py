@@ -43,4 +43,4 @@ def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
             return call_message("shell", command=solution[n_done])
         return call_message("submit", answer=messages[-1].content if n_done else "")
 
-    return ScriptedPolicy(script, name="oracle")
+    return ScriptedPolicy(script, name="the tasks' own solutions")

@@ -34,7 +34,10 @@ class Store:
         """Raises StoreError when there is no store at `path` (create=False) or it cannot be used."""
         self.path = path
         if not create and not path.is_file():
-            raise StoreError(f"no trace store at {path}; run `agentloop demo` or `agentloop loop`, or name its project")
+            raise StoreError(
+                f"no trace store at {path}; name the folder of a project that has run with -p/--project, "
+                "or make traces with `agentloop loop` or `agentloop demo`"
+            )
         with self._explained():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._engine = _engine(path)
@@ -111,6 +114,12 @@ class Store:
         with self._session() as session:
             return list(session.exec(query))
 
+    def values(self, column: str) -> list[Any]:
+        """What traces have in `column`, each value once, in order."""
+        query = select(getattr(TraceRow, column)).distinct().order_by(getattr(TraceRow, column))
+        with self._session() as session:
+            return list(session.exec(query))
+
     def task_ids(self, *purposes: str) -> set[str]:
         """Tasks that were rolled out for any of `purposes`, whatever came of it."""
         query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
@@ -122,10 +131,12 @@ class Store:
         query = select(TraceRow).where(col(TraceRow.id).startswith(prefix, autoescape=True)).limit(2)
         with self._session() as session:
             rows = list(session.exec(query))
-        if len(rows) != 1:
+        if not rows:
+            raise StoreError(f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them")
+        if len(rows) > 1:
+            found = " and ".join(row.id for row in rows)
             raise StoreError(
-                f"{'no trace' if not rows else 'more than one trace'} with an id that begins with {prefix!r}; "
-                "`agentloop traces ls` shows them"
+                f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
             )
         return rows[0], *unpack(rows[0].body)
 

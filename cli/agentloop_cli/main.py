@@ -6,15 +6,18 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from agentloop import __version__
-from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.traces import traces
+
+if TYPE_CHECKING:
+    from agentloop.protocols import SandboxBackend
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -47,10 +50,9 @@ def demo(
 ) -> None:
     """Watch a tiny policy learn tool use from scratch: no GPU, no key, a few minutes."""
     from agentloop.demo.project import prepare_demo
-    from agentloop.sandbox.ladder import choose_backend
     from agentloop_cli.run import run_project
 
-    backend = choose_backend(sandbox)
+    backend = _backend(sandbox, "--sandbox")
     is_new = prepare_demo(out, seed)
     stderr.print(
         f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}", markup=False
@@ -64,7 +66,7 @@ def demo(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project in.")]) -> None:
+def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project in, new or empty.")]) -> None:
     """Make a project with a suite, a verifier and settings to edit."""
     from agentloop.demo.template import prepare_template
 
@@ -81,12 +83,24 @@ def loop(
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
-    from agentloop.config import load_config
-    from agentloop.sandbox.ladder import choose_backend
+    from agentloop.config import CONFIG_FILE, load_config, place
     from agentloop_cli.run import run_project
 
-    backend = choose_backend(sandbox or load_config(folder).sandbox.kind)
+    config = load_config(folder)
+    where = "--sandbox" if sandbox else place(folder / CONFIG_FILE, "sandbox", "kind")
+    backend = _backend(sandbox or config.sandbox.kind, where)
     run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
+
+
+def _backend(kind: str, where: str) -> SandboxBackend:
+    """What makes the boxes. Raises ConfigError for a `kind` that is not known, with `where` it was set."""
+    from agentloop.plugins import installed
+    from agentloop.sandbox.ladder import LADDER, choose_backend
+
+    known = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
+    if ":" not in kind and kind not in known:
+        raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
+    return choose_backend(kind)
 
 
 def main() -> None:

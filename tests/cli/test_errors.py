@@ -42,7 +42,7 @@ def test_out_is_a_file(agentloop: Run, tmp_path: Path) -> None:
 def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "diary").write_text("mine")
-    words = "d is not empty and holds no agentloop project; name another folder"
+    words = "d is not empty and holds no agentloop project; name another folder, new or empty"
     assert refused(agentloop, 2, "demo", "--out", "d") == words
     assert refused(agentloop, 2, "init", "d") == words
     assert files(tmp_path) == ["d", "d/diary"]
@@ -71,9 +71,22 @@ def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: s
     assert files(tmp_path) == ["file"]
 
 
-def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path) -> None:
-    message = refused(agentloop, 2, "demo", "--sandbox", "bublewrap", "--out", "d")
-    assert message == "no sandboxes 'bublewrap' (installed: bubblewrap, docker); did you mean 'bubblewrap'?"
+def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = "(known: auto, docker, bubblewrap)"
+    for command in (("demo", "--out", "d"), ("loop", tmp_path)):
+        (tmp_path / "agentloop.toml").write_text('[project]\nsuite = "x"\n')
+        message = refused(agentloop, 2, *command, "--sandbox", "bublewrap")
+        assert message == f"--sandbox: no sandbox 'bublewrap' {known}; did you mean 'bubblewrap'?"
+    (tmp_path / "agentloop.toml").write_text('[project]\nsuite = "x"\n[sandbox]\nkind = "podman"\n')
+    assert refused(agentloop, 2, "loop") == f"agentloop.toml: [sandbox] kind: no sandbox 'podman' {known}"
+    monkeypatch.setenv("AGENTLOOP_SANDBOX__KIND", "kvm")
+    assert refused(agentloop, 2, "loop") == f"AGENTLOOP_SANDBOX__KIND: no sandbox 'kvm' {known}"
+    assert files(tmp_path) == ["agentloop.toml"]
+
+
+def test_a_sandbox_of_somebody_elses_is_known_by_its_path(agentloop: Run, tmp_path: Path) -> None:
+    message = refused(agentloop, 2, "demo", "--sandbox", "mine.py:Box", "--out", "d")
+    assert message.startswith("sandboxes 'mine.py:Box' cannot be loaded")
     assert files(tmp_path) == []
 
 
@@ -96,7 +109,8 @@ def test_no_sandbox_is_usable(process: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("traces", "ls"), ("traces", "show", "abc")])
 def test_no_store(agentloop: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert refused(agentloop, 4, *command, "--project", "d") == (
-        "no trace store at d/traces/store.db; run `agentloop demo` or `agentloop loop`, or name its project"
+        "no trace store at d/traces/store.db; name the folder of a project that has run with -p/--project, "
+        "or make traces with `agentloop loop` or `agentloop demo`"
     )
     assert files(tmp_path) == [], "looking makes nothing"
 
@@ -114,13 +128,28 @@ def test_no_project(agentloop: Run, tmp_path: Path) -> None:
     assert files(tmp_path) == ["f"]
 
 
+def test_the_hint_where_no_project_is_can_be_followed(agentloop: Run, tmp_path: Path) -> None:
+    """Whether the folder is new, empty or somebody's: what the line says to type makes a project that is found."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "diary").write_text("mine")
+    for folder in ("new", "empty", "full"):
+        message = refused(agentloop, 2, "loop", folder)
+        [hint] = re.findall("`agentloop (init [^`]+)`", message)
+        assert agentloop(*hint.split()).returncode == 0, hint
+        if folder == "full":
+            assert message.startswith("no agentloop.toml in full; name the folder of a project, or make one in a new ")
+            assert refused(agentloop, 2, "loop", "full") == "no agentloop.toml in full; did you mean full/my-project?"
+            assert refused(agentloop, 2, "init", "full").endswith("name another folder, new or empty")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("[project\n", "agentloop.toml"),
         ('[project]\nsuite = "evals/none"\n', "evals/none/suite.toml: no such file"),
-        ('[project]\nsuite = "x"\n[sandbox]\nkind = "[red]"\n', "no sandboxes '[red]'"),
-        ('[project]\nsuite = "x"\ncolour = "red"\n', "no setting 'project.colour'"),
+        ('[project]\nsuite = "x"\n[sandbox]\nkind = "[red]"\n', "agentloop.toml: [sandbox] kind: no sandbox '[red]'"),
+        ('[project]\nsuite = "x"\ncolour = "red"\n', "agentloop.toml: [project] colour: no such key"),
     ],
 )
 def test_a_project_with_a_mistake(agentloop: Run, tmp_path: Path, text: str, words: str) -> None:

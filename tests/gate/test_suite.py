@@ -180,7 +180,12 @@ GOOD = '{"id": "a", "instruction": "x"}\n'
         (
             HEAD,
             '{"id": "a", "instruction": "x", "solution": "ls"}',
-            r"tasks\.jsonl:1: key 'solution': input should be a valid tup",
+            r"tasks\.jsonl:1: key 'solution' must be a list of shell commands, like \[\"ls\"\]$",
+        ),
+        (
+            HEAD,
+            '{"id": "a", "instruction": "x", "solution": ["ls", 3]}',
+            r"tasks\.jsonl:1: key 'solution' must be a list of shell commands, like \[\"wc -l < a0\"\]$",
         ),
         (
             HEAD,

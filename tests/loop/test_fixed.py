@@ -44,7 +44,7 @@ def run(folder: Path) -> list[str]:
 
 def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
-    assert run(folder)[0] == "v1 is the first version: oracle"
+    assert run(folder)[0] == "v1 is the first version: the tasks' own solutions"
     with opened(folder) as project:
         [version] = project.registry.all()
         report = project.store.report(project.suite.hash, 1)
@@ -54,7 +54,9 @@ def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> No
         assert {row.n for row in project.store.stage_traces("run-v1")} == set(range(N_TRAIN))
         n_traces = project.store.n_traces()
     [said] = run(folder)
-    assert said.startswith("finished: policy 'oracle' is as it was at v1, and its weights are not ours to train")
+    assert said.startswith(
+        'finished: policy "the tasks\' own solutions" is as it was at v1, and its weights are not ours'
+    )
     with opened(folder) as project:
         assert (len(project.registry.all()), project.store.n_traces()) == (1, n_traces)
 

@@ -107,6 +107,13 @@ def test_find_traces_filters_by_every_given_column(store: Store) -> None:
     assert store.find_traces(limit=9, task_id="sum-f1", stage="gate-v2") == []
 
 
+def test_values_are_what_traces_have_each_once_and_in_order(store: Store) -> None:
+    assert store.values("stage") == []
+    store.put_judged("turn-1", [judged("t1", version=10), judged("t2", version=9), judged("t3", version=9)])
+    assert store.values("stage") == ["turn-1"]
+    assert store.values("policy_version") == [9, 10]
+
+
 def test_task_ids_are_those_rolled_out_for_any_of_the_purposes(store: Store) -> None:
     store.put_judged(
         "turn-1",
@@ -153,7 +160,7 @@ def test_a_trace_is_found_by_as_much_of_its_id_as_is_unique(store: Store) -> Non
     assert store.trace("a%")[1].id == "a%c", "a per cent sign is no wildcard"
     with pytest.raises(StoreError, match=r"^no trace with an id that begins with 'x'; `agentloop traces ls`"):
         store.trace("x")
-    with pytest.raises(StoreError, match=r"^more than one trace with an id that begins with 'ab'; "):
+    with pytest.raises(StoreError, match=r"^more than one trace with .* 'ab'; give more of it: ab1 and ab2 are two"):
         store.trace("ab")
 
 
@@ -255,7 +262,8 @@ def test_a_store_that_must_be_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         Store(path, create=False)
     assert str(caught.value) == (
-        f"no trace store at {path}; run `agentloop demo` or `agentloop loop`, or name its project"
+        f"no trace store at {path}; name the folder of a project that has run with -p/--project, "
+        "or make traces with `agentloop loop` or `agentloop demo`"
     )
     assert not path.parent.exists()
 

@@ -1,0 +1,269 @@
+"""Looking at traces: what is listed can be pasted, what is asked wrongly is said, what is shown fits the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from store.rows import judged
+
+from agentloop.store.store import Judged, Store
+from agentloop.types import FailureType, RewardState, Score, StopReason, ToolCall, ToolResult
+
+from .conftest import COMMAND, Run
+from .test_errors import refused
+
+LONG = "first line\nsecond\tline " + "and so on " * 40
+IDS = [f"{n:010x}" + "f" * 22 for n in range(3)]
+Terminal = Callable[..., list[str]]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Terminal:
+    """Runs the command in a terminal `columns` wide and gives the lines it prints, without their colours."""
+
+    def run(columns: int, *arguments: str) -> list[str]:
+        ours, its = pty.openpty()
+        termios.tcsetwinsize(its, (24, columns))
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
+            "TERM": "xterm"
+        }
+        process = subprocess.Popen([COMMAND, *arguments], cwd=tmp_path, env=env, stdin=its, stdout=its, stderr=its)
+        os.close(its)
+        printed = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                printed += chunk
+        except OSError:  # how Linux says that the other end is closed
+            pass
+        os.close(ours)
+        assert process.wait(timeout=30) == 0, printed
+        return re.sub(r"\x1b\[[0-9;]*m", "", printed.decode()).replace("\r\n", "\n").splitlines()
+
+    return run
+
+
+def put(folder: Path, stage: str, *episodes: Judged) -> None:
+    store = Store(folder / "traces" / "store.db")
+    store.put_judged(stage, episodes)
+    store.close()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A success, a failure and a broken episode; the last has the longest of everything."""
+    put(tmp_path, "turn-1", judged(IDS[0], minute=1), judged(IDS[1], reward=0.0, answer=LONG, version=2, minute=2))
+    put(tmp_path, "gate-v2.1a2b3c", judged(IDS[2], reward=None, pool="a-task-with-a-long-name", version=2))
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------------ ls
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+@pytest.mark.usefixtures("project")
+def test_an_id_from_a_terminal_can_be_pasted(agentloop: Run, terminal: Terminal, columns: int) -> None:
+    heading, *rows = terminal(columns, "traces", "ls")
+    assert heading.split()[0] == "trace"
+    assert [row.split()[0] for row in rows] == [IDS[1][:10], IDS[0][:10], IDS[2][:10]]
+    for row in rows:
+        assert agentloop("traces", "show", row.split()[0]).returncode == 0
+        assert len(row) <= max(columns, 80)
+
+
+@pytest.mark.usefixtures("project")
+def test_in_a_terminal_the_answer_is_cut_first_and_stays_on_its_line(terminal: Terminal) -> None:
+    for columns in (100, 120):
+        failed = terminal(columns, "traces", "ls")[1]
+        assert len(failed) == columns
+        assert re.search(r"  sum-f1 +0  obs\.misread +1  first .*…$", failed)
+    assert r"first line\nsecond\tline and" in terminal(120, "traces", "ls")[1]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_pipe_gets_everything(agentloop: Run) -> None:
+    done = agentloop("traces", "ls")
+    heading, failed, solved, broken = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert failed.startswith(IDS[1] + "  turn-1 ")
+    assert failed.endswith(r"  first line\nsecond\tline " + ("and so on " * 40).strip())
+    assert solved.endswith(r"  12\n\u2028 µ  \n"), "what could act on a terminal is left out"
+    assert re.search("  gate-v2  v2  a-task-with-a-long-name-f1  infra_failed  +1", broken)
+    assert heading.index("answer") == failed.index("first line")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("failure", "misread", "--failure: no 'misread' (known: infra.sandbox_failure, "),
+        ("task", "sum-f2", "--task: no 'sum-f2' (known: a-task-with-a-long-name-f1, sum-f1); did you mean 'sum-f1'?"),
+        ("version", "3", "--version: no '3' (known: 1, 2)"),
+        ("stage", "gate-v3", "--stage: no 'gate-v3' (known: gate-v2, turn-1); did you mean 'gate-v2'?"),
+        ("stage", "[red]", "--stage: no '[red]' (known: gate-v2, turn-1)"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_a_filter_that_nothing_could_match_is_refused(agentloop: Run, option: str, value: str, message: str) -> None:
+    """With --json, too: an empty list would say that there is nothing of the kind."""
+    for more in ((), ("--json",), ("--limit", "1")):
+        said = refused(agentloop, 2, "traces", "ls", f"--{option}", value, *more)
+        assert said.startswith(message)
+    assert option != "failure" or said.endswith("unclassified); did you mean 'obs.misread'?")
+
+
+def test_of_many_known_values_a_few_are_named(agentloop: Run, tmp_path: Path) -> None:
+    put(tmp_path, "turn-1", *(judged(f"{n:032x}", pool=f"p{n:02}") for n in range(30)))
+    message = refused(agentloop, 2, "traces", "ls", "--task", "p07-f2")
+    assert message == "--task: no 'p07-f2' (known: p00-f1, p01-f1, p02-f1, … 30 in all); did you mean 'p07-f1'?"
+
+
+@pytest.mark.usefixtures("project")
+def test_good_filters_that_nothing_matches_are_named(agentloop: Run) -> None:
+    for filters in (
+        ("--failure", "plan.repetition"),
+        ("--task", "sum-f1", "--stage", "gate-v2"),
+        ("--stage", "gate-v2.another"),
+    ):
+        done = agentloop("traces", "ls", *filters)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", f"no trace with {' '.join(filters)}\n")
+        done = agentloop("traces", "ls", *filters, "--json")
+        assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"traces": []}, "")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stage_is_found_with_and_without_the_state_of_the_suite(agentloop: Run) -> None:
+    for stage in ("gate-v2", "gate-v2.1a2b3c"):
+        assert IDS[2] in agentloop("traces", "ls", "--stage", stage).stdout
+
+
+def test_a_store_without_traces_says_so(agentloop: Run, tmp_path: Path) -> None:
+    Store(tmp_path / "traces" / "store.db").close()
+    for filters in ((), ("--task", "x")):
+        done = agentloop("traces", "ls", *filters)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "no traces yet; `agentloop loop` makes some\n")
+
+
+# ---------------------------------------------------------------------------------------- show
+
+
+@pytest.mark.usefixtures("project")
+def test_as_much_of_an_id_as_is_unique_is_enough(agentloop: Run) -> None:
+    assert agentloop("traces", "show", IDS[1][:10]).stdout.startswith(f"{IDS[1]}\n")
+    assert refused(agentloop, 4, "traces", "show", "000") == (
+        f"more than one trace with an id that begins with '000'; give more of it: {IDS[0]} and {IDS[1]} are two of them"
+    )
+    for prefix in ("zzz", "%"):
+        message = refused(agentloop, 4, "traces", "show", prefix)
+        assert message == f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them"
+
+
+def rich_episode() -> Judged:
+    """Two steps with long lines; one verifier gave 0, another raised."""
+    task, episode, trace, verdict = judged("e" * 32, reward=0.0, answer="x\ny")
+    command = "grep -c . " + " ".join(f"file{n:03}" for n in range(30))
+    said = trace.steps[0].completion.message
+    good = said.model_copy(
+        update={"tool_calls": (ToolCall(id="c", name="shell", arguments=json.dumps({"command": command})),)}
+    )
+    bad = ToolCall(id="c", name="", arguments='{"name": "shell"', error="not JSON")
+    wrong = ToolCall(id="d", name="shell", arguments='{"cmd": "ls"}')
+    turns = (
+        (good, ToolResult(call_id="c", name="shell", content=f"{LONG}\n\nlast\x1b[2J", ok=True)),
+        (
+            said.model_copy(update={"tool_calls": (bad, wrong), "content": ""}),
+            ToolResult(call_id="c", name="", content="error: no", ok=False),
+        ),
+    )
+    steps = tuple(
+        trace.steps[0].model_copy(
+            update={
+                "index": n,
+                "results": (result,),
+                "completion": trace.steps[0].completion.model_copy(update={"message": message}),
+            }
+        )
+        for n, (message, result) in enumerate(turns)
+    )
+    scores = (
+        Score(verifier="exact", version="1", value=0.0),
+        Score(verifier="same_[word]", version="1", value=None, error="KeyError: 'expected' " + "as it was " * 20),
+    )
+    whole = verdict.failures[0].model_copy(
+        update={"type": FailureType.infra_grader_failure, "step": None, "evidence": "KeyError"}
+    )
+    verdict = verdict.model_copy(
+        update={
+            "state": RewardState.unscored,
+            "reward": None,
+            "scores": scores,
+            "failures": (*verdict.failures, whole),
+        }
+    )
+    return task, episode, trace.model_copy(update={"steps": steps}), verdict
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_in_a_terminal_a_long_line_goes_on_below_its_beginning(
+    tmp_path: Path, terminal: Terminal, columns: int
+) -> None:
+    put(tmp_path, "turn-1", rich_episode())
+    lines = terminal(columns, "traces", "show", "e")
+    assert max(map(len, lines)) <= columns
+    margin = re.compile(r"  \d |  │|  [✗·] |    |user  |submitted |sum-f1  |e{32}$|$")
+    assert [line for line in lines if not margin.match(line)] == []
+    [call] = [n for n, line in enumerate(lines) if line.startswith("  0 shell grep -c . file000 ")]
+    assert lines[call + 1].startswith("    file0"), "the command goes on below itself"
+    assert sum(line.startswith("  │ ") for line in lines) > 4, "all that was printed is beside a bar"
+    [error] = [n for n, line in enumerate(lines) if "verifier same_[word]" in line]
+    assert re.match(r"    (as|it|was) ", lines[error + 1]), "the verifier's words go on below themselves"
+
+
+def test_a_pipe_gets_long_lines_whole(agentloop: Run, tmp_path: Path) -> None:
+    """Every part of a trace, and nothing that could act on a terminal."""
+    put(tmp_path, "turn-1", rich_episode())
+    lines = agentloop("traces", "show", "e").stdout.splitlines()
+    files = " ".join(f"file{n:03}" for n in range(30))
+    assert lines == [
+        "e" * 32,
+        "sum-f1  policy v1  turn-1  namespaces  0.25 s",
+        "",
+        "user  How much?",
+        "",
+        "  0 a",
+        "    b",
+        f"  0 shell grep -c . {files}",
+        "  │ first line",
+        "  │ second      line " + ("and so on " * 40).strip(),
+        "  │",
+        "  │ last",
+        "  ✗ obs.misread “line 1” rules.misread@1",
+        '  1 (no tool) {"name": "shell"',
+        '  1 shell {"cmd": "ls"}',
+        "  │ error: no",
+        "",
+        r"submitted 'x\ny', no reward: unscored",
+        "    verifier exact gave 0",
+        f"    verifier same_[word] gave no number: KeyError: 'expected' {('as it was ' * 20).strip()}",
+        "  ✗ infra.grader_failure “KeyError” rules.misread@1",
+    ]
+
+
+def test_what_broke_outside_the_agent_is_said_once(agentloop: Run, tmp_path: Path) -> None:
+    task, episode, trace, verdict = judged("b" * 32, reward=None)
+    verdict = verdict.model_copy(update={"scores": ()})
+    trace = trace.model_copy(update={"answer": None, "stop_reason": StopReason.error, "steps": ()})
+    put(tmp_path, "turn-1", (task, episode, trace, verdict))
+    shown = agentloop("traces", "show", "b").stdout
+    assert shown.endswith(
+        "\n\nuser  How much?\n\nsubmitted nothing (error), no reward: infra failed\n    SandboxGone: it died\n"
+    )
+    failure = judged("x", reward=0.0)[3].failures[0].model_copy(update={"step": None, "evidence": trace.error})
+    put(tmp_path, "turn-1", (task, episode, trace, verdict.model_copy(update={"failures": (failure,)})))
+    assert agentloop("traces", "show", "b").stdout.count("SandboxGone: it died") == 1
