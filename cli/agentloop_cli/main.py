@@ -106,7 +106,7 @@ def _backend(kind: str, where: str) -> SandboxBackend:
 def main() -> None:
     """Entry point: every error a user can cause is one line and an exit code; see `errors.py`."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="agentloop")
         if code == INTERRUPTED:  # which is how typer hands Ctrl-C on
             raise KeyboardInterrupt
         sys.exit(code)
