@@ -12,13 +12,12 @@ import inspect
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentloop.errors import PluginError, boundary
+from agentloop.errors import PluginError, boundary, did_you_mean
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
@@ -48,8 +47,7 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
         return _from_path(group, kind, base or Path())
     found = installed(group)
     if kind not in found:
-        near = get_close_matches(kind, found, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; a part of your own is named `file.py:Class`"
+        hint = did_you_mean(kind, found) or "; a part of your own is named `file.py:Class`"
         raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(found)) or 'none'}){hint}")
     try:
         loaded: Callable[..., Any] = found[kind].load()
@@ -67,7 +65,13 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
     source, name = kind.rsplit(":", 1)
     with boundary(PluginError, f"{group} {kind!r} cannot be loaded (name it `file.py:Class` or `module:Class`)"):
         module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
-        loaded: Callable[..., Any] = getattr(module, name)
+    if not hasattr(module, name):
+        own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        there = ", ".join(own) or "nothing"
+        raise PluginError(
+            f"{group} {kind!r}: no {name!r} in {source} (defined there: {there}){did_you_mean(name, own)}"
+        )
+    loaded: Callable[..., Any] = getattr(module, name)
     return loaded
 
 

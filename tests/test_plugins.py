@@ -89,7 +89,10 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
         ("exat", r"no verifiers 'exat' \(installed: .*exact.*\); did you mean 'exact'\?"),
         ("zzz", r"no verifiers 'zzz' .*; a part of your own is named `file.py:Class`"),
         ("nowhere.py:Part", r"'nowhere.py:Part' cannot be loaded .*No such file"),
-        ("mine.py:WordCont", r"'mine.py:WordCont' cannot be loaded .*has no attribute 'WordCont'"),
+        (
+            "mine.py:WordCont",
+            r"'mine.py:WordCont': no 'WordCont' in mine.py \(defined there: WordCount.*\); did you mean 'WordCount'\?",
+        ),
         ("mine.py:NUMBER", r"'mine.py:NUMBER' cannot be called: .*not a callable"),
         ("wrong.py:Part", r"'wrong.py:Part' cannot be loaded .*ZeroDivisionError"),
         ("syntax.py:Part", r"'syntax.py:Part' cannot be loaded .*SyntaxError"),

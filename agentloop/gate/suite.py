@@ -17,13 +17,12 @@ import re
 import stat
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agentloop.errors import ConfigError, boundary
+from agentloop.errors import ConfigError, boundary, did_you_mean
 from agentloop.gate.atomic import write_text
 from agentloop.types import Frozen, Limits, Part, SandboxSpec, Split, Task, content_hash
 
@@ -100,7 +99,7 @@ def _where_suites_are(folder: Path) -> str:
     names = sorted(head.parent.name for head in folder.parent.glob(f"*/{HEAD}"))
     if not names:
         return f"a suite is a folder with {HEAD} and {TASKS}"
-    return f"suites in {folder.parent}: {', '.join(names)}{_did_you_mean(folder.name, names)}"
+    return f"suites in {folder.parent}: {', '.join(names)}{did_you_mean(folder.name, names)}"
 
 
 def _parse_head(text: str, folder: Path) -> _Head:
@@ -219,7 +218,7 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
 def _split(name: object, where: str) -> Split:
     known = [split.value for split in Split]
     if not isinstance(name, str) or name not in known:
-        hint = _did_you_mean(str(name), known)
+        hint = did_you_mean(str(name), known)
         raise ConfigError(f"{where}: key 'split': no split {name!r} (splits: {', '.join(known)}){hint}")
     return Split(name)
 
@@ -352,13 +351,8 @@ def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], place: Cal
     """Raises ConfigError for the first key of `table` that is not `known`; `place(key)` says where it is."""
     for key in table:
         if key not in known:
-            hint = _did_you_mean(key, known)
+            hint = did_you_mean(key, known)
             raise ConfigError(f"{place(key)}: unknown key {key!r} (keys: {', '.join(known)}){hint}")
-
-
-def _did_you_mean(word: str, known: Collection[str]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _toml_place(path: Path, text: str, table: str, key: str) -> str:

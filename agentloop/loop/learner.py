@@ -70,7 +70,7 @@ class TinyLearner:
         if n_turns >= train.max_turns:
             return (
                 f"finished: {n_turns} turns, v{newest.number} solves {success:.0%} of the validation tasks; "
-                "for more, raise [train] max_turns and run the loop again"
+                f"for more, raise [train] max_turns (now {train.max_turns}) and run the loop again"
             )
         return None
 

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config import Config, load_config
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
-from agentloop.errors import ConfigError
-from agentloop.gate.suite import Suite, load_suite
+from agentloop.errors import ConfigError, PluginError
+from agentloop.gate.suite import TASKS, Suite, load_suite
 from agentloop.judge.score import judge
 from agentloop.plugins import load_part
 from agentloop.policies.lockstep import BatchPolicy
@@ -182,8 +182,7 @@ def open_project(
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
-    for part in {part.model_dump_json(): part for task in suite.tasks for part in task.verifiers}.values():
-        load_part("verifiers", part.kind, part.options)  # a wrong one is refused before anything is rolled out
+    _check_verifiers(suite)
     store = Store(folder / STORE)
     try:
         with store.lock():
@@ -192,13 +191,33 @@ def open_project(
         store.close()
 
 
+def _check_verifiers(suite: Suite) -> None:
+    """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
+    seen = set()
+    for task in suite.tasks:
+        for part in task.verifiers:
+            if (key := part.model_dump_json()) not in seen:
+                seen.add(key)
+                try:
+                    load_part("verifiers", part.kind, part.options)
+                except PluginError as error:
+                    raise PluginError(f"{suite.folder / TASKS}: task {task.id!r}: {error}") from error
+
+
 def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
     """ConfigError with the first verifier's words when none of `verdicts` could be scored."""
-    unscored = [verdict for verdict in verdicts if verdict.state is RewardState.unscored]
-    if unscored and not any(verdict.state is RewardState.scored for verdict in verdicts):
-        score = next((score for score in unscored[0].scores if score.error), None)
-        why = f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
-        raise ConfigError(f"none of {len(verdicts)} episodes could be scored: {why}; mend the verifier and run again")
+    if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
+        raise ConfigError(f"{why}; mend the verifier, then run the same command again")
+
+
+def unscored(verdicts: Sequence[Verdict]) -> str | None:
+    """How many of `verdicts` a verifier gave no number for, and the first one's words; None when all have one."""
+    without = [verdict for verdict in verdicts if verdict.state is RewardState.unscored]
+    if not without:
+        return None
+    score = next((score for score in without[0].scores if score.error), None)
+    why = f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
+    return f"{len(without)} of {len(verdicts)} episodes could not be scored: {why}"
 
 
 def mean_reward(judged: Sequence[Judged]) -> float:

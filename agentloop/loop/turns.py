@@ -17,7 +17,7 @@ from typing import Protocol
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.decide import decide, lost_too_much
 from agentloop.gate.regressions import Pinned, pin
-from agentloop.loop.project import REGRESSIONS, Project
+from agentloop.loop.project import REGRESSIONS, Project, unscored
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
@@ -108,7 +108,12 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
         stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
     )
     report = eval_report(project, version.number, tasks, judged)
+    why = unscored([verdict for *_, verdict in judged])
+    if why:
+        project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
+        if why:
+            raise ConfigError(f"{why}, too many to decide on; mend the verifier, then run the same command again")
         raise SandboxError(
             f"{report.n_infra} of {len(judged)} held-out episodes of v{version.number} failed for infrastructure "
             "reasons, too many to decide on; mend that, then run the same command again: only they are done again"

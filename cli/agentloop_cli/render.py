@@ -101,15 +101,24 @@ def print_summary(document: Mapping[str, Any]) -> None:
     if document["failures"]["before"] or document["failures"]["after"]:
         stdout.print(_failures(document["failures"]))
         stdout.print()
-    before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
-    outcome = f"{before} -> {after}" if document["decision"] else f"{after}"
-    decision = f", decision: [bold]{document['decision'].replace('_', ' ')}[/]" if document["decision"] else ""
-    stdout.print(f"[bold]{outcome}[/] of {document['heldout']['n']} held-out tasks{decision}")
+    stdout.print(_outcome(document))
     stdout.print(
         f"{document['episodes']:,} episodes and {document['tool_calls']:,} tool calls in {document['sandbox']} "
         f"({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s CPU, "
         f"{document['infra_failed']} infrastructure failures, {document['regression_cases']} regression cases"
     )
+
+
+def _outcome(document: Mapping[str, Any]) -> str:
+    """From the first version to the live one, in one line."""
+    before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
+    first = document["versions"][0]["number"]
+    live = next((v["number"] for v in document["versions"] if v["state"] == "live"), first)
+    held_out = f"of {document['heldout']['n']} held-out tasks"
+    if live == first:
+        tried = "; no other version was shown to be better" if len(document["versions"]) > 1 else ""
+        return f"[bold]{after}[/] (v{live}, live) {held_out}{tried}"
+    return f"[bold]{before} (v{first}) -> {after} (v{live}, live)[/] {held_out}; the gate promoted v{live}"
 
 
 def _versions(versions: list[Mapping[str, Any]]) -> Table:

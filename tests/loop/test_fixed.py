@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,17 @@ def run(folder: Path) -> list[str]:
 
 def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
-    assert run(folder)[0] == "v1 is the first version: the tasks' own solutions"
+    assert run(folder)[:2] == [
+        "train tasks: 4 right, 0 wrong, 0 without a reward",
+        "v1 is the first version: the tasks' own solutions",
+    ]
     with opened(folder) as project:
         [version] = project.registry.all()
         report = project.store.report(project.suite.hash, 1)
         assert (version.kind, version.artifact, version.state.value) == ("scripted", None, "live")
         assert report is not None
         assert report.rewards == {f"read-q{n}": (1.0,) for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)}
-        assert {row.n for row in project.store.stage_traces("run-v1")} == set(range(N_TRAIN))
+        assert {row.n for row in project.store.stage_traces(f"run-v1.{project.suite.hash[:6]}")} == set(range(N_TRAIN))
         n_traces = project.store.n_traces()
     [said] = run(folder)
     assert said.startswith(
@@ -67,13 +71,64 @@ def test_a_changed_setting_is_a_candidate_that_is_gated(tmp_path: Path) -> None:
     run(folder)
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q1"))
     settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
-    assert run(folder)[0].startswith("v2: roll back. Worse is shown")
+    assert run(folder)[1].startswith("v2: roll back. Worse is shown")
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q2"))
-    assert run(folder)[0].startswith("v3: roll back. Worse is shown")
+    assert run(folder)[1].startswith("v3: roll back. Worse is shown")
     with opened(folder) as project:
         assert [(v.number, v.state.value) for v in project.registry.all()] == [(1, "live"), (2, "held"), (3, "held")]
         assert project.registry.get(2) is not None
         assert len({v.sha256 for v in project.registry.all()}) == 3
+
+
+FUSSY = '''
+class Fussy:
+    """Refuses one answer, and finds another wrong."""
+
+    name, version = "fussy", "1"
+
+    async def score(self, trace, sandbox):
+        if trace.answer in ("133",):
+            return {}["x"]
+        return {"100": 0.0, "101": None}.get(trace.answer, 1.0)
+'''
+
+
+def test_a_wrong_verifier_of_a_train_task_is_told(tmp_path: Path) -> None:
+    """The held-out tasks are right; of the train tasks one is judged wrong, and one cannot be judged."""
+    folder = make_mini(tmp_path / "mini")
+    use_verifier(folder)
+    said = run(folder)
+    with opened(folder) as project:
+        stage = f"run-v1.{project.suite.hash[:6]}"
+    assert said[0] == (
+        "train tasks: 2 right, 1 wrong, 1 without a reward (1 of 4 episodes could not be scored: "
+        "verifier 'fussy': gave None, not a number in [0, 1]); such as 'read-q1': "
+        f"`agentloop traces ls --stage {stage} --task read-q1`"
+    )
+    assert said[2] == ("v1 on held-out tasks: 1 of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x'")
+
+
+def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    run(folder)
+    use_verifier(folder)
+    assert run(folder)[1].startswith("train tasks: 2 right, 1 wrong, 1 without a reward")
+    assert run(folder)[0].startswith("finished: ")
+
+
+def test_a_verifier_that_fails_too_often_is_not_blamed_on_the_machine(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    use_verifier(folder, FUSSY.replace('in ("133",)', 'not in ("100", "101", "102", "103", "110")'))
+    with pytest.raises(ConfigError, match=r"29 of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x'"):
+        run(folder)
+
+
+def use_verifier(folder: Path, text: str = FUSSY) -> None:
+    suite = folder / "evals" / "mini"
+    (suite / "fussy.py").write_text(text)
+    tasks = [json.loads(line) for line in (suite / "tasks.jsonl").read_text().splitlines()]
+    lines = [json.dumps({**task, "verifiers": [{"kind": "fussy.py:Fussy"}]}) for task in tasks]
+    (suite / "tasks.jsonl").write_text("\n".join(lines))
 
 
 def test_settings_that_decide_nothing_make_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
