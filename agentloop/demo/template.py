@@ -30,16 +30,52 @@ kind = "tiny"                # made and trained here, on the CPU: pip install 'a
 # model = "my-model"         # and AGENTLOOP_POLICY__API_KEY in the environment
 
 [warm_start]
-n_demonstrations = 1500      # the tasks' solutions, played by `scripted`, teach the tiny policy to use tools
+n_demonstrations = 1500      # episodes that version 1 learns from to use tools at all
+# The tasks' solutions, mistaken half of the time, so that the turns have something to mend. For tasks of your own
+# delete the next line: their solutions are then shown as they are.
+demonstrator = "demonstrator.py:make"
 
 [train]
-max_turns = 2
+max_turns = 2                # each makes a version, which the gate compares with the live one; raise it to go on
 stop_at = 0.97               # success on the validation split at which there is nothing left to learn
 
 [gate]
 trials = 4                   # episodes of each held-out task
 alpha = 0.05                 # probability, per candidate, of promoting one that is no better
 """
+DEMONSTRATOR = '''\
+"""What version 1 of the tiny policy imitates: each task's solution, half of the time with the wrong command.
+
+Wrong on purpose, so that the loop has something to mend. For tasks of your own, delete the line of agentloop.toml
+that names this file: their solutions are then shown as they are.
+"""
+
+from agentloop.policies.scripted import ScriptedPolicy, oracle
+
+P_MISTAKE = 0.5
+MISTAKES = {"head -n1": "tail -n1", "tail -n1": "wc -w <", "wc -w <": "head -n1"}  # what runs instead of what
+
+
+def make(tasks):
+    unsolved = [task.id for task in tasks if not task.solution]
+    if unsolved:
+        raise ValueError(f"tasks without a solution to play: {', '.join(unsolved[:3])}")
+    right = oracle(tasks)
+    wrong = oracle([task.model_copy(update={"solution": tuple(map(mistaken, task.solution))}) for task in tasks])
+
+    def script(messages, rng):
+        return (wrong if rng.random() < P_MISTAKE else right).script(messages, rng)
+
+    return ScriptedPolicy(script, name="half mistaken")
+
+
+def mistaken(command):
+    """The command of another question; a command that begins like none of MISTAKES stays right."""
+    for start, other in MISTAKES.items():
+        if command.startswith(start):
+            return other + command.removeprefix(start)
+    return command
+'''
 VERIFIER = '''\
 """A verifier of this project: named `verifier.py:SameWord` in tasks.jsonl.
 
@@ -77,6 +113,7 @@ def prepare_template(folder: Path) -> None:
         files = suite / "files"
         files.mkdir(parents=True)
         (suite / "verifier.py").write_text(VERIFIER)
+        (draft / "demonstrator.py").write_text(DEMONSTRATOR)
         (draft / CONFIG_FILE).write_text(SETTINGS)
         write_suite(suite, "notes", make_tasks(files))
 

@@ -137,6 +137,19 @@ class ReportData(Frozen):
 
 
 @dataclass(frozen=True)
+class FailureCount:
+    """Episodes that failed in one way, under the first version and under the live one."""
+
+    kind: str
+    before: int
+    after: int
+
+    @property
+    def grew(self) -> bool:
+        return self.after > self.before
+
+
+@dataclass(frozen=True)
 class ShownCall:
     """A tool call and its result, clipped, with the evidence marked."""
 
@@ -190,11 +203,12 @@ def _environment() -> Environment:
         finalize=_cleaned,  # every value of the template goes through here, before it is escaped
     )
     filters: dict[str, Callable[..., object]] = {
-        "pct": lambda share: f"{share:.0%}",
+        "pct": lambda share: f"{share:.1%}",
         "duration": _duration,
         "clip": clip,
         "steps": shown_steps,
         "paired": paired_counts,
+        "evidence": shown_evidence,
         "ticks": ticks,
         "outcome": lambda action: OUTCOMES[action],
         "meaning": _meaning,
@@ -235,19 +249,27 @@ def ticks(maximum: int) -> list[int]:
     return list(range(0, maximum + 1, step))
 
 
-def paired_counts(before: dict[str, int], after: dict[str, int]) -> list[tuple[str, int, int]]:
-    """(failure type, episodes before, episodes after), the commonest before first."""
+def paired_counts(before: dict[str, int], after: dict[str, int]) -> list[FailureCount]:
+    """Every failure type of the two, the commonest before first."""
     kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
-    return [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
+    return [FailureCount(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
 
 
 def shown_steps(attempt: Attempt) -> list[ShownStep]:
     """The first steps of a trace, and always the failing one, ready to be shown."""
     critical = attempt.verdict.critical
     failing = critical.step if critical else None
-    evidence = critical.evidence if critical else ""
+    evidence = shown_evidence(attempt)
     chosen = [step for n, step in enumerate(attempt.trace.steps) if n < MAX_STEPS or step.index == failing]
     return [_shown(step, evidence) if step.index == failing else _shown(step, None) for step in chosen]
+
+
+def shown_evidence(attempt: Attempt) -> str:
+    """The words that show the critical failure; of a call what is shown of it, so that it can be marked there."""
+    critical = attempt.verdict.critical
+    evidence = critical.evidence if critical else ""
+    is_call = any(call.arguments == evidence for _, call, _ in attempt.trace.tool_calls)
+    return _readable(evidence) if is_call else evidence
 
 
 def _shown(step: Step, evidence: str | None) -> ShownStep:
@@ -275,7 +297,7 @@ def _readable(arguments: str) -> str:
     """The one string of a call that has only one, else the JSON as the policy wrote it."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for brackets nested too deep
         return arguments
     only = list(value.values()) if isinstance(value, dict) else []
     return only[0] if len(only) == 1 and isinstance(only[0], str) else arguments

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -10,7 +15,9 @@ from agentloop.config import load_config
 from agentloop.demo.template import prepare_template
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import load_suite
-from agentloop.types import Split
+from agentloop.plugins import load_object
+from agentloop.policies.scripted import call_message
+from agentloop.types import Message, Split, Task
 
 
 def test_the_template_loads_with_three_disjoint_splits(tmp_path: Path) -> None:
@@ -27,6 +34,57 @@ def test_the_same_template_has_the_same_suite_wherever_it_lies(tmp_path: Path) -
     for name in ("one", "two"):
         prepare_template(tmp_path / name)
     assert len({load_suite(tmp_path / name / "evals" / "notes").hash for name in ("one", "two")}) == 1
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    """What `init` makes."""
+    prepare_template(tmp_path / "notes")
+    return tmp_path / "notes"
+
+
+def shown_by(folder: Path, tasks: Sequence[Task], *, times: int = 1) -> list[tuple[Task, str]]:
+    """(task, command) that the project's demonstrator begins with, `times` on each of `tasks`."""
+    policy = load_object("policies", "demonstrator.py:make", base=folder)(tasks)
+    asked = [(task, [Message(role="user", content=task.instruction)]) for task in tasks]
+    said = [(task, policy.script(messages, Random(f"{n} {task.id}"))) for task, messages in asked for n in range(times)]
+    return [(task, json.loads(message.tool_calls[0].arguments)["command"]) for task, message in said]
+
+
+def test_half_of_what_the_demonstrator_shows_is_right_and_half_is_wrong(notes: Path) -> None:
+    tasks = load_suite(notes / "evals" / "notes").split(Split.heldout)
+    shown = shown_by(notes, tasks, times=6)
+    assert 0.4 < fmean(command in task.solution for task, command in shown) < 0.6
+    for task, command in {(task.id, command): (task, command) for task, command in shown}.values():
+        printed = subprocess.run(["sh", "-c", command], cwd=task.sandbox.files, capture_output=True, text=True)
+        expected = task.verifiers[0].options["expected"]
+        assert (printed.stdout.strip() == expected) == (command in task.solution), f"{command} for {task.instruction}"
+
+
+def test_the_demonstrator_submits_what_it_saw(notes: Path) -> None:
+    tasks = load_suite(notes / "evals" / "notes").tasks
+    policy = load_object("policies", "demonstrator.py:make", base=notes)(tasks)
+    seen = [Message(role="user", content=tasks[0].instruction), Message(role="tool", content="maple")]
+    assert policy.script(seen, Random(0)) == call_message("submit", answer="maple")
+
+
+def test_other_tasks_than_these_are_shown_right_or_refused(notes: Path) -> None:
+    task = load_suite(notes / "evals" / "notes").tasks[0]
+    other = task.model_copy(update={"solution": ("sort -n a0 | head -n1",)})
+    assert {command for _, command in shown_by(notes, [other], times=20)} == {"sort -n a0 | head -n1"}
+    with pytest.raises(ValueError, match=f"tasks without a solution to play: {task.id}"):
+        shown_by(notes, [other, task.model_copy(update={"solution": ()})])
+
+
+def test_without_the_line_that_its_comment_names_the_solutions_are_shown(notes: Path) -> None:
+    settings = notes / "agentloop.toml"
+    assert load_config(notes).warm_start.demonstrator == "demonstrator.py:make"
+    comment, _, after = settings.read_text().partition("delete the next line")
+    rest, line, end = after.partition('\ndemonstrator = "demonstrator.py:make"')
+    assert rest.count("\n") == 0, "it is the next line that is to be deleted"
+    settings.write_text(comment + rest + end)
+    assert line
+    assert load_config(notes).warm_start.demonstrator is None
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from agentloop.gate.report import Attempt, ReportData, clean, clip, render, shown_steps, ticks, write_report
-from agentloop.types import FailureType, RewardState
+from agentloop.gate.report import (
+    Attempt,
+    ReportData,
+    clean,
+    clip,
+    render,
+    shown_evidence,
+    shown_steps,
+    ticks,
+    write_report,
+)
+from agentloop.types import Completion, FailureType, Message, RewardState, Step, ToolCall
 
 from .example import attempt, critical, pair_fabrication, report_data, step
 
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m\x07 \u202eevil\u202c \" onload='x' {{ 7 * 7 }} & \x00end"
 VOID = {"meta", "br"}
+WIDTH = 46
+"""Of `100.0%` in a chart, in units of its viewBox."""
 
 
 class Page(HTMLParser):
@@ -75,8 +89,8 @@ def hostile_data() -> ReportData:
 def test_it_says_from_what_to_what_and_why() -> None:
     page = Page(render(report_data()))
     assert not page.open
-    assert "From 20% to 75% of held-out tasks solved" in page.text
-    assert "Version 0 solved 20% [13%, 28%] of 120 held-out tasks, version 3 solves 75% [67%, 82%]" in page.text
+    assert "From 19.6% to 75.4% of held-out tasks solved" in page.text
+    assert "Version 0 solved 19.6% [13.5%, 27.6%] of 120 held-out tasks, version 3 solves 75.4%" in page.text
     for words in (
         "What went wrong, before and after",
         "A tool reported an error and the agent went on as if it had succeeded.",
@@ -114,6 +128,33 @@ def test_it_refers_to_nothing_outside_itself(data: ReportData) -> None:
     assert "default-src 'none'" in html
 
 
+def test_what_grew_is_marked_and_nothing_else_is() -> None:
+    before = {"obs.misread": 9, "call.malformed": 5, "plan.repetition": 3, "obs.fabrication": 2}
+    after = {"obs.misread": 4, "call.malformed": 6, "plan.repetition": 3, "unclassified": 7}
+    data = report_data().model_copy(update={"failures_before": before, "failures_after": after})
+    html = render(data)
+    assert re.findall(r'<div class="row grew"><div><code>(.*?)</code>', html) == ["call.malformed", "unclassified"]
+    assert re.findall(r"(\d+ more)</span>", html) == ["1 more", "7 more"]
+    assert "2 of 5 types grew (marked)." in Page(html).text
+    shrunk = render(data.model_copy(update={"failures_after": {"obs.misread": 9}}))
+    assert "row grew" not in shrunk
+    assert "grew (marked)" not in shrunk
+
+
+@pytest.mark.parametrize("n_versions", range(1, 11))
+def test_figures_in_the_charts_are_neither_cut_nor_on_top_of_each_other(n_versions: int) -> None:
+    data = report_data()
+    perfect = data.versions[3].success.model_copy(update={"mean": 1.0, "ci95": (0.9, 1.0)})
+    rows = [data.versions[min(n, 3)].model_copy(update={"number": n, "success": perfect}) for n in range(n_versions)]
+    html = render(data.model_copy(update={"versions": tuple(rows), "learning_curve": ((0, 0.5), (100, 1.0))}))
+    found = re.findall(r'<text class="value" x="(.*?)" y="(.*?)" text-anchor="middle">(.*?)<', html)
+    at = [float(x) for x, _, _ in found]
+    assert [text for *_, text in found] == ["100.0%"] * (n_versions + 1)
+    assert all(WIDTH / 2 <= x <= 560 - WIDTH / 2 for x in at)
+    assert all(float(y) >= 12 for _, y, _ in found)
+    assert all(b - a >= WIDTH for a, b in pairwise(at[:-1]))
+
+
 def long_attempt(n_steps: int, failing: int) -> Attempt:
     steps = tuple(step(n, "shell", "x" * 20_000, "y" * 40_000, say="z" * 20_000) for n in range(n_steps))
     return attempt("t-v0", 0, steps, "a" * 50_000, critical(FailureType.plan_repetition, failing, "q" * 9_000))
@@ -141,11 +182,37 @@ def test_the_failing_step_is_marked_with_its_evidence_and_never_left_out() -> No
     )
 
 
+def test_evidence_that_is_a_call_is_marked_in_the_call_as_it_is_shown() -> None:
+    wrong = step(0, "shell", "tail -n1 a0", "amber")
+    before = attempt("t-v0", 0, (wrong,), "amber", critical(FailureType.call_wrong_arguments, 0, call_of(wrong)))
+    assert shown_steps(before)[0].calls[0].arguments == "<mark>tail -n1 a0</mark>"
+    html = render(
+        report_data().model_copy(update={"pairs": (pair_fabrication().model_copy(update={"before": before}),)})
+    )
+    assert "<q>tail -n1 a0</q>" in html
+    printed = step(0, "shell", "cat x", '{"error": "gone"}')
+    kept = attempt("t-v0", 0, (printed,), None, critical(FailureType.obs_misread, 0, '{"error": "gone"}'))
+    assert shown_evidence(kept) == '{"error": "gone"}', "what a tool printed is quoted as it was"
+
+
+def call_of(made: Step) -> str:
+    return made.completion.message.tool_calls[0].arguments
+
+
+def test_arguments_nested_too_deep_to_be_read_are_shown_as_they_are() -> None:
+    deep = '{"command":' + "[" * 100_000
+    call = ToolCall(id="c0", name="shell", arguments=deep, error="no end")
+    message = Message(role="assistant", tool_calls=(call,))
+    broken = Step(index=0, completion=Completion(message=message, finish_reason="stop"))
+    before = attempt("t-v0", 0, (broken,), None, critical(FailureType.call_malformed, 0, deep[:200]))
+    assert shown_steps(before)[0].calls[0].arguments.startswith("<mark>{&#34;command&#34;:[[")
+
+
 def test_a_run_that_promoted_nothing_says_so() -> None:
     data = report_data()
     held = data.model_copy(update={"versions": (data.versions[0], data.versions[2])})
     text = Page(render(held)).text
-    assert "20% of held-out tasks solved, as before" in text
+    assert "19.6% of held-out tasks solved, as before" in text
     assert "The gate promoted none of the 1 candidates" in text
 
 
