@@ -94,3 +94,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """The end of a message on an unknown `word`: `; did you mean 'exact'?`, or nothing when none is near."""
     near = get_close_matches(word, list(known), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def counted(n: int, noun: str) -> str:
+    """`1 task`, `2 tasks`, `1,500 tasks`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"

@@ -69,7 +69,7 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         there = ", ".join(own) or "nothing"
         raise PluginError(
-            f"{group} {kind!r}: no {name!r} in {source} (defined there: {there}){did_you_mean(name, own)}"
+            f"{group} {kind!r}: no {name!r} in {Path(source).name} (defined there: {there}){did_you_mean(name, own)}"
         )
     loaded: Callable[..., Any] = getattr(module, name)
     return loaded

@@ -44,7 +44,7 @@ def test_the_task_of_the_readme_can_be_added_and_is_right(tmp_path):
         tasks.write(blocks("json")[0])
     done = agentloop("loop", str(project), "--sandbox", "bubblewrap")
     assert done.returncode == 0, done.stderr
-    assert "train tasks: 376 right, 0 wrong, 0 without a reward" in done.stderr, "125 files x 3 questions, and this one"
+    assert "train tasks: 376 right, 0 wrong, 0 unscored" in done.stderr, "125 files x 3 questions, and this one"
 
 
 def test_the_verifier_of_the_readme_scores_the_task_of_the_readme(tmp_path):

@@ -112,6 +112,16 @@ def test_what_cannot_be_loaded_is_named_with_the_next_move(outside: Path, kind: 
         load_part("verifiers", kind, base=outside)
 
 
+def test_an_absolute_path_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PART)
+    with pytest.raises(PluginError) as caught:
+        load_part("verifiers", f"{tmp_path}/mine.py:WordCont")
+    assert str(caught.value) == (
+        f"verifiers '{tmp_path}/mine.py:WordCont': no 'WordCont' in mine.py (defined there: WordCount); "
+        "did you mean 'WordCount'?"
+    )
+
+
 def test_a_bad_option_is_met_with_those_there_are(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(PART)
     with pytest.raises(PluginError, match=r"unexpected keyword argument 'limt' \(options: limit; given: limt\)"):

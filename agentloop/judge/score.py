@@ -7,11 +7,17 @@ not be graded has none, rather than a 0. Nothing here runs the agent or writes t
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
 
+from agentloop.errors import PluginError
 from agentloop.judge.failures.critical import classify
+from agentloop.plugins import load_part
 from agentloop.protocols import Verifier
 from agentloop.types import Part, RewardState, Score, StopReason, Task, Trace, Verdict
 
@@ -19,6 +25,9 @@ TIMEOUT_S = 60.0
 """Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
 MAX_LOADED = 4096
 """Verifiers kept between traces; a suite repeats its tasks, and building one costs more than running it."""
+MAX_WORDS = 500
+"""Characters kept of what a verifier raised: it may quote a whole answer."""
+ENGINE = Path(__file__).parents[1]
 _loaded: dict[str, Verifier] = {}
 
 
@@ -74,12 +83,23 @@ async def _score(verifier: Verifier, trace: Trace) -> Score:
         async with limit:
             value = await verifier.score(trace, None)
     except Exception as error:  # a plugin may raise anything, and none of it may become a reward
-        return _no_score(verifier, _late() if limit.expired() else f"{type(error).__name__}: {error}")
+        return _no_score(verifier, _late() if limit.expired() else _raised(error))
     if limit.expired():  # it caught its own cancellation
         return _no_score(verifier, _late())
     if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
         return _no_score(verifier, f"gave {value!r:.100}, not a number in [0, 1]")
     return Score(verifier=verifier.name, version=verifier.version, value=float(value))
+
+
+def _raised(error: Exception) -> str:
+    """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:MAX_WORDS]
+    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    _, *inside = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    if not inside or inside[0][0].is_relative_to(ENGINE):
+        return said
+    file = inside[0][0]
+    return f"{said} ({file.name}:{[line for path, line in inside if path == file][-1]})"
 
 
 def _late() -> str:
@@ -99,12 +119,24 @@ def _verdict(
 
 def _installed(part: Part) -> Verifier:
     """The installed verifier that `part` names, made once; it is shared and must not keep state."""
-    from agentloop.plugins import load_part
-
     key = part.model_dump_json()
     if key not in _loaded:
         if len(_loaded) >= MAX_LOADED:
             _loaded.clear()
-        verifier: Verifier = load_part("verifiers", part.kind, part.options)
-        _loaded[key] = verifier
+        _loaded[key] = make_verifier(part)
     return _loaded[key]
+
+
+def make_verifier(part: Part) -> Verifier:
+    """The verifier that `part` names. Raises PluginError, also for what is none and could score nothing."""
+    made: Verifier = load_part("verifiers", part.kind, part.options)
+    score: Any = getattr(made, "score", None)
+    if not inspect.iscoroutinefunction(inspect.unwrap(score)):
+        has = "has no score" if score is None else "has a score that is not async"
+        raise PluginError(f"verifiers {part.kind!r} {has}; give it `async def score(self, trace, sandbox)`")
+    if not all(isinstance(getattr(made, name, None), str) for name in ("name", "version")):
+        raise PluginError(
+            f"verifiers {part.kind!r} has no name or no version, which every verdict records; "
+            'give its class both as texts, like `name, version = "mine", "1"`'
+        )
+    return made

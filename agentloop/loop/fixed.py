@@ -6,13 +6,18 @@ version, and the gate compares it with the live one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator
 
 from agentloop.errors import ConfigError
-from agentloop.loop.project import Project, unscored
+from agentloop.loop.project import Project, why_unscored
 from agentloop.protocols import Policy
-from agentloop.store.store import Judged
-from agentloop.types import PolicyVersion, Purpose, Split
+from agentloop.store.bodies import unpack
+from agentloop.store.tables import TraceRow
+from agentloop.types import PolicyVersion, Purpose, RewardState, Split
+
+N_NAMED = 3
+"""Tasks named of those that are wrong; the rest are counted."""
 
 
 class FixedLearner:
@@ -21,6 +26,7 @@ class FixedLearner:
     def __init__(self, project: Project, policy: Policy, identity: str) -> None:
         """identity: a hash of whatever decides how `policy` acts."""
         self.project, self._policy, self.identity = project, policy, identity
+        self._told = ""
 
     def policy(self, version: PolicyVersion) -> Policy:
         """The policy as it is now. Raises ConfigError when `version` was another one."""
@@ -60,27 +66,39 @@ class FixedLearner:
         )
 
     async def _run(self, number: int) -> None:
-        """Do the train tasks, once for the suite as it is now, and say how they went."""
+        """Do the train tasks, once for the suite as it is now, and say how they went, once in this process."""
         name, tasks = f"run-v{number}.{self.project.suite.hash[:6]}", self.project.suite.split(Split.train)
-        if not tasks or name in self.project.store.stages():
+        if not tasks or name == self._told:
             return
-        stage = await self.project.begin(name)
-        self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
-        judged = await self.project.gather(stage, tasks, self._policy, purpose=Purpose.run, version=number)
-        self.project.finish(stage)
-        self.project.progress.say(_tally(name, judged))
+        if name not in self.project.store.stages():
+            stage = await self.project.begin(name)
+            self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
+            await self.project.gather(stage, tasks, self._policy, purpose=Purpose.run, version=number)
+            self.project.finish(stage)
+        self._told = name
+        for line in self._tally(self.project.store.stage_traces(name)):
+            self.project.progress.say(line)
 
+    def _tally(self, rows: list[TraceRow]) -> Iterator[str]:
+        """How the train tasks went, and the first of what is not right: no other line or table is about them."""
+        wrong = [row for row in rows if row.reward is not None and row.reward < 1.0]
+        unscored = [row for row in rows if row.reward_state == RewardState.unscored]
+        lost = [row for row in rows if row.reward_state == RewardState.infra_failed]
+        n_right = len(rows) - len(wrong) - len(unscored) - len(lost)
+        infra = f", {len(lost)} lost to the infrastructure" if lost else ""
+        yield f"train tasks: {n_right} right, {len(wrong)} wrong, {len(unscored)} unscored{infra}"
+        settings = self.project.config.policy
+        if wrong:
+            plays_solutions = settings.kind == "scripted" and settings.script is None
+            yield self._named("wrong", wrong, "mend the solution or the verifier" if plays_solutions else "")
+        if unscored:
+            yield self._named("unscored", unscored, why_unscored(unpack(unscored[0].body)[1]))
+        if lost:
+            yield self._named("lost", lost, " ".join((lost[0].error or "").split()))
 
-def _tally(stage: str, judged: Sequence[Judged]) -> str:
-    """How the train tasks went: with a script that plays their solutions, what is not right is a task to mend."""
-    rewards = [(task.id, verdict.reward) for task, _, _, verdict in judged]
-    wrong = [task for task, reward in rewards if reward is not None and reward < 1.0]
-    lost = [task for task, reward in rewards if reward is None]
-    line = (
-        f"train tasks: {len(rewards) - len(wrong) - len(lost)} right, {len(wrong)} wrong, {len(lost)} without a reward"
-    )
-    if why := unscored([verdict for *_, verdict in judged]):
-        line += f" ({why})"
-    if wrong or lost:
-        line += f"; such as {(lost or wrong)[0]!r}: `agentloop traces ls --stage {stage} --task {(lost or wrong)[0]}`"
-    return line
+    def _named(self, what: str, rows: list[TraceRow], why: str) -> str:
+        """The first few tasks of `rows`, and how to see the first."""
+        ids = ", ".join(repr(row.task_id) for row in rows[:N_NAMED])
+        more = f" and {len(rows) - N_NAMED} more" if len(rows) > N_NAMED else ""
+        show = f"`agentloop traces show {rows[0].id[:10]} -p {shlex.quote(str(self.project.folder))}` shows the first"
+        return f"  {what}: {'; '.join(part for part in (ids + more, why, show) if part)}"

@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 
-from agentloop.errors import ConfigError, TrainingError, boundary
+from agentloop.errors import ConfigError, TrainingError, boundary, counted
 from agentloop.loop.project import Project, Stage
 from agentloop.loop.warm_start import demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
@@ -69,7 +69,7 @@ class TinyLearner:
             return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
         if n_turns >= train.max_turns:
             return (
-                f"finished: {n_turns} turns, v{newest.number} solves {success:.0%} of the validation tasks; "
+                f"finished: {counted(n_turns, 'turn')}, v{newest.number} solves {success:.0%} of the validation tasks; "
                 f"for more, raise [train] max_turns (now {train.max_turns}) and run the loop again"
             )
         return None

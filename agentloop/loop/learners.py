@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.errors import ConfigError, boundary
+from agentloop.errors import ConfigError, boundary, counted
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
@@ -48,8 +48,8 @@ def script(project: Project, name: str | None) -> ScriptedPolicy:
         unsolved = [task.id for task in tasks if not task.solution]
         if unsolved:
             raise ConfigError(
-                f"{len(unsolved)} tasks of suite {project.suite.name!r} have no solution to play ({unsolved[0]}, ...); "
-                "add one to each, or name a script in agentloop.toml"
+                f"suite {project.suite.name!r} has {counted(len(unsolved), 'task')} without a solution to play, "
+                f"such as {unsolved[0]!r}; add one to each, or name a script in agentloop.toml"
             )
         return oracle(tasks)
     with boundary(ConfigError, "the script cannot be used; mend it", script=name):

@@ -19,10 +19,9 @@ from typing import Any, Protocol
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config import Config, load_config
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
-from agentloop.errors import ConfigError, PluginError
-from agentloop.gate.suite import TASKS, Suite, load_suite
-from agentloop.judge.score import judge
-from agentloop.plugins import load_part
+from agentloop.errors import ConfigError, PluginError, counted
+from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
+from agentloop.judge.score import judge, make_verifier
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.versions import Registry
@@ -199,9 +198,17 @@ def _check_verifiers(suite: Suite) -> None:
             if (key := part.model_dump_json()) not in seen:
                 seen.add(key)
                 try:
-                    load_part("verifiers", part.kind, part.options)
+                    make_verifier(part)
                 except PluginError as error:
-                    raise PluginError(f"{suite.folder / TASKS}: task {task.id!r}: {error}") from error
+                    raise PluginError(f"{_place(suite, task)}: {error}") from error
+
+
+def _place(suite: Suite, task: Task) -> str:
+    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none."""
+    path = suite.folder / TASKS
+    lines = read_jsonl(path, path.read_text(encoding="utf-8"))
+    where, row = next((where, row) for where, row in lines if row.get("id") == task.id)
+    return f"{where}: task {task.id!r}" if "verifiers" in row else f"{suite.folder / HEAD}: [[verifiers]]"
 
 
 def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
@@ -215,9 +222,13 @@ def unscored(verdicts: Sequence[Verdict]) -> str | None:
     without = [verdict for verdict in verdicts if verdict.state is RewardState.unscored]
     if not without:
         return None
-    score = next((score for score in without[0].scores if score.error), None)
-    why = f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
-    return f"{len(without)} of {len(verdicts)} episodes could not be scored: {why}"
+    return f"{len(without)} of {counted(len(verdicts), 'episode')} could not be scored: {why_unscored(without[0])}"
+
+
+def why_unscored(verdict: Verdict) -> str:
+    """The first verifier that gave no number, and its words."""
+    score = next((score for score in verdict.scores if score.error), None)
+    return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
 
 
 def mean_reward(judged: Sequence[Judged]) -> float:

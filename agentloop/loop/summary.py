@@ -13,9 +13,10 @@ from typing import Any
 from agentloop.gate.decide import decide, success
 from agentloop.gate.regressions import read_cases
 from agentloop.gate.report import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
-from agentloop.loop.project import REGRESSIONS, REPORT, Project
+from agentloop.loop.project import REGRESSIONS, REPORT, Project, why_unscored
 from agentloop.loop.turns import gate_stage, stored_attempts
-from agentloop.types import Action, EvalReport, PolicyVersion
+from agentloop.store.bodies import unpack
+from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 
 N_PAIRS = 4
 """Traces shown side by side."""
@@ -71,6 +72,20 @@ class Summary:
         return int(sum(stage.metrics.get("n_infra_failed", 0) for stage in self.stages.values()))
 
     @property
+    def unscored(self) -> dict[str, Any] | None:
+        """Held-out episodes that a verifier gave no number for, over all versions, and the words of one; None for 0."""
+        counts = {version.number: n for version in self.versions if (n := self._n_unscored(version))}
+        if not counts:
+            return None
+        stage = gate_stage(self.project, min(counts))
+        [row] = self.project.store.find_traces(limit=1, stage=stage, reward_state=RewardState.unscored.value)
+        return {"episodes": sum(counts.values()), "why": why_unscored(unpack(row.body)[1])}
+
+    def _n_unscored(self, version: PolicyVersion) -> int:
+        stage = gate_stage(self.project, version.number)
+        return self.project.store.n_traces(stage=stage, reward_state=RewardState.unscored.value)
+
+    @property
     def isolation(self) -> str:
         """What held the actions of the episodes that are compared."""
         stages = {gate_stage(self.project, version.number) for version in (self.first, self.live)}
@@ -91,6 +106,7 @@ class Summary:
             "episodes": self.n_episodes(),
             "tool_calls": sum(stage.n_tool_calls for stage in self.stages.values()),
             "infra_failed": self.n_infra_failed,
+            "unscored": self.unscored,
             "heldout": {
                 "n": success(self.reports[self.live.number]).n_tasks,
                 "before": _success(self.reports[self.first.number]),
@@ -129,7 +145,7 @@ class Summary:
             "reasons": list(decision.reasons) if decision else [],
             "p_better": decision.p_better if decision else None,
             "failures": report.failures,
-            "infra_failed": report.n_infra,
+            "infra_failed": report.n_infra - self._n_unscored(version),
             **_success(report),
         }
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.errors import ConfigError, SandboxError
+from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.gate.decide import decide, lost_too_much
 from agentloop.gate.regressions import Pinned, pin
 from agentloop.loop.project import REGRESSIONS, Project, unscored
@@ -112,15 +112,22 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
-        if why:
-            raise ConfigError(f"{why}, too many to decide on; mend the verifier, then run the same command again")
-        raise SandboxError(
-            f"{report.n_infra} of {len(judged)} held-out episodes of v{version.number} failed for infrastructure "
-            "reasons, too many to decide on; mend that, then run the same command again: only they are done again"
-        )
+        raise _too_many_lost(version.number, [verdict for *_, verdict in judged])
     project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
+
+
+def _too_many_lost(number: int, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
+    """What cost the gate its decision, the larger cause first: a verifier to mend, or a machine."""
+    n_unscored = sum(verdict.state is RewardState.unscored for verdict in verdicts)
+    n_infra = sum(verdict.state is RewardState.infra_failed for verdict in verdicts)
+    mend = "too many to decide on; mend that, then run the same command again: only they are done again"
+    broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} failed for infrastructure reasons"
+    why = unscored(verdicts)
+    if n_unscored < n_infra:
+        return SandboxError(f"{broken}{f' and {why}' if why else ''}, {mend}")
+    return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
 
 
 def gate_stage(project: Project, number: int) -> str:
@@ -134,8 +141,8 @@ def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
     leaked = sorted(task.id for task in tasks if task.id in trained)
     if leaked:
         raise ConfigError(
-            f"{len(leaked)} held-out tasks were trained on before, such as {leaked[0]!r}; give them back their split, "
-            "or make a new project for the new splits"
+            f"{counted(len(leaked), 'held-out task')} had been trained on before, such as {leaked[0]!r}; give back the "
+            "old split, or make a new project for the new splits"
         )
 
 

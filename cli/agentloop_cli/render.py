@@ -15,6 +15,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from agentloop.errors import counted
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # a message is one line, whatever the width
@@ -101,11 +103,12 @@ def print_summary(document: Mapping[str, Any]) -> None:
     if document["failures"]["before"] or document["failures"]["after"]:
         stdout.print(_failures(document["failures"]))
         stdout.print()
-    stdout.print(_outcome(document))
+    stdout.print(_outcome(document), soft_wrap=True)
     stdout.print(
-        f"{document['episodes']:,} episodes and {document['tool_calls']:,} tool calls in {document['sandbox']} "
-        f"({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s CPU, "
-        f"{document['infra_failed']} infrastructure failures, {document['regression_cases']} regression cases"
+        f"{counted(document['episodes'], 'episode')} and {counted(document['tool_calls'], 'tool call')} in "
+        f"{document['sandbox']} ({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s "
+        f"CPU, {counted(document['infra_failed'], 'infrastructure failure')}, "
+        f"{counted(document['regression_cases'], 'regression case')}"
     )
 
 
@@ -114,10 +117,11 @@ def _outcome(document: Mapping[str, Any]) -> str:
     before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
     first = document["versions"][0]["number"]
     live = next((v["number"] for v in document["versions"] if v["state"] == "live"), first)
-    held_out = f"of {document['heldout']['n']} held-out tasks"
+    held_out = f"of {counted(document['heldout']['n'], 'held-out task')}"
     if live == first:
-        tried = "; no other version was shown to be better" if len(document["versions"]) > 1 else ""
-        return f"[bold]{after}[/] (v{live}, live) {held_out}{tried}"
+        others = ", ".join(f"v{v['number']}" for v in document["versions"] if v["number"] != live)
+        why = f"{others} not shown to be better" if others else f"there is only v{live}"
+        return f"[bold]{after}[/] (v{live}, live) {held_out}; nothing was promoted: {why}"
     return f"[bold]{before} (v{first}) -> {after} (v{live}, live)[/] {held_out}; the gate promoted v{live}"
 
 

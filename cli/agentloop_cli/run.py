@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 
+from agentloop.errors import counted
 from agentloop.loop.learners import make_learner
 from agentloop.loop.project import open_project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
 from agentloop.protocols import SandboxBackend
+from agentloop.types import FailureType
 from agentloop_cli.render import LiveProgress, print_json, print_summary, stdout
 
 
@@ -25,4 +28,11 @@ def run_project(folder: Path, backend: SandboxBackend, *, command: str, as_json:
         return
     print_summary(document)
     stdout.print(f"report: {report}", markup=False, soft_wrap=True)
-    stdout.print(f"traces: agentloop traces ls --project {folder}", markup=False, soft_wrap=True)
+    stdout.print(f"traces: agentloop traces ls --project {shlex.quote(str(folder))}", markup=False, soft_wrap=True)
+    if unscored := document["unscored"]:
+        stdout.print(
+            f"unscored: {counted(unscored['episodes'], 'held-out episode')}; {unscored['why']}: "
+            f"agentloop traces ls -p {shlex.quote(str(folder))} --failure {FailureType.infra_grader_failure}",
+            markup=False,
+            soft_wrap=True,
+        )

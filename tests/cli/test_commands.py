@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -87,6 +88,28 @@ def test_json_is_one_document_on_stdout(ran: subprocess.CompletedProcess[str], p
     assert (project / document["store"]).is_file()
     assert """finished: policy "the tasks' own solutions\"""" in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_what_a_verifier_could_not_score_is_told_with_the_way_to_see_it(agentloop: Run, tmp_path: Path) -> None:
+    """The command that is told lists those episodes, from here and in a folder with a space in its name."""
+    folder = tmp_path / "a project"
+    assert agentloop("init", folder).returncode == 0
+    settings, suite = folder / "agentloop.toml", folder / "evals" / "notes"
+    settings.write_text(settings.read_text().replace('kind = "tiny" ', 'kind = "scripted" '))
+    (suite / "mine.py").write_text(
+        'class Mine:\n    name, version = "mine", "1"\n\n    async def score(self, trace, sandbox):\n'
+        '        return {}["x"]\n'
+    )
+    rows = [json.loads(line) for line in (suite / "tasks.jsonl").read_text().splitlines()]
+    broken = next(row for row in rows if row["split"] == "heldout")
+    broken["verifiers"] = [{"kind": "mine.py:Mine"}]
+    (suite / "tasks.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    done = agentloop("loop", folder, "--sandbox", "bubblewrap")
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("unscored: ")]
+    words, _, command = line.rpartition(": agentloop ")
+    listed = json.loads(agentloop(*shlex.split(command), "--json").stdout)["traces"]
+    assert [row["task_id"] for row in listed] == [broken["id"]] * 4
+    assert words == "unscored: 4 held-out episodes; verifier 'mine': KeyError: 'x' (mine.py:5)"
 
 
 def test_traces_ls_and_show(agentloop: Run, ran: subprocess.CompletedProcess[str], project: Path) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentloop.errors import PluginError
 from agentloop.judge import score as score_module
-from agentloop.judge.score import judge
+from agentloop.judge.score import judge, make_verifier
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.protocols import Sandbox, Verifier
 from agentloop.types import FailureType, Part, RewardState, StopReason, Trace, Verdict
@@ -215,15 +218,14 @@ def test_the_tasks_own_verifiers_are_loaded_from_their_parts() -> None:
 
 
 def test_installed_verifiers_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins = pytest.importorskip("agentloop.plugins", reason="plugins.py is not written yet")
     made: list[str] = []
 
     def load_part(group: str, kind: str, options: dict[str, Any]) -> Verifier:
         made.append(f"{group}:{kind}")
         return Exact(**options)
 
-    monkeypatch.setattr(plugins, "load_part", load_part)
-    monkeypatch.setattr("agentloop.judge.score._loaded", {})
+    monkeypatch.setattr(score_module, "load_part", load_part)
+    monkeypatch.setattr(score_module, "_loaded", {})
     other = TASK.model_copy(update={"verifiers": (Part(kind="exact", options={"expected": "59"}),)})
     assert [asyncio.run(judge(task, RIGHT)).reward for task in (TASK, TASK, other)] == [1.0, 1.0, 0.0]
     assert made == ["verifiers:exact"] * 2
@@ -235,6 +237,79 @@ def test_a_verifier_that_cannot_be_made_is_raised_not_scored() -> None:
 
     with pytest.raises(LookupError, match="exact"):
         asyncio.run(judge(TASK, RIGHT, load=load))
+
+
+RAISES = """\
+class Raises:
+    name, version = "raises", "1"
+
+    def __init__(self, how):
+        self.how = how
+
+    async def score(self, trace, sandbox):
+        return look(self.how)
+
+
+def look(how):
+    if how == "elsewhere":
+        import json
+        return json.loads("{")
+    if how == "silent":
+        raise AssertionError
+    if how == "lines":
+        raise ValueError("first\\nsecond \\x1b[31mred\\n" + "x" * 9999)
+    return {}[how]
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("x", r"KeyError: 'x' \(mine\.py:19\)"),
+        ("silent", r"AssertionError \(mine\.py:16\)"),
+        ("lines", r"ValueError: first second \[31mred x{470,499} \(mine\.py:18\)"),
+        ("elsewhere", r"JSONDecodeError: Expecting property name .* \(mine\.py:14\)"),
+    ],
+)
+def test_what_a_verifier_raised_is_one_line_with_its_place(tmp_path: Path, how: str, words: str) -> None:
+    """The deepest line in the verifier's own file, also when what it called has raised."""
+    (tmp_path / "mine.py").write_text(RAISES)
+    made = make_verifier(Part(kind=f"{tmp_path / 'mine.py'}:Raises", options={"how": how}))
+    [score] = judged(RIGHT, made).scores
+    assert (score.verifier, score.value) == ("raises", None)
+    assert re.fullmatch(words, score.error or ""), score.error
+
+
+def test_a_verifier_of_ours_that_raised_names_no_line() -> None:
+    """Nobody who runs the loop has that file to mend."""
+    verifier = Exact("95")
+    del verifier.expected
+    [score] = judged(RIGHT, verifier).scores
+    assert score.error == "AttributeError: 'Exact' object has no attribute 'expected'"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("pass", r"has no score; give it `async def score\(self, trace, sandbox\)`"),
+        ("def score(self, trace, sandbox): return 1.0", "has a score that is not async; give it `async def score"),
+        ("async def score(self, trace, sandbox): return 1.0", "has no name or no version, which every verdict records"),
+        ("name, version = 'mine', 1\n    async def score(self, trace, sandbox): return 1.0", "no name or no version"),
+    ],
+)
+def test_what_could_score_nothing_is_refused(tmp_path: Path, body: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text(f"class Mine:\n    {body}\n")
+    with pytest.raises(PluginError, match=rf"mine\.py:Mine' .*{words}"):
+        make_verifier(Part(kind=f"{tmp_path / 'mine.py'}:Mine"))
+
+
+def test_a_wrapped_score_is_as_async_as_what_it_wraps(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import functools\n\ndef counted(score):\n    @functools.wraps(score)\n    def count(*given):\n"
+        "        return score(*given)\n    return count\n\nclass Mine:\n    name, version = 'mine', '1'\n"
+        "    @counted\n    async def score(self, trace, sandbox): return 0.5\n"
+    )
+    assert judged(RIGHT, make_verifier(Part(kind=f"{tmp_path / 'mine.py'}:Mine"))).reward == 0.5
 
 
 def cpu_ms(work: Callable[[], object], n: int = 300) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.loop.learners import make_learner
+from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
 from agentloop.policies import openai
 
@@ -45,8 +48,9 @@ def run(folder: Path) -> list[str]:
 
 def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
-    assert run(folder)[:2] == [
-        "train tasks: 4 right, 0 wrong, 0 without a reward",
+    said = run(folder)
+    assert said[:-1] == [
+        "train tasks: 4 right, 0 wrong, 0 unscored",
         "v1 is the first version: the tasks' own solutions",
     ]
     with opened(folder) as project:
@@ -57,8 +61,9 @@ def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> No
         assert report.rewards == {f"read-q{n}": (1.0,) for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)}
         assert {row.n for row in project.store.stage_traces(f"run-v1.{project.suite.hash[:6]}")} == set(range(N_TRAIN))
         n_traces = project.store.n_traces()
-    [said] = run(folder)
-    assert said.startswith(
+    told, finished = run(folder)
+    assert told == "train tasks: 4 right, 0 wrong, 0 unscored"
+    assert finished.startswith(
         'finished: policy "the tasks\' own solutions" is as it was at v1, and its weights are not ours'
     )
     with opened(folder) as project:
@@ -71,15 +76,26 @@ def test_a_changed_setting_is_a_candidate_that_is_gated(tmp_path: Path) -> None:
     run(folder)
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q1"))
     settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
-    assert run(folder)[1].startswith("v2: roll back. Worse is shown")
+    assert any(line.startswith("v2: roll back. Worse is shown") for line in run(folder))
     (folder / "mine.py").write_text(SCRIPT.format(command="cat q2"))
-    assert run(folder)[1].startswith("v3: roll back. Worse is shown")
+    assert any(line.startswith("v3: roll back. Worse is shown") for line in run(folder))
     with opened(folder) as project:
         assert [(v.number, v.state.value) for v in project.registry.all()] == [(1, "live"), (2, "held"), (3, "held")]
         assert project.registry.get(2) is not None
         assert len({v.sha256 for v in project.registry.all()}) == 3
 
 
+BREAKS_ON = """
+from agentloop.policies.scripted import ScriptedPolicy, oracle
+
+def make(tasks):
+    right = oracle(tasks)
+    def script(messages, rng):
+        if messages[0].content.split()[-1].strip("?") in {broken!r}:
+            raise RuntimeError("out of\\nmemory")
+        return right.script(messages, rng)
+    return ScriptedPolicy(script, name="breaks")
+"""
 FUSSY = '''
 class Fussy:
     """Refuses one answer, and finds another wrong."""
@@ -98,29 +114,93 @@ def test_a_wrong_verifier_of_a_train_task_is_told(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     use_verifier(folder)
     said = run(folder)
-    with opened(folder) as project:
-        stage = f"run-v1.{project.suite.hash[:6]}"
-    assert said[0] == (
-        "train tasks: 2 right, 1 wrong, 1 without a reward (1 of 4 episodes could not be scored: "
-        "verifier 'fussy': gave None, not a number in [0, 1]); such as 'read-q1': "
-        f"`agentloop traces ls --stage {stage} --task read-q1`"
+    assert said[0] == "train tasks: 2 right, 1 wrong, 1 unscored"
+    gave_none, shown = "verifier 'fussy': gave None, not a number in [0, 1]", {}
+    for line in said[1:3]:
+        [command] = re.findall("`(agentloop traces show [^`]+)` shows the first", line)
+        _, _, _, trace_id, _, project_folder = shlex.split(command)
+        with opened(Path(project_folder)) as project:
+            shown[line.replace(command, "COMMAND")] = project.store.trace(trace_id)[0].task_id
+    assert shown == {
+        "  wrong: 'read-q0'; mend the solution or the verifier; `COMMAND` shows the first": "read-q0",
+        f"  unscored: 'read-q1'; {gave_none}; `COMMAND` shows the first": "read-q1",
+    }
+    assert said[4] == (
+        "v1 on held-out tasks: 1 of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x' (fussy.py:9)"
     )
-    assert said[2] == ("v1 on held-out tasks: 1 of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x'")
+    assert [line for line in run(folder) if line.startswith("  ")] == said[1:3], "a continued run says it again"
+
+
+def test_the_first_few_of_many_are_named_and_a_model_is_not_told_to_mend_solutions(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini", n_train=5)
+    (folder / "mine.py").write_text(SCRIPT.format(command="cat q33"))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    counts, wrong, *_ = run(folder)
+    assert counts == "train tasks: 0 right, 5 wrong, 0 unscored"
+    assert wrong.startswith("  wrong: 'read-q0', 'read-q1', 'read-q2' and 2 more; `agentloop traces show ")
+
+
+def test_what_the_machine_lost_of_the_train_tasks_is_told(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    (folder / "mine.py").write_text(BREAKS_ON.format(broken=["q1"]))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    counts, lost, *_ = run(folder)
+    assert counts == "train tasks: 3 right, 0 wrong, 0 unscored, 1 lost to the infrastructure"
+    assert lost.startswith("  lost: 'read-q1'; RuntimeError: out of memory; `agentloop traces show ")
 
 
 def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     run(folder)
     use_verifier(folder)
-    assert run(folder)[1].startswith("train tasks: 2 right, 1 wrong, 1 without a reward")
-    assert run(folder)[0].startswith("finished: ")
+    progress = Recorder()
+    with opened(folder, progress) as project:
+        asyncio.run(run_loop(project, make_learner(project)))
+    assert progress.started == ["gate: v1 on held-out tasks", "run: v1 on train tasks"]
+    assert "train tasks: 2 right, 1 wrong, 1 unscored" in progress.said
 
 
-def test_a_verifier_that_fails_too_often_is_not_blamed_on_the_machine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("n_unscored", "n_infra", "kind", "words"),
+    [
+        (30, 0, ConfigError, "{unscored}; mend the verifier"),
+        (29, 0, ConfigError, "{unscored}, too many to decide on"),
+        (5, 3, ConfigError, "{unscored}, and {infra}, too many to decide on"),
+        (3, 5, SandboxError, "{infra} and {unscored}, too many to decide on"),
+        (0, 5, SandboxError, "{infra}, too many to decide on"),
+    ],
+)
+def test_a_gate_that_cannot_decide_names_the_verifier_or_the_machine(
+    tmp_path: Path, n_unscored: int, n_infra: int, kind: type[Exception], words: str
+) -> None:
+    """Whichever cost more episodes is what to mend first; a verifier is never called infrastructure."""
     folder = make_mini(tmp_path / "mini")
-    use_verifier(folder, FUSSY.replace('in ("133",)', 'not in ("100", "101", "102", "103", "110")'))
-    with pytest.raises(ConfigError, match=r"29 of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x'"):
+    heldout = range(N_TRAIN, N_TRAIN + N_HELDOUT)
+    use_verifier(folder, FUSSY.replace('("133",)', str([str(100 + n) for n in heldout[:n_unscored]])))
+    (folder / "mine.py").write_text(BREAKS_ON.format(broken=[f"q{n}" for n in heldout[n_unscored:][:n_infra]]))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    with pytest.raises(kind) as caught:
         run(folder)
+    message = words.format(
+        unscored=f"{n_unscored} of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x' (fussy.py:9)",
+        infra=f"{n_infra} of 30 held-out episodes of v1 failed for infrastructure reasons",
+    )
+    assert message in str(caught.value)
+
+
+def test_the_summary_tells_what_a_verifier_cost_also_of_a_continued_run(tmp_path: Path) -> None:
+    """It is not counted as infrastructure, which `n_infra` of a report does."""
+    folder = make_mini(tmp_path / "mini")
+    use_verifier(folder)
+    (folder / "mine.py").write_text(BREAKS_ON.format(broken=["q4"]))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    for _ in range(2):
+        run(folder)
+        with opened(folder) as project:
+            document = Summary(project, sandbox="b", command="c").json()
+        assert document["unscored"] == {"episodes": 1, "why": "verifier 'fussy': KeyError: 'x' (fussy.py:9)"}
+        assert document["versions"][0]["infra_failed"] == 1
+        assert document["heldout"]["n"] == N_HELDOUT - 2
 
 
 def use_verifier(folder: Path, text: str = FUSSY) -> None:
@@ -136,7 +216,9 @@ def test_settings_that_decide_nothing_make_no_candidate(tmp_path: Path, monkeypa
     run(folder)
     monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "sk-1")
     monkeypatch.setenv("AGENTLOOP_POLICY__MAX_CONCURRENT", "2")
-    assert run(folder)[0].startswith("finished: ")
+    assert run(folder)[-1].startswith("finished: ")
+    with opened(folder) as project:
+        assert len(project.registry.all()) == 1
 
 
 def test_an_endpoint_that_does_not_answer_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +275,15 @@ def test_a_scripted_project_cannot_turn_into_a_trained_one(tmp_path: Path) -> No
     run(folder)
     settings(folder, 'kind = "tiny"')
     with pytest.raises(ConfigError, match="v1 is a scripted policy, which has no weights to train from"):
+        run(folder)
+
+
+def test_a_task_without_a_solution_to_play_is_named(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    tasks = folder / "evals" / "mini" / "tasks.jsonl"
+    tasks.write_text(tasks.read_text().replace('"solution": ["cat q2"]', '"solution": []', 1))
+    words = "suite 'mini' has 1 task without a solution to play, such as 'read-q2'; add one to each"
+    with pytest.raises(ConfigError, match=words):
         run(folder)
 
 

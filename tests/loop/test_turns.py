@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.errors import ConfigError
 from agentloop.gate.regressions import read_cases
 from agentloop.gate.suite import load_suite
 from agentloop.loop.project import REGRESSIONS, Project
@@ -119,7 +120,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     with opened(folder) as project:
         document = Summary(project, sandbox="bubblewrap", command="c").json()
         store = project.store.path
-    assert set(document) == {*DOCUMENTED, "infra_failed"}
+    assert set(document) == {*DOCUMENTED, "infra_failed", "unscored"}
     assert set(document["heldout"]) == {"n", "before", "after"}
     assert document["heldout"]["n"] == N_HELDOUT
     assert set(document["heldout"]["before"]) == set(document["heldout"]["after"]) == {"success", "ci95"}
@@ -132,7 +133,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     assert document["episodes"] == 2 * (2 * N_TRAIN) + 2 * N_HELDOUT
     assert document["tool_calls"] == 2 * document["episodes"]
     assert document["samples_dropped"] == {"flat": 4}
-    assert (document["regression_cases"], document["infra_failed"]) == (20, 0)
+    assert (document["regression_cases"], document["infra_failed"], document["unscored"]) == (20, 0, None)
     assert (document["sandbox"], document["isolation"], document["seed"]) == ("bubblewrap", "namespaces", 0)
     assert (document["store"], document["report"]) == (str(store), str(folder / "report.html"))
     assert [(v["number"], v["parent"], v["state"], v["decision"]) for v in document["versions"]] == [
@@ -150,6 +151,15 @@ def test_the_report_is_written_and_names_what_was_run(folder: Path) -> None:
     assert path == folder / "report.html"
     assert "agentloop loop here" in text
     assert "read-q14" in text, "a task that failed before and passes now is shown"
+
+
+@pytest.mark.parametrize(("n", "words"), [(1, "1 held-out task had"), (2, "2 held-out tasks had")])
+def test_what_was_trained_on_cannot_be_held_out(folder: Path, n: int, words: str) -> None:
+    run(folder, (10,))
+    tasks = folder / "evals" / "mini" / "tasks.jsonl"
+    tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "heldout"', n))
+    with pytest.raises(ConfigError, match=f"{words} been trained on before, such as 'read-q0'; give back"):
+        run(folder, (10, 25))
 
 
 # ------------------------------------------------------------------------------------ interruptions

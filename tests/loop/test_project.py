@@ -1,0 +1,80 @@
+"""What opening a project refuses: a verifier that could score nothing, with the place to mend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import PluginError
+
+from .mini import make_mini, opened
+
+MINE = """
+class Mine:
+    name, version = "mine", "1"
+
+    def __init__(self, limit=0):
+        if limit < 0:
+            raise KeyError("limit")
+
+    async def score(self, trace, sandbox):
+        return 1.0
+
+class Sync:
+    name, version = "sync", "1"
+
+    def score(self, trace, sandbox):
+        return 1.0
+"""
+
+
+def use(suite: Path, verifier: dict[str, Any], *, number: int) -> None:
+    """Give the task of line `number` this verifier."""
+    (suite / "mine.py").write_text(MINE)
+    lines = (suite / "tasks.jsonl").read_text().splitlines()
+    lines[number - 1] = json.dumps({**json.loads(lines[number - 1]), "verifiers": [verifier]})
+    (suite / "tasks.jsonl").write_text("\n".join(lines))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(PluginError) as caught, opened(folder):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "words"),
+    [
+        ({"kind": "exat"}, "no verifiers 'exat' (installed: exact, numeric); did you mean 'exact'?"),
+        ({"kind": "exact", "expcted": "1"}, "(options: expected; given: expcted)"),
+        ({"kind": "mine.py:Mien"}, "no 'Mien' in mine.py (defined there: Mine, Sync); did you mean 'Mine'?"),
+        ({"kind": "mine.py:Mine", "limit": -1}, "refuses its options: KeyError: 'limit'"),
+        ({"kind": "mine.py:Sync"}, "has a score that is not async; give it `async def score(self, trace, sandbox)`"),
+    ],
+)
+def test_a_wrong_verifier_is_refused_with_its_task_and_line(
+    tmp_path: Path, verifier: dict[str, Any], words: str
+) -> None:
+    folder = make_mini(tmp_path / "mini", n_train=2, n_heldout=2)
+    suite = folder / "evals" / "mini"
+    use(suite, {"kind": "mine.py:Mine", "limit": 1}, number=1)
+    use(suite, verifier, number=3)
+    message = refused(folder)
+    assert message.startswith(f"{suite / 'tasks.jsonl'}:3: task 'read-q2': ")
+    assert words in message
+
+
+def test_a_wrong_verifier_of_the_whole_suite_is_refused_with_its_file(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini", n_train=2, n_heldout=2)
+    suite = folder / "evals" / "mini"
+    rows = [json.loads(line) for line in (suite / "tasks.jsonl").read_text().splitlines()]
+    (suite / "tasks.jsonl").write_text(
+        "\n".join(json.dumps({key: value for key, value in row.items() if key != "verifiers"}) for row in rows)
+    )
+    head = suite / "suite.toml"
+    head.write_text(head.read_text() + '\n[[verifiers]]\nkind = "exat"\n')
+    assert refused(folder).startswith(f"{head}: [[verifiers]]: no verifiers 'exat'")
