@@ -7,11 +7,13 @@ Nothing happens at import.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from agentloop.errors import ConfigError, did_you_mean
@@ -37,11 +39,52 @@ class ProjectSection(Section):
     """Decides every random draw. On one machine versions repeat, too, if what the commands print does."""
 
 
+class SecretSection(Section):
+    """A header that the proxy adds to a box's requests to one host; the box never has it."""
+
+    host: str = Field(pattern=r"^[A-Za-z0-9.-]+$")
+    """In the box it is asked by `http://`; the proxy asks it by TLS. A suite's `allowed_hosts` must name it, too."""
+    header: str = Field(pattern=r"^[A-Za-z0-9-]+$")
+    value: SecretStr
+    """Text with `${NAME}` in it: the variable that has the secret, which no file should."""
+
+    @field_validator("host")
+    @classmethod
+    def _as_it_is_asked(cls, host: str) -> str:
+        return host.lower().rstrip(".")
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _from_environment(cls, value: object) -> object:
+        if isinstance(value, SecretStr):
+            return value
+        if not isinstance(value, str) or "${" not in value:
+            raise ValueError('must name the variable that has the secret, as in "Bearer ${TOKEN}"')
+        text = from_environment(value).strip()
+        if not text.isprintable():
+            raise ValueError("the variable has a line break in it, which no header may have")
+        return text
+
+
 class SandboxSection(Section):
     """Where actions run."""
 
     kind: str = "auto"
-    """`auto` takes docker when an engine answers, else bubblewrap, else refuses."""
+    """`auto` takes docker when an engine answers, else bubblewrap, else refuses. `unconfined` is no sandbox and
+    `replay` answers from `journals`; both are had by name alone."""
+    allow_unconfined: bool = False
+    """True lets a policy be trained without a sandbox: whatever it tries is done on this machine, as this user."""
+    journals: Path | None = None
+    """Folder, relative to the project, in which all that happens in boxes is recorded; with `replay`, played from."""
+    secrets: tuple[SecretSection, ...] = ()
+    """Tables `[[sandbox.secrets]]`, one a host."""
+
+    @field_validator("secrets")
+    @classmethod
+    def _one_a_host(cls, secrets: tuple[SecretSection, ...]) -> tuple[SecretSection, ...]:
+        if len({secret.host for secret in secrets}) < len(secrets):
+            raise ValueError("two for one host; leave one out")
+        return secrets
 
 
 class PolicySection(Section):
@@ -203,16 +246,24 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
     # What is unknown comes before what is missing: it is often the missing one, misspelt.
     problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     table, *keys = (*inside, *map(str, problem["loc"]))
+    if len(keys) > 1:
+        return _inside_a_list(path, table, keys, problem["msg"])
     if problem["type"] == "extra_forbidden":
         return _unknown(path, table, *keys[:1], is_table=isinstance(problem["input"], dict))
     if problem["type"] == "missing":  # `suite` is all that has no default
         return f'{path}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
     if not keys:
         return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
-    is_secret = (table, keys[0]) == ("policy", "api_key")
+    is_secret = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"))
     got = "" if is_secret else f" is {problem['input']!r}"
-    wanted = problem["msg"].replace("Input", "it", 1).partition(", unable to")[0]
+    wanted = problem["msg"].removeprefix("Value error, ").replace("Input", "it", 1).partition(", unable to")[0]
     return f"{place(path, table, keys[0])}{got}: {wanted}"
+
+
+def _inside_a_list(path: Path, table: str, keys: Sequence[str], problem: str) -> str:
+    """keys: the list, the place in it, and the key; what is there is not shown, because it may be a secret."""
+    where = f"[[{table}.{keys[0]}]] number {int(keys[1]) + 1}" if keys[1].isdigit() else f"[{table}] {keys[0]}"
+    return f"{path}: {' '.join([where, *keys[2:]])}: {problem.removeprefix('Value error, ')}"
 
 
 def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) -> str:
@@ -230,3 +281,15 @@ def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) 
 def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
     tables = [f"[{name}]" for name, keys in sections.items() if key in keys]
     return f"; it belongs in {' or '.join(tables)}" if tables else ""
+
+
+def from_environment(text: str) -> str:
+    """`text` with `${NAME}` and `${NAME:-default}` replaced by this process's variables. Raises ConfigError."""
+
+    def value(found: re.Match[str]) -> str:
+        known = os.environ.get(found[1], found[2])
+        if known is None:
+            raise ConfigError(f"the variable {found[1]} is not set, which {text!r} asks for; set it and run again")
+        return known
+
+    return re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, text)

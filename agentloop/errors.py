@@ -8,6 +8,10 @@ AgentLoopError
 ├── SandboxError (OSError)              the box, not the agent, failed: never a reward   exit 4
 │   ├── SandboxUnavailable              no backend can make a box here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
+│   ├── ImageError                      an image that is not there, or cannot be made
+│   ├── PathError                       a path in the box that is not what it should be
+│   ├── TransferLimit                   files from a box that are more than was allowed
+│   ├── ReplayMismatch                  an episode that is replayed did something else
 │   └── SandboxGone                     the box died while it was in use
 ├── PolicyError (OSError)               the model or its endpoint failed, not the agent  exit 4
 └── TrainingError (RuntimeError)        a step or a version that cannot be made          exit 4
@@ -59,6 +63,22 @@ class SandboxUnavailable(SandboxError):
 
 class CapabilityError(SandboxError):
     """The backend cannot hold a limit that the spec asks for."""
+
+
+class ImageError(SandboxError):
+    """An image that is not there, or a recipe that does not build."""
+
+
+class PathError(SandboxError):
+    """A path in the box that is missing, or leads elsewhere."""
+
+
+class TransferLimit(SandboxError):
+    """More bytes, entries or depth than a transfer may bring."""
+
+
+class ReplayMismatch(SandboxError):
+    """A replayed episode asked for something that the journal does not have at that place."""
 
 
 class SandboxGone(SandboxError):

@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeAlias
 
-from agentloop.errors import CapabilityError, SandboxGone
+from agentloop.errors import CapabilityError, ImageError, SandboxGone
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.types import ExecResult, SandboxSpec
 
@@ -199,7 +199,7 @@ async def impossible_specs_are_refused(backend: SandboxBackend, folder: Path) ->
     """An image that is not there is refused, not replaced by another."""
     try:
         box = await backend.create(SandboxSpec(image="agentloop-contract/no-such-image"))
-    except CapabilityError as error:
+    except (CapabilityError, ImageError) as error:
         expect("agentloop-contract/no-such-image" in str(error), f"the message does not name the image: {error}")
         return
     await box.close()

@@ -52,13 +52,29 @@ class SandboxSpec(Frozen):
     """What a box is made of and what it must hold. Equal specs may share a pool."""
 
     image: str = "host"
-    """`host` is the host's own /usr, read-only; anything else is a backend's image name."""
+    """`host` is the host's own /usr, read-only; what else there is, `sandbox/images.py` says."""
     files: Path | None = None
     """Host folder that appears as the working directory /work; None gives an empty one."""
     read_only: bool = False
     """True mounts `files` read-only, which lets several episodes share one box."""
-    scratch_mb: int = 64
-    """Size in MiB of the writable tmpfs (/tmp, and /work unless read_only)."""
+    root: bool = False
+    """True: the image's own root user and a root file system that can be written, as an image's tests may need."""
+    workdir: str | None = None
+    """Where commands start; None is /work, or with `root` the image's own folder."""
+    scratch_mb: int = Field(default=64, gt=0)
+    """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); all together fit into memory_mb."""
+    scratch_files: int | None = Field(default=None, gt=0)
+    """Files and folders in each of them at most; None leaves that to the kernel."""
+    memory_mb: int | None = Field(default=None, gt=0)
+    """Of all processes and every tmpfs together; None asks for no limit."""
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Cores' worth of CPU time; None asks for no limit."""
+    n_processes: int | None = Field(default=None, gt=0)
+    """Processes and threads at once; None asks for no limit."""
+    lifetime_s: float | None = Field(default=None, gt=0)
+    """Seconds after which the box ends itself, whatever runs in it; None is never."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names (`*.example.com` for those below) that the proxy connects to; `*` is all but private ones."""
 
 
 class Limits(Frozen):
@@ -161,6 +177,10 @@ class ExecResult(Frozen):
     timed_out: bool = False
     dropped: int = 0
     """Bytes left out of the middle of stdout and stderr."""
+    oom: bool = False
+    """The box ran out of its memory while the command ran, and something in it was killed."""
+    restarted: bool = False
+    """A session's shell ended with this command; the next one starts in a new shell."""
     duration_s: float = 0.0
 
 

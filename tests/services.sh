@@ -1,6 +1,6 @@
 #!/bin/sh
 # Starts what the slow tests need, and stops only what it started: `sh tests/services.sh start|stop`.
-# Today that is a Docker Engine. Where it may not install or start one, it says what is missing and exits 0;
+# Today that is a Docker Engine, and busybox for images. What it may not install or start it names, and exits 0;
 # the tests then skip with that reason (and fail in CI).
 set -u
 
@@ -21,6 +21,38 @@ with socket.socket(socket.AF_UNIX) as s:
     s.sendall(b"GET /_ping HTTP/1.0\r\nHost: docker\r\n\r\n")
     sys.exit(0 if b" 200 " in s.recv(256) else 1)
 PY
+}
+
+busybox() { # a static one, of which tests make images
+    if [ -x /bin/busybox ] && ! ldd /bin/busybox >/dev/null 2>&1; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "busybox: no static one; install busybox-static"
+        return
+    fi
+    mkdir -p "$STATE"
+    if { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends busybox-static; } \
+        >"$STATE/apt-busybox.log" 2>&1 </dev/null; then
+        echo "busybox: installed busybox-static"
+    else
+        echo "busybox: busybox-static cannot be installed; see $STATE/apt-busybox.log"
+    fi
+}
+
+base_image() { # what the tasks under evals/ begin with
+    if ! answers || ! command -v docker >/dev/null || docker image inspect agentloop/python:1 >/dev/null 2>&1; then
+        return
+    fi
+    mkdir -p "$STATE"
+    echo "image: making agentloop/python:1 (two minutes, once)"
+    if { command -v debootstrap || { apt-get update && apt-get install -y --no-install-recommends debootstrap; }; } \
+        >"$STATE/image.log" 2>&1 </dev/null &&
+        PACKAGES=python3,python3-pytest sh "$(dirname "$0")/../sandboxes/base.sh" agentloop/python:1 >>"$STATE/image.log" 2>&1; then
+        echo "image: made agentloop/python:1"
+    else
+        echo "image: agentloop/python:1 cannot be made; see $STATE/image.log"
+    fi
 }
 
 ours() { # 0 when the pidfile names a dockerd that is alive
@@ -102,7 +134,11 @@ stop() {
 }
 
 case "${1:-}" in
-start) start ;;
+start)
+    busybox
+    start
+    base_image
+    ;;
 stop) stop ;;
 *)
     echo "usage: sh tests/services.sh start|stop" >&2

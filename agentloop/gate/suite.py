@@ -124,6 +124,8 @@ def _parse_head(text: str, folder: Path) -> _Head:
 def _sandbox(path: Path, text: str, head: Table) -> SandboxSpec:
     table = dict(_table(path, text, head, "sandbox", SandboxSpec))
     table.pop("files", None)
+    if isinstance(hosts := table.get("allowed_hosts"), list):  # TOML has no tuples, and what is validated is strict
+        table["allowed_hosts"] = tuple(hosts)
     return _validated(path, text, "sandbox", table, SandboxSpec)
 
 
@@ -293,7 +295,8 @@ def _relative(path: Path, folder: Path) -> str:
 
 def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
     lines = [f"name = {_toml(name)}", "", "[sandbox]"]
-    lines += [f"{key} = {_toml(value)}" for key, value in tasks[0].sandbox.model_dump(exclude={"files"}).items()]
+    spec = tasks[0].sandbox.model_dump(exclude={"files"}, exclude_none=True)  # which TOML cannot say
+    lines += [f"{key} = {_toml(value)}" for key, value in spec.items()]
     files = {t.split.value: _relative(t.sandbox.files, folder) for t in tasks if t.sandbox.files is not None}
     if len(set(files.values())) == 1:
         lines.append(f"files = {_toml(next(iter(files.values())))}")

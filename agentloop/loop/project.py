@@ -25,7 +25,9 @@ from agentloop.judge.score import judge, make_verifier
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.registry.versions import Registry
+from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
 from agentloop.types import EpisodeState, Purpose, RewardState, Split, Task, Verdict
@@ -177,6 +179,9 @@ def open_project(
 ) -> Iterator[Project]:
     """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError."""
     config = load_config(folder, **overrides)
+    refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
+    if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
+        backend = Recording(backend, folder / config.sandbox.journals)
     suite = load_suite(folder / config.project.suite)
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):

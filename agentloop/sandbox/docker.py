@@ -1,47 +1,61 @@
 """Boxes from a Docker Engine (API 1.41 or newer) on this machine, through the docker SDK.
 
 Commands go to the supervisor over a socket in a read-only mount, never through `docker exec`.
-Holds: own namespaces, no network, no capabilities, no new privileges, the engine's seccomp
-filter, read-only root, sized tmpfs, number of processes; wall time and output (supervisor). Does
-not hold: memory and CPU. The image `host` is empty and sees this machine's /usr read-only, so
-nothing has to be pulled; any other image is a local tag that has python3 (3.8 or newer) and a shell.
+Holds: own namespaces, no network but the proxy, no capabilities, no new privileges, our system-call
+filter, read-only root, sized tmpfs with so many files, number of processes, memory, CPU; wall time
+and output (supervisor). Does not hold, as a rule: the size of a root file system that may be written.
+The image `host` is empty and sees this machine's /usr read-only, so nothing has to be pulled;
+`images.py` says what other images there are.
 """
 
 from __future__ import annotations
 
 import asyncio
-import io
-import os
-import socket
 import sys
-import tarfile
+import threading
+import time
 import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from agentloop.errors import CapabilityError, SandboxError, SandboxGone, SandboxUnavailable, boundary
-from agentloop.sandbox import host
+from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxGone, SandboxUnavailable, boundary
+from agentloop.sandbox import builds, cgroups, host, images, privileges
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Door, is_alive
+from agentloop.sandbox.channel import Connection, Door, is_alive
+from agentloop.sandbox.container import options
+from agentloop.sandbox.egress import Egress, Secret
+from agentloop.sandbox.engine import (
+    LOCAL,
+    TIMEOUT_S,
+    Container,
+    containers,
+    engine,
+    has_ended,
+    remove,
+    sweep,
+)
 from agentloop.types import SandboxSpec
 
+T = TypeVar("T")
 MIN_API = (1, 41)
-HOST_IMAGE = "agentloop/host"
 PROBE_TIMEOUT_S = 2
 PROBE_BOX_S = 10.0
 """When a first box counts as one that does not start; a busy machine takes seconds."""
-ENGINE_TIMEOUT_S = 60
-REMOVE_TIMEOUT_S = 10
-MAX_PROCESSES = 1024
-"""Processes and threads of a box: enough for a build on many cores, too few to stop the machine."""
-LOCAL = "http+docker://localhost"
-"""How the SDK writes an engine behind a unix socket."""
-OWNER = "agentloop.owner"
-"""Label of a container: boot id/process namespace/process number of who made it."""
-NOBODY_SPECIAL = "1000:1000"
+END_S = 2.0
+"""How long a box may take to end with its connection; then the engine ends it."""
+CANNOT_HOLD = ("memory limit", "storage-opt", "storage opt")
+"""Words of an engine that refuses a container for its limits."""
+SWAPS = Path("/proc/swaps")
+
+
+@dataclass(frozen=True)
+class _Started:
+    pid: int
+    """Of the box's first process, as the engine sees it; 0 when it has ended."""
+    memory: cgroups.Group | None
 
 
 class DockerBackend:
@@ -50,19 +64,22 @@ class DockerBackend:
     name = "docker"
     isolation = "container"
 
+    def __init__(self, secrets: Mapping[str, Secret] | None = None) -> None:
+        """secrets: host name -> what the proxy adds to requests for it."""
+        self._secrets = secrets
+        self._swept = False
+
     def probe(self) -> str | None:
         """Asks the engine and starts a real box; None when that worked, else the reason and the remedy."""
-        from docker.errors import DockerException
-
         if not sys.platform.startswith("linux"):
             return (
                 f"on {sys.platform} the Docker Engine runs in a machine of its own, without this one's files; use Linux"
             )
         try:
-            with _engine(PROBE_TIMEOUT_S) as client:
+            with engine(PROBE_TIMEOUT_S) as client:
                 api, url = client.api.api_version, client.api.base_url
-        except (DockerException, OSError) as error:
-            return _explained(error)
+        except SandboxUnavailable as error:
+            return str(error)
         if tuple(map(int, api.split("."))) < MIN_API:
             return f"the Docker Engine speaks API {api}, 1.41 is needed; update it"
         if url != LOCAL:
@@ -83,210 +100,157 @@ class DockerBackend:
         return None
 
     async def create(self, spec: SandboxSpec) -> Box:
-        """A started container with its supervisor connected. Raises SandboxUnavailable or CapabilityError."""
-        return await self._create(spec, ENGINE_TIMEOUT_S)
+        """A started container with its supervisor connected; an image of one's own is made first.
 
-    async def _create(self, spec: SandboxSpec, engine_timeout_s: float) -> Box:
+        Raises CapabilityError, ImageError, SandboxUnavailable, ConfigError.
+        """
+        return await self._create(spec, TIMEOUT_S)
+
+    def list_boxes(self) -> list[Container]:
+        """Containers of every agentloop on this engine. Raises SandboxUnavailable when none answers."""
+        with boundary(SandboxUnavailable, "docker"), engine() as client:
+            return containers(client)
+
+    def sweep(self) -> list[str]:
+        """Remove containers whose owner is dead or whose time is up; their names. Raises SandboxUnavailable."""
+        with boundary(SandboxUnavailable, "docker"), engine() as client:
+            return sweep(client)
+
+    async def _create(self, spec: SandboxSpec, timeout_s: float) -> Box:
         host.check_files(spec)
-        door, name = Door(), f"agentloop-{uuid.uuid4().hex[:12]}"
+        _check(spec)
+        egress = Egress(spec.allowed_hosts, self._secrets)
+        image, settings = await _image(spec.image, timeout_s)
+        door, name = Door(spec.lifetime_s), f"agentloop-{uuid.uuid4().hex[:12]}"
+
+        def end() -> None:
+            door.remove()
+            _wait_for_end(started.pid)
+            remove(name)
+
         try:
             with boundary(SandboxUnavailable, "docker cannot start a box", image=spec.image):
                 await door.open()
-                await _to_its_end(lambda: _start(spec, name, door.folder, engine_timeout_s))
-            channel = await door.entered(lambda: asyncio.to_thread(_has_ended, name, engine_timeout_s))
+                told = options(spec, settings, name, door.folder)
+                started = await _to_its_end(lambda: self._start(image, told, timeout_s))
+            channel = await _entered(door, name, started, timeout_s)
+            memory = started.memory if spec.memory_mb is not None else None
+            return Box(name, self.isolation, channel, end, memory=memory, egress=egress)
         except BaseException as error:
             door.remove()
-            await _to_its_end(lambda: _remove(name, engine_timeout_s))
+            await _to_its_end(lambda: remove(name))
             if isinstance(error, SandboxGone):
-                raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it python3 3.8+?") from error
+                raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it a shell?") from error
             raise
-        return Box(name, self.isolation, channel, door, lambda: _remove(name, engine_timeout_s))
+
+    def _start(self, image: str, told: dict[str, Any], timeout_s: float) -> _Started:
+        from docker.errors import APIError
+
+        with engine(timeout_s) as client:
+            if not self._swept:  # once; whatever ends later without its owner does so by itself
+                self._swept = True
+                sweep(client)
+            limits = client.api.create_host_config(**told.pop("host_config"))
+            limits["MaskedPaths"] = list(privileges.HIDDEN)  # a key of the API that the SDK does not know
+            try:
+                made = client.api.create_container(image, host_config=limits, **told)
+                ignored = _ignored(made.get("Warnings") or ())
+                if ignored:
+                    raise CapabilityError(f"docker cannot hold a limit of this box here: {ignored}; leave it out")
+                client.api.start(made["Id"])
+            except APIError as error:
+                raise _blamed(error, image) from error
+            pid = client.api.inspect_container(made["Id"])["State"]["Pid"]
+        return _Started(pid, _memory(pid))
 
 
-async def _to_its_end(work: Callable[[], None]) -> None:
+def _check(spec: SandboxSpec) -> None:
+    """Raises CapabilityError for what is known beforehand not to be held."""
+    if spec.root and spec.image == "host":
+        raise CapabilityError("docker does not give root in the image 'host'; use an image of your own")
+    if spec.root and spec.scratch_files is not None:
+        raise CapabilityError(
+            "docker cannot hold scratch_files of a root file system that may be written; "
+            "leave scratch_files or root out"
+        )
+
+
+async def _image(image: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
+    """The engine's name for an image, and its settings. Raises ImageError, SandboxUnavailable."""
+
+    def found() -> tuple[str, dict[str, Any]]:
+        with boundary(SandboxUnavailable, "docker cannot use an image", image=image), engine(timeout_s) as client:
+            return builds.in_engine(client, image)
+
+    if images.kind(image) in (images.Kind.host, images.Kind.tag):
+        return await asyncio.to_thread(found)
+    return await _abandonable(found)
+
+
+async def _abandonable(work: Callable[[], T]) -> T:
+    """`work` in a thread that nobody must wait for: a build whose caller is gone goes on, or ends with the process."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:  # it is raised where the result is waited for
+                future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True, name="agentloop-image").start()
+    return await asyncio.wrap_future(future)
+
+
+async def _to_its_end(work: Callable[[], T]) -> T:
     """Run `work` in a thread and wait for it even when cancelled: what it makes can only be removed after that."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
-        await asyncio.shield(running)
+        return await asyncio.shield(running)
     except asyncio.CancelledError:
         await asyncio.wait({running})
         running.cancelled() or running.exception()
         raise
 
 
-@contextmanager
-def _engine(timeout_s: float = ENGINE_TIMEOUT_S) -> Iterator[Any]:
-    """A client of one's own: the SDK's may not be used by two threads. Raises OSError when nobody listens."""
-    import docker
+async def _entered(door: Door, name: str, started: _Started, timeout_s: float) -> Connection:
+    async def ended() -> bool:
+        if started.pid and is_alive(started.pid):
+            return False
+        # Gone, or never to be seen from here because the engine lives in another namespace: it knows.
+        return await asyncio.to_thread(has_ended, name, timeout_s)
 
-    _knock(timeout_s)
-    client = docker.from_env(timeout=timeout_s)
+    return await door.entered(ended)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Until the first process of a box, which ends with its connection, is gone; for END_S at most."""
+    end = time.monotonic() + END_S
+    while pid and is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.005)
+
+
+def _memory(pid: int) -> cgroups.Group | None:
     try:
-        yield client
-    finally:
-        client.close()
+        return cgroups.of_process(pid) if pid else None
+    except OSError:  # it has ended already, or lives in another namespace
+        return None
 
 
-def _knock(timeout_s: float) -> None:
-    """Connect once to an engine's unix socket; the SDK would leave its socket open where that fails."""
-    from docker.constants import DEFAULT_UNIX_SOCKET
-    from docker.utils import kwargs_from_env, parse_host
-
-    url = parse_host(kwargs_from_env().get("base_url") or DEFAULT_UNIX_SOCKET)
-    if url.startswith("http+unix://"):
-        with socket.socket(socket.AF_UNIX) as knocking:
-            knocking.settimeout(timeout_s)
-            knocking.connect(url.removeprefix("http+unix://"))
+def _ignored(warnings: Iterable[str]) -> str:
+    """What an engine says of limits that this kernel does not hold, though it has made the container."""
+    swaps = len(SWAPS.read_text().splitlines()) > 1  # a header, then one line each
+    return " ".join(text for text in warnings if "discarded" in text or ("without swap" in text and swaps))
 
 
-def _start(spec: SandboxSpec, name: str, door: Path, engine_timeout_s: float) -> None:
-    is_host = spec.image == "host"
-    interpreter = host.python() if is_host else "python3"
-    with _engine(engine_timeout_s) as client:
-        _sweep(client)
-        client.containers.create(
-            _host_image(client) if is_host else _local_image(client, spec.image),
-            # The whole command, or the image's own CMD would follow it.
-            entrypoint=[interpreter, "-I", "-S", f"{host.INSIDE}/supervisor.py", f"{host.INSIDE}/door/s"],
-            name=name,
-            labels={OWNER: _owner()},
-            auto_remove=True,
-            mounts=_mounts(spec, door, is_host),
-            tmpfs=_tmpfs(spec),
-            working_dir="/work",
-            user=_user(spec),
-            hostname="sandbox",
-            network_mode="none",
-            read_only=True,
-            cap_drop=["ALL"],
-            security_opt=["no-new-privileges"],
-            pids_limit=MAX_PROCESSES,
-            shm_size=f"{spec.scratch_mb}m",
-            log_config={"type": "none"},
-        ).start()
-
-
-def _sweep(client: Any) -> None:
-    """Remove boxes that were created but never started, because their owner was killed in between.
-
-    A box that was started ends by itself when its owner does. Boxes of owners that cannot be seen from
-    here (another machine's or container's processes, or a label of someone else's) are left alone.
-    """
-    from docker.errors import APIError
-
-    for container in client.api.containers(all=True, filters={"label": OWNER, "status": "created"}):
-        if _is_orphan(container["Labels"][OWNER]):
-            with suppress(APIError):  # swept by someone else meanwhile
-                client.api.remove_container(container["Id"], force=True)
-
-
-def _owner(pid: int | None = None) -> str:
-    """The label of what process `pid`, or this one, makes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{os.readlink('/proc/self/ns/pid')}/{pid or os.getpid()}"
-
-
-def _is_orphan(label: str) -> bool:
-    """Whether the label names a process that would be seen from here, and is not there."""
-    pid = label.rpartition("/")[2]
-    if not (pid.isascii() and pid.isdecimal() and len(pid) < 10):
-        return False
-    return label == _owner(int(pid)) and not is_alive(int(pid))
-
-
-def _host_image(client: Any) -> str:
-    """An image with nothing in it but mount points, made once from an archive of empty folders."""
-    from docker.errors import ImageNotFound
-
-    try:
-        client.images.get(HOST_IMAGE)
-    except ImageNotFound:
-        client.api.import_image_from_data(_empty_root(), repository=HOST_IMAGE, tag="latest")
-    return HOST_IMAGE
-
-
-def _local_image(client: Any, name: str) -> str:
-    from docker.errors import ImageNotFound
-
-    try:
-        client.images.get(name)
-    except ImageNotFound:
-        raise CapabilityError(f"no local Docker image {name!r}; build or pull it, or use image = 'host'") from None
-    return name
-
-
-def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
-    from docker.types import Mount
-
-    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/supervisor.py"), (str(door), f"{host.INSIDE}/door")]
-    if spec.files is not None:
-        pairs.append((str(spec.files.resolve()), "/work" if spec.read_only else f"{host.INSIDE}/files"))
-    if is_host:
-        pairs += [(os.path.realpath(path), path) for path in [*host.read_only_paths(), *host.links()]]
-    return [Mount(target, source, type="bind", read_only=True) for source, target in pairs]
-
-
-def _tmpfs(spec: SandboxSpec) -> dict[str, str]:
-    # The owner is named because runc replaces the mode by that of the folder below.
-    uid, gid = _user(spec).split(":")
-    options = f"size={spec.scratch_mb}m,mode=1777,uid={uid},gid={gid},exec"
-    writable = ["/tmp"] if spec.files is not None and spec.read_only else ["/tmp", "/work"]  # noqa: S108 - the box's own
-    return dict.fromkeys(writable, options)
-
-
-def _user(spec: SandboxSpec) -> str:
-    """uid:gid of the box: the files' owner when nobody else may read them, else one that owns nothing."""
-    if spec.files is not None:
-        about = spec.files.stat()
-        if about.st_mode & 0o005 != 0o005:
-            return f"{about.st_uid}:{about.st_gid}"
-    return NOBODY_SPECIAL
-
-
-def _empty_root() -> bytes:
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name in ("work", "tmp", "run", "proc", "dev", "sys", "etc"):
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(folder)
-    return archive.getvalue()
-
-
-def _has_ended(name: str, engine_timeout_s: float) -> bool:
-    from docker.errors import NotFound
-
-    try:
-        with _engine(engine_timeout_s) as client:
-            return client.containers.get(name).status not in ("created", "running")
-    except NotFound:
-        return True
-
-
-def _remove(name: str, engine_timeout_s: float) -> None:
-    """End and remove; one that is going by itself is waited for, an engine that stopped runs nothing."""
-    from docker.errors import APIError, DockerException, NotFound
-
-    try:
-        with _engine(engine_timeout_s) as client:
-            container = client.containers.get(name)
-            try:
-                container.remove(force=True)
-            except APIError as error:
-                if error.status_code != 409:
-                    raise
-                container.wait(condition="removed", timeout=REMOVE_TIMEOUT_S)
-    except NotFound:
-        return
-    except APIError:
-        raise
-    except (DockerException, OSError):
-        return
-
-
-def _explained(error: Exception) -> str:
-    """Why no engine answered, in one line with the remedy."""
-    problem = " ".join(str(error).split())[:160]
-    if "Permission denied" in problem:
-        return f"this user may not use the Docker Engine ({problem}); join the group docker, or use bubblewrap"
-    return f"no Docker Engine answers ({problem}); start one, or use bubblewrap"
+def _blamed(error: Any, image: str) -> SandboxError:
+    """What an engine's refusal means: a limit it cannot hold, an image that cannot start, or else."""
+    words = " ".join(str(error.explanation or error).split())
+    if any(word in words.lower() for word in CANNOT_HOLD):
+        return CapabilityError(
+            f"docker cannot hold this box's limits: {words}; change the limit, or use an engine "
+            "whose data lies on xfs with pquota, or bubblewrap with memory_mb, which counts what is written too"
+        )
+    if "executable file not found" in words or ("no such file or directory" in words and "exec" in words):
+        return ImageError(f"the image {image!r} does not start: it has no shell at /bin/sh ({words[-200:]})")
+    return SandboxUnavailable(f"docker cannot start a box (image {image}): {words}")

@@ -6,8 +6,10 @@ the supervisor. Nothing of /home, /root, /var, the rest of /etc, or this process
 
 from __future__ import annotations
 
+import compileall
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from agentloop.errors import SandboxUnavailable
@@ -15,9 +17,27 @@ from agentloop.types import SandboxSpec
 
 SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
-SUPERVISOR = Path(__file__).with_name("supervisor.py")
+SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
 """Where the box finds its supervisor and the door."""
+PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
+
+
+def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
+    """The command line of a box's first process; without an interpreter, an image's own python3 or its shell."""
+    _compile()
+    folder = spec.workdir or ("." if spec.root else "/work")
+    lifetime = "inf" if spec.lifetime_s is None else str(spec.lifetime_s)
+    arguments = [f"{INSIDE}/door", folder, lifetime]
+    if interpreter is not None:
+        return [interpreter, "-I", "-S", "-c", PYTHON, *arguments]
+    return ["/bin/sh", f"{INSIDE}/inside/pid1.sh", PYTHON, *arguments]
+
+
+@cache
+def _compile() -> None:
+    """Once: a box cannot keep the byte code of its first process, and compiling it would double its start."""
+    compileall.compile_dir(str(SUPERVISOR), quiet=2)
 
 
 def python() -> str:

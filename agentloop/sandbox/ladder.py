@@ -1,28 +1,53 @@
 """Which backend makes the boxes: docker when an engine answers, else bubblewrap, else none.
 
 There is no third step down: commands of an agent are never run unconfined because nothing better
-was found.
+was found. `unconfined` and `replay` are had by name alone.
 """
 
 from __future__ import annotations
 
-from agentloop.errors import SandboxUnavailable
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.config import SecretSection
+from agentloop.errors import ConfigError, SandboxUnavailable
 from agentloop.plugins import load_part
 from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.egress import Secret
+from agentloop.sandbox.replay import ReplayBackend
 
 LADDER = ("docker", "bubblewrap")
 
 
-def choose_backend(kind: str) -> SandboxBackend:
+def choose_backend(
+    kind: str, *, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
+) -> SandboxBackend:
     """The backend named `kind`, or for `auto` the first of the ladder that works here.
 
-    Raises SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed.
+    recording: the folder that `replay` plays. secrets: what the boxes' proxies add to requests. Raises
+    SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed, ConfigError for a
+    recording that is not there.
     """
+    if kind == ReplayBackend.name:
+        if recording is None:
+            raise ConfigError("replay needs a recording; name its folder in a project's settings: [sandbox] journals")
+        return ReplayBackend(recording)
+    added = {secret.host: Secret(secret.header, secret.value.get_secret_value()) for secret in secrets}
+    options = {"secrets": added} if added else None
     reasons = []
     for name in LADDER if kind == "auto" else (kind,):
-        backend: SandboxBackend = load_part("sandboxes", name)
+        backend: SandboxBackend = load_part("sandboxes", name, options)
         reason = backend.probe()
         if reason is None:
             return backend
         reasons.append(f"{name}: {reason}")
     raise SandboxUnavailable("no sandbox can be made here. " + ". ".join(reasons))
+
+
+def refuse_unconfined(backend: SandboxBackend, *, allowed: bool) -> None:
+    """Raises ConfigError for boxes that hold nothing, unless that is allowed: what learns tries everything."""
+    if backend.isolation == "none" and not allowed:
+        raise ConfigError(
+            f"the sandbox {backend.name!r} runs what a policy tries on this machine itself, as you; use docker or "
+            "bubblewrap, or accept that: [sandbox] allow_unconfined = true"
+        )

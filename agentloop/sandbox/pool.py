@@ -1,6 +1,7 @@
 """Leases of boxes: one shared box for episodes that only read, a fresh box for each that writes.
 
-Reset means discard: a box that was written to is never used again. A shared box that died is
+Fresh boxes are kept ready (`stock.py`). Reset means discard: a box that was written to is never used
+again. A shared box that died is
 replaced at the next lease; those who were using it get SandboxGone. Leases of a shared box are one
 user in it: they have a scratch folder each, but no wall keeps one out of another's.
 """
@@ -10,32 +11,49 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import TypeAlias
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from agentloop.errors import SandboxGone
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.box import Lease, SharedBox
 from agentloop.sandbox.channel import sweep_doors
+from agentloop.sandbox.stock import MIN_IDLE, Stock
 from agentloop.types import SandboxSpec
 
 Sharing: TypeAlias = asyncio.Task[SharedBox | None]
 """The making of a box for a spec; None when the backend's boxes cannot be shared."""
 MAX_BOXES = 8 * (os.cpu_count() or 1)
-"""Boxes of their own that exist at once; further leases wait."""
+"""Leases of boxes of their own at once; further ones wait."""
+MAX_STARTS = 2 * (os.cpu_count() or 1)
+"""Boxes that are being made at once; more only make each other late."""
+
+
+@runtime_checkable
+class KnowsLeases(Protocol):
+    """A box that is told whose it is, as one that keeps a journal must be."""
+
+    def leased(self, lease: str) -> AbstractContextManager[None]:
+        """For the length of the block it is `lease`'s."""
+        ...
 
 
 class SandboxPool:
     """Boxes of one backend. Close it, or leave boxes to die with this process."""
 
-    def __init__(self, backend: SandboxBackend) -> None:
-        """Also removes what processes that were killed left in the folder for temporary files."""
+    def __init__(self, backend: SandboxBackend, *, min_idle: int = MIN_IDLE) -> None:
+        """Also removes what processes that were killed left in the folder for temporary files.
+
+        min_idle: boxes kept ready of a spec that was leased; 0 makes each when it is asked for.
+        """
         sweep_doors()
         self.backend = backend
         self._shared: dict[SandboxSpec, Sharing] = {}
+        self._stock = Stock(self._create, self._end, min_idle)
         self._creating: set[asyncio.Task[Sandbox]] = set()
         self._boxes: dict[str, Sandbox] = {}
         self._own = asyncio.Semaphore(MAX_BOXES)
+        self._starts = asyncio.Semaphore(MAX_STARTS)
         self._closed = False
 
     @property
@@ -58,14 +76,16 @@ class SandboxPool:
         if shared is not None:
             lease = Lease(shared, lease_id)
             try:
-                yield lease
+                with _told(shared, lease_id):
+                    yield lease
             finally:
                 await lease.close()
         else:
             async with self._own:
-                box = await self._create(spec)
+                box = await self._stock.take(spec)
                 try:
-                    yield box
+                    with _told(box, lease_id):
+                        yield box
                 finally:
                     await self._end(box)
 
@@ -83,6 +103,7 @@ class SandboxPool:
     async def close(self) -> None:
         """End every box, leased ones and those that are still being created too."""
         self._closed = True
+        await self._stock.close()
         creating = list(self._creating)
         for task in creating:
             task.cancel()
@@ -125,13 +146,18 @@ class SandboxPool:
             self._creating.discard(task)
 
     async def _created(self, spec: SandboxSpec) -> Sandbox:
-        box = await self.backend.create(spec)
-        self._boxes[box.id] = box
-        return box
+        async with self._starts:
+            box = await self.backend.create(spec)
+            self._boxes[box.id] = box
+            return box
 
     async def _end(self, box: Sandbox) -> None:
         self._boxes.pop(box.id, None)
         await box.close()
+
+
+def _told(box: object, lease_id: str) -> AbstractContextManager[None]:
+    return box.leased(lease_id) if isinstance(box, KnowsLeases) else nullcontext()
 
 
 def _is_useless(task: Sharing) -> bool:

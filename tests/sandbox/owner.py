@@ -1,6 +1,6 @@
-"""A process that owns a box and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK`.
+"""A process that owns boxes and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK [N]`.
 
-Prints `ready NAME` once a command that has MARK on its command line runs in the box.
+Prints `ready NAME...` once two commands that have MARK on their command line run in each box.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ import asyncio
 import sys
 
 from agentloop.plugins import load_part
-from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.pool import SandboxPool
+from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.types import SandboxSpec
 
 
-async def main(kind: str, mark: str) -> None:
+async def main(kind: str, mark: str, n: str = "1") -> None:
     backend: SandboxBackend = load_part("sandboxes", kind)
-    async with SandboxPool(backend).lease(SandboxSpec(), "owner") as box:
-        await box.exec(f"setsid sleep {mark} & sleep 0.1")
-        print("ready", box.id, flush=True)
-        await box.exec(f"sleep {mark}", timeout_s=60.0)
+    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(int(n))))
+    await asyncio.gather(*(box.exec(f"setsid sleep {mark} & sleep 0.1") for box in boxes))
+    print("ready", *(box.id for box in boxes), flush=True)
+    await asyncio.gather(*(box.exec(f"sleep {mark}", timeout_s=60.0) for box in boxes))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 DEADLINE_S = 2.0
@@ -12,15 +13,18 @@ DEADLINE_S = 2.0
 
 def with_word(word: str) -> list[int]:
     """Processes that have `word` among their arguments."""
-    found = []
+    return [pid for pid, words in _command_lines() if word.encode() in words]
+
+
+def mentioning(text: str) -> list[int]:
+    """Processes that have `text` anywhere on their command line, as forks of a shell have."""
+    return [pid for pid, words in _command_lines() if any(text.encode() in word for word in words)]
+
+
+def _command_lines() -> Iterator[tuple[int, list[bytes]]]:
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if word.encode() in words:
-            found.append(int(folder.name))
-    return found
+        with suppress(OSError):
+            yield int(folder.name), (folder / "cmdline").read_bytes().split(b"\0")
 
 
 def children(pid: int) -> list[int]:

@@ -134,7 +134,7 @@ def test_killing_a_box_is_infrastructure(bubblewrap: BubblewrapBackend) -> None:
         pending = asyncio.ensure_future(box.exec(f"sleep {mark}", timeout_s=60.0))
         await box.exec("sleep 0.1")
         for pid in reversed(children(os.getpid())):
-            if b"supervisor.py" in _cmdline(pid):
+            if b"inside.pid1" in _cmdline(pid):
                 os.kill(pid, 9)
                 break
         with pytest.raises(SandboxGone, match="supervisor ended"):
@@ -175,7 +175,7 @@ def test_a_cancelled_start_leaves_nothing(backend: SandboxBackend, after_s: floa
     asyncio.run(scene())
     gc.collect()
     assert my_doors() == []
-    assert comes_true(lambda: not any(b"supervisor.py" in line for line in map(_cmdline, children(os.getpid()))))
+    assert comes_true(lambda: not any(b"inside.pid1" in line for line in map(_cmdline, children(os.getpid()))))
 
 
 def _cmdline(pid: int) -> bytes:

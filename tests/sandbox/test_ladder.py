@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from agentloop.errors import PluginError, SandboxUnavailable
+from agentloop.errors import ConfigError, PluginError, SandboxUnavailable
 from agentloop.sandbox import bubblewrap as bubblewrap_module
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
-from agentloop.sandbox.ladder import choose_backend
+from agentloop.sandbox.ladder import choose_backend, refuse_unconfined
+from agentloop.sandbox.replay import Recording
+from agentloop.sandbox.unconfined import UnconfinedBackend
 
 
 @pytest.fixture
@@ -65,3 +69,28 @@ def test_bwrap_that_may_not_is_explained(said: str, remedy: str) -> None:
     assert said in line
     assert remedy in line
     assert "\n" not in line
+
+
+@pytest.mark.usefixtures("no_engine", "no_bwrap")
+def test_unconfined_is_never_what_auto_falls_back_to() -> None:
+    with pytest.raises(SandboxUnavailable):
+        choose_backend("auto")
+    assert choose_backend("unconfined").isolation == "none"
+
+
+def test_boxes_that_hold_nothing_are_refused_unless_allowed() -> None:
+    unconfined = UnconfinedBackend()
+    with pytest.raises(ConfigError, match=r"'unconfined' runs .*\[sandbox\] allow_unconfined = true"):
+        refuse_unconfined(unconfined, allowed=False)
+    refuse_unconfined(unconfined, allowed=True)
+    refuse_unconfined(BubblewrapBackend(), allowed=False)
+
+
+def test_replay_needs_the_folder_of_a_recording(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"replay needs a recording; .*\[sandbox\] journals"):
+        choose_backend("replay")
+    with pytest.raises(ConfigError, match=r"no recording in .*: it has no recording\.json"):
+        choose_backend("replay", recording=tmp_path)
+    Recording(BubblewrapBackend(), tmp_path)
+    backend = choose_backend("replay", recording=tmp_path)
+    assert (backend.name, backend.isolation, backend.probe()) == ("replay", "namespaces", None)

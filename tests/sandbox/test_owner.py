@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import channel
+from agentloop.sandbox.engine import engine
 from agentloop.sandbox.pool import SandboxPool
 
 from .processes import comes_true, with_word
@@ -22,16 +24,16 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
-def owner(kind: str, mark: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """(process, box id) of a process with MARK as its argument and a box in which `sleep MARK` runs twice."""
-    command = [sys.executable, "-m", "tests.sandbox.owner", kind, mark]
+def owner(kind: str, mark: str, n: int = 1) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """(process, box ids with blanks between): MARK is its argument; in each of `n` boxes `sleep MARK` runs twice."""
+    command = [sys.executable, "-m", "tests.sandbox.owner", kind, mark, str(n)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            word, _, box_id = process.stdout.readline().strip().partition(" ")
+            word, _, box_ids = process.stdout.readline().strip().partition(" ")
             assert word == "ready"
-            assert comes_true(lambda: len(with_word(mark)) == 3, within_s=10.0), "the box runs nothing"
-            yield process, box_id
+            assert comes_true(lambda: len(with_word(mark)) == 2 * n + 1, within_s=10.0), "the boxes run nothing"
+            yield process, box_ids
         finally:
             process.kill()
 
@@ -46,6 +48,32 @@ def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert comes_true(lambda: not with_word(mark)), f"still running: {with_word(mark)}"
+
+
+@pytest.mark.slow
+def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(backend: SandboxBackend) -> None:
+    """No process, mount, control group or container after five seconds in which nothing was started."""
+    mark = f"76{os.getpid()}.5"
+    before = mounts()
+    with owner(backend.name, mark, 20) as (process, listed):
+        box_ids = set(listed.split())
+        assert len(box_ids) == 20
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        time.sleep(5.0)
+        assert with_word(mark) == []
+        assert mounts() <= before, "mounts are left"
+        assert [path for path in Path("/sys/fs/cgroup").glob("**/agentloop-*") if f"-{process.pid}-" in path.name] == []
+        if backend.name == "docker":
+            with engine() as client:
+                left = {name.lstrip("/") for found in client.api.containers(all=True) for name in found["Names"]}
+            assert left & box_ids == set()
+
+
+def mounts() -> set[str]:
+    """Mount points of boxes, as the host sees them."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return {line.split()[1] for line in lines if "agentloop" in line or "/containers/" in line}
 
 
 def test_what_a_killed_owner_left_is_swept_at_the_next_start(backend: SandboxBackend) -> None:

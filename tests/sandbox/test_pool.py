@@ -81,8 +81,8 @@ class CountedBackend:
 
 
 @asynccontextmanager
-async def a_pool(backend: SandboxBackend) -> AsyncIterator[SandboxPool]:
-    pool = SandboxPool(backend)
+async def a_pool(backend: SandboxBackend, min_idle: int = 0) -> AsyncIterator[SandboxPool]:
+    pool = SandboxPool(backend, min_idle=min_idle)
     try:
         yield pool
     finally:
@@ -197,7 +197,7 @@ def test_episodes_that_write_have_boxes_of_their_own_and_not_too_many(monkeypatc
 def test_close_ends_boxes_in_use_and_boxes_that_are_being_created() -> None:
     async def scene() -> None:
         backend = CountedBackend()
-        pool = SandboxPool(backend)
+        pool = SandboxPool(backend, min_idle=0)
         using = [asyncio.ensure_future(use(pool, spec, "in use", hold_s=0.2)) for spec in (READS, WRITES)]
         await asyncio.sleep(0.05)
         assert n_open(backend) == 2
@@ -221,7 +221,7 @@ def test_a_cancelled_lease_leaves_no_box() -> None:
     async def scene() -> None:
         for delay_s in (0.0, 0.005, 0.0101, 0.02):
             backend = CountedBackend()
-            pool = SandboxPool(backend)
+            pool = SandboxPool(backend, min_idle=0)
             user = asyncio.ensure_future(use(pool, WRITES, "x", hold_s=60.0))
             await asyncio.sleep(delay_s)
             user.cancel()

@@ -1,0 +1,178 @@
+"""The tar archives that files travel in, read as if an enemy had made them.
+
+Only plain files and folders leave a box, with modes 0644 and 0755. Whatever would lead out of the
+destination, or cost more than its limits, ends the reading at the entry that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, cast
+
+from agentloop.errors import PathError, SandboxError, TransferLimit
+from agentloop.sandbox.process import Incoming, Outgoing
+from agentloop.types import Frozen
+
+MAX_DEPTH = 32
+MAX_READ = 1 << 20
+"""No header of an honest archive is longer."""
+MAX_HEADER = 4096
+"""Bytes of an archive that go with one entry, on the average: its header, its name, what fills its last block."""
+MAX_SKIPPED = 100
+"""Names of entries left behind that a manifest tells."""
+
+
+class Manifest(Frozen):
+    """What a transfer brought."""
+
+    n_files: int
+    n_bytes: int
+    skipped: tuple[str, ...] = ()
+    """Links, devices and the like, which were left behind."""
+
+
+class Source:
+    """What arrives from a box, as a file that a thread reads forward; `seek` skips."""
+
+    def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, max_bytes: int, max_entries: int) -> None:
+        self._incoming, self._loop = incoming, loop
+        self._left = max_bytes + MAX_HEADER * max_entries + MAX_READ
+        self._buffer, self._at, self._ended = bytearray(), 0, False
+
+    def read(self, n: int) -> bytes:
+        """Exactly `n` bytes, fewer at the end. Raises TransferLimit."""
+        if not 0 <= n <= MAX_READ:
+            raise TransferLimit(f"a header of {n:,} bytes in an archive from the box")
+        while len(self._buffer) < n and not self._ended:
+            data = asyncio.run_coroutine_threadsafe(self._incoming.read(), self._loop).result()
+            self._buffer += data
+            self._ended = not data
+            self._left -= len(data)
+            if self._left < 0:
+                raise TransferLimit("an archive from the box is longer than what may be in it")
+        taken = bytes(self._buffer[:n])
+        del self._buffer[:n]
+        self._at += len(taken)
+        return taken
+
+    def is_empty(self) -> bool:
+        """Whether nothing came at all."""
+        first = self.read(1)
+        self._buffer[:0], self._at = first, 0
+        return not first
+
+    def tell(self) -> int:
+        """Bytes read so far."""
+        return self._at
+
+    def seek(self, to: int, whence: int = 0) -> int:
+        """Skip to a place that is ahead. Raises TransferLimit for any other."""
+        if whence or to < self._at:
+            raise TransferLimit("an archive from the box leads backwards")
+        while self._at < to and self.read(min(MAX_READ, to - self._at)):
+            pass
+        return self._at
+
+
+class Sink:
+    """What goes into a box, as a file that a thread writes."""
+
+    def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
+        self._outgoing, self._loop = outgoing, loop
+
+    def write(self, data: bytes) -> int:
+        """Raises BrokenPipeError when nobody takes it any more."""
+        if self._outgoing.stopped:
+            raise BrokenPipeError
+        asyncio.run_coroutine_threadsafe(self._outgoing.write(bytes(data)), self._loop).result()
+        return len(data)
+
+
+def folders(source: Path) -> list[str]:
+    """Every folder below `source`, relative to it. Raises PathError for a name that is more than a line."""
+    found = [
+        os.path.relpath(os.path.join(top, name), source)
+        for top, names, _ in os.walk(source)
+        for name in names
+        if not os.path.islink(os.path.join(top, name))
+    ]
+    for name in found:
+        if "\n" in name:
+            raise PathError(f"{name!r} in {source} has a line break in its name; rename it")
+    return found
+
+
+def pack(source: Path, sink: Sink) -> None:
+    """A folder's contents, or a file. Raises PathError when something cannot be read."""
+
+    def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    try:
+        entries = sorted(source.iterdir()) if source.is_dir() else [source]
+        with tarfile.open(fileobj=cast(BinaryIO, sink), mode="w|", format=tarfile.GNU_FORMAT) as archive:
+            for entry in entries:
+                archive.add(entry, arcname=entry.name, filter=owned_by_nobody)
+    except BrokenPipeError:
+        return  # the box's side says why
+    except SandboxError:
+        raise
+    except OSError as error:
+        raise PathError(f"{source} cannot be read: {error}") from error
+
+
+def unpack(stream: Source, draft: Path, max_bytes: int, max_entries: int) -> Manifest:
+    """Write what an archive has under `draft`. Raises PathError, TransferLimit."""
+    n_entries = n_files = n_bytes = 0
+    skipped: list[str] = []
+    if stream.is_empty():  # its program failed; what it said is better than what could be said here
+        return Manifest(n_files=0, n_bytes=0)
+    try:
+        with tarfile.open(fileobj=cast(BinaryIO, stream), mode="r:") as archive:
+            while (entry := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # it keeps every entry otherwise
+                n_entries += 1
+                n_bytes += max(0, entry.size) if entry.isreg() else 0
+                if n_entries > max_entries:
+                    raise TransferLimit(f"more than {max_entries:,} entries; raise max_entries, or take a part")
+                if n_bytes > max_bytes:
+                    raise TransferLimit(f"more than {max_bytes:,} bytes at {entry.name[:200]!r}; raise max_bytes")
+                place = _place(draft, entry.name)
+                if entry.isdir():
+                    place.mkdir(parents=True, exist_ok=True)
+                elif entry.isreg():
+                    n_files += 1
+                    _write(archive, entry, place)
+                elif len(skipped) < MAX_SKIPPED:
+                    skipped.append(entry.name[:200])
+    except SandboxError:
+        raise
+    except OSError as error:
+        raise PathError(f"an entry of the box's archive cannot be written: {error}") from error
+    except (tarfile.TarError, EOFError, ValueError, LookupError, RecursionError) as error:
+        raise PathError(f"what the box sent is no archive that can be read: {error}") from error
+    return Manifest(n_files=n_files, n_bytes=n_bytes, skipped=tuple(skipped))
+
+
+def _place(draft: Path, name: str) -> Path:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise PathError(f"an archive from the box names {name[:200]!r}, which leads out of it")
+    if len(path.parts) > MAX_DEPTH:
+        raise TransferLimit(f"folders more than {MAX_DEPTH} deep at {name[:200]!r}")
+    return draft.joinpath(*path.parts)
+
+
+def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    source = archive.extractfile(entry)
+    assert source is not None  # noqa: S101 - a regular file
+    with open(place, "xb") as out:
+        shutil.copyfileobj(source, out, 1 << 16)
+    place.chmod(0o755 if entry.mode & 0o100 else 0o644)

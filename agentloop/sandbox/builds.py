@@ -1,0 +1,145 @@
+"""Images in a Docker Engine: found there, built from a Dockerfile, or imported from a root folder or a tar."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from agentloop.errors import ImageError, boundary
+from agentloop.sandbox import images
+from agentloop.sandbox.images import Kind
+
+HOST_IMAGE = "agentloop/host"
+BUILD, ROOT = "agentloop/build", "agentloop/root"
+"""Repositories of what is made here; the tag is the hash of the contents."""
+TIMEOUT_S = 1800.0
+"""Silence of the engine after which a build counts as failed: a step may compile for long."""
+N_LAST_LINES = 6
+FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*([^\s$]+)(?:\s|$)", re.IGNORECASE | re.MULTILINE)
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+CHATTER = (" ---> ", "Removing intermediate container ")
+"""How lines begin that are the builder's and not a step's."""
+MOUNT_POINTS = ("work", "tmp", "run", "proc", "dev", "sys", "etc")
+
+
+def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
+    """(the engine's name for `image`, its settings), made first when it has to be.
+
+    Raises ImageError. Blocks for as long as a build takes.
+    """
+    found = images.kind(image)
+    if found is Kind.host:
+        return HOST_IMAGE, _made(client, HOST_IMAGE, lambda tag: _import(client, _empty_root(), tag, image))
+    if found is Kind.tag:
+        settings = _settings(client, image)
+        if settings is None:
+            raise ImageError(
+                f"no local Docker image {image!r}; "
+                "build or pull it, name a folder with a Dockerfile, or use image = 'host'"
+            )
+        return image, settings
+    path = Path(image)
+    if found is Kind.recipe:
+        tag = f"{BUILD}:{_recipe_key(client, path)}"
+        return tag, _made(client, tag, lambda tag: _build(client, path, tag))
+    tag = f"{ROOT}:{images.key(path)}"
+    return tag, _made(client, tag, lambda tag: _pack(client, path, tag))
+
+
+def _settings(client: Any, name: str) -> dict[str, Any] | None:
+    """What the engine knows of an image; None when it is not there."""
+    from docker.errors import ImageNotFound
+
+    try:
+        found: dict[str, Any] = client.api.inspect_image(name)
+        return found
+    except ImageNotFound:
+        return None
+
+
+def _made(client: Any, tag: str, make: Callable[[str], None]) -> dict[str, Any]:
+    """The settings of the image `tag`, which `make` brings into being when it is not there."""
+    settings = _settings(client, tag)
+    if settings is None:
+        with images.one_at_a_time(tag.replace("/", "-")):
+            if _settings(client, tag) is None:
+                make(tag)
+        settings = _settings(client, tag)
+    if settings is None:
+        raise ImageError(f"the image {tag} was made, and is not in the engine; is somebody removing images?")
+    return settings
+
+
+def _recipe_key(client: Any, path: Path) -> str:
+    """The folder's key, and the local images its Dockerfile begins with: a new base makes a new image."""
+    text = (path / "Dockerfile").read_text(errors="replace")
+    bases = [_settings(client, name) for name in FROM.findall(text)]
+    ids = "".join(base["Id"] for base in bases if base)
+    return hashlib.sha256(f"{images.key(path)}{ids}".encode()).hexdigest()[: images.KEY_LENGTH]
+
+
+def _build(client: Any, path: Path, tag: str) -> None:
+    from docker.errors import APIError
+
+    said: list[str] = []
+    try:
+        for entry in client.api.build(path=str(path), tag=tag, rm=True, forcerm=True, decode=True, timeout=TIMEOUT_S):
+            lines = [COLOURS.sub("", line).rstrip() for line in str(entry.get("stream", "")).splitlines()]
+            said += [line for line in lines if line and not line.startswith(CHATTER)]
+            if "error" in entry:
+                raise ImageError(_failure(path, said, str(entry["error"])))
+    except (APIError, TypeError, ValueError) as error:  # a Dockerfile that is refused as a whole
+        raise ImageError(_failure(path, said, getattr(error, "explanation", None) or str(error))) from error
+
+
+def _failure(path: Path, said: list[str], error: str) -> str:
+    """Which step failed, with what, and its last lines."""
+    starts = [i for i, line in enumerate(said) if line.startswith("Step ")]
+    step = said[starts[-1]] if starts else "before its first step"
+    lines = said[starts[-1] + 1 if starts else 0 :]
+    remedy = "; pull or make that image first (sandboxes/README.md)" if " : FROM " in step else ""
+    printed = "".join(f"\n  {line[:200]}" for line in lines[-N_LAST_LINES:])
+    return f"{path}/Dockerfile does not build: {step}: {' '.join(error.split())[:300]}{remedy}{printed}"
+
+
+def _pack(client: Any, path: Path, tag: str) -> None:
+    """Import a tar as it is, or a folder by way of one."""
+    if path.is_file():
+        with path.open("rb") as packed:
+            _import(client, packed, tag, str(path))
+        return
+    with tempfile.TemporaryFile(dir=images.cache()) as packed, boundary(ImageError, f"{path} cannot be packed"):
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            archive.add(path, arcname=".")
+        packed.seek(0)
+        _import(client, packed, tag, str(path))
+
+
+def _import(client: Any, packed: BinaryIO, tag: str, image: str) -> None:
+    from docker.errors import APIError
+
+    repository, _, name = tag.partition(":")
+    try:
+        answer = client.api.import_image(packed, repository=repository, tag=name or "latest")
+    except APIError as error:
+        raise ImageError(f"the engine cannot import {image}: {error.explanation}") from error
+    if '"error"' in answer:
+        raise ImageError(f"the engine cannot import {image}: {answer[:300]}")
+
+
+def _empty_root() -> BinaryIO:
+    """An archive with nothing in it but mount points."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        for name in MOUNT_POINTS:
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+    archive.seek(0)
+    return archive

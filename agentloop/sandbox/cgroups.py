@@ -1,0 +1,175 @@
+"""Memory, CPU and number of processes of a bubblewrap box, held by the kernel's cgroups.
+
+Version 1 and 2, as root or where a folder of the tree is ours to write (a user's own systemd
+slice). Docker boxes are held by the engine, and only watched from here. A box's groups are removed
+by the shell that started it, when the box ends, so that they go even when its owner was killed.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.errors import CapabilityError
+from agentloop.types import SandboxSpec
+
+PREFIX = "agentloop-"
+PERIOD_US = 100_000
+LIMITS = {"memory_mb": "memory", "n_processes": "pids", "cpus": "cpu"}
+"""Field of a spec -> the controller that holds it."""
+SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
+"""Files that only a kernel with swap accounting has: version 1 counts memory with swap, version 2 swap alone."""
+REMEDY = (
+    "run as root, or as `systemd-run --user --scope -p Delegate=yes agentloop …`, or use docker, or leave the limit out"
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The folders of one box's groups: one in each tree of version 1, a single one in version 2."""
+
+    folders: tuple[Path, ...]
+
+    def wrapped(self, command: list[str]) -> list[str]:
+        """`command` as a process in these groups, which are removed when it has ended."""
+        join = "; ".join(f"echo 0 > {shlex.quote(f'{folder}/cgroup.procs')}" for folder in self.folders)
+        leave = " ".join(shlex.quote(str(folder)) for folder in self.folders)
+        text = (
+            f'({join}; exec "$@"); code=$?; for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done'
+        )
+        return ["/bin/sh", "-c", f"{text}; exit $code", "sh", *command]
+
+    def kills(self) -> int:
+        """See `box.MemoryWatch`."""
+        return sum(_kills(folder) for folder in self.folders)
+
+    def remove(self) -> None:
+        """Whatever is left of them."""
+        for folder in self.folders:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+def make(spec: SandboxSpec, name: str) -> Group | None:
+    """Groups that hold what `spec` asks for; None when it asks for nothing. Raises CapabilityError."""
+    wanted = {limit: controller for limit, controller in LIMITS.items() if getattr(spec, limit) is not None}
+    if not wanted:
+        return None
+    folders: list[Path] = []
+    try:
+        for limit, controller in wanted.items():
+            parent = find(controller)
+            if parent is None:
+                raise CapabilityError(
+                    f"bubblewrap cannot hold {limit} here: no {controller} cgroup can be made; {REMEDY}"
+                )
+            folder = parent / f"{PREFIX}{os.getpid()}-{name}"
+            folder.mkdir(exist_ok=True)
+            if folder not in folders:
+                folders.append(folder)
+            for file, value in _values(spec, limit, is_v2=(folder / "cgroup.controllers").exists()):
+                if (folder / file).exists() or file not in SWAP:
+                    (folder / file).write_text(value)
+    except OSError as error:
+        Group(tuple(folders)).remove()
+        if isinstance(error, CapabilityError):
+            raise
+        raise CapabilityError(f"bubblewrap cannot hold {', '.join(wanted)} here: {error}; {REMEDY}") from error
+    return Group(tuple(folders))
+
+
+def find(controller: str) -> Path | None:
+    """A folder in which this process may make groups that have `controller`; None when there is none."""
+    for mount, own, is_v2 in _trees(controller):
+        folder = mount / own.lstrip("/")
+        if not is_v2:
+            return folder if _is_ours(folder) else None
+        # Groups with processes of their own cannot have limited children: look further up.
+        while folder.is_relative_to(mount):
+            if _is_ours(folder) and _enabled(folder, controller):
+                return folder
+            folder = folder.parent
+    return None
+
+
+def sweep() -> list[Path]:
+    """Remove groups of processes that are gone; those that were removed."""
+    removed = []
+    for parent in {find(controller) for controller in LIMITS.values()} - {None}:
+        for folder in parent.glob(f"{PREFIX}*-*") if parent else ():
+            owner = folder.name.split("-")[1]
+            if owner.isdecimal() and not Path("/proc", owner).exists():
+                with suppress(OSError):
+                    folder.rmdir()
+                    removed.append(folder)
+    return removed
+
+
+def of_process(pid: int) -> Group:
+    """The memory group that a process is in, to be watched."""
+    found = [mount / own.lstrip("/") for mount, own, _ in _trees("memory", pid)]
+    return Group(tuple(folder for folder in found if folder.is_dir()))
+
+
+def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str, bool]]:
+    """(mount point, a process's own group, whether version 2) of the tree that has `controller`."""
+    own_v1, own_v2 = {}, None
+    for line in Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        if names:
+            own_v1.update(dict.fromkeys(names.split(","), path))
+        else:
+            own_v2 = path
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, kind, options = line.split()[:4]
+        if kind == "cgroup" and controller in options.split(",") and controller in own_v1:
+            yield Path(mount), own_v1[controller], False
+        elif kind == "cgroup2" and own_v2 is not None and controller in _words(Path(mount) / "cgroup.controllers"):
+            yield Path(mount), own_v2, True
+
+
+def _is_ours(folder: Path) -> bool:
+    return os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+
+
+def _enabled(folder: Path, controller: str) -> bool:
+    if controller not in _words(folder / "cgroup.subtree_control"):
+        with suppress(OSError):
+            (folder / "cgroup.subtree_control").write_text(f"+{controller}")
+    return controller in _words(folder / "cgroup.subtree_control")
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+def _values(spec: SandboxSpec, limit: str, *, is_v2: bool) -> Iterator[tuple[str, str]]:
+    """(file, what to write) for one limit."""
+    if limit == "memory_mb" and spec.memory_mb is not None:
+        n = str(spec.memory_mb << 20)
+        yield ("memory.max" if is_v2 else "memory.limit_in_bytes"), n
+        yield SWAP[is_v2], "0" if is_v2 else n
+    elif limit == "n_processes":
+        yield "pids.max", str(spec.n_processes)
+    elif limit == "cpus" and spec.cpus is not None:
+        quota = max(1000, int(spec.cpus * PERIOD_US))
+        if is_v2:
+            yield "cpu.max", f"{quota} {PERIOD_US}"
+        else:
+            yield "cpu.cfs_period_us", str(PERIOD_US)
+            yield "cpu.cfs_quota_us", str(quota)
+
+
+def _kills(folder: Path) -> int:
+    for file in ("memory.events", "memory.oom_control"):
+        words = _words(folder / file)
+        if "oom_kill" in words:
+            return int(words[words.index("oom_kill") + 1])
+    return 0

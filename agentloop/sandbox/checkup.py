@@ -1,0 +1,192 @@
+"""What each backend holds on this machine, found out by trying: a box with a small limit, and a command against it."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.errors import SandboxError
+from agentloop.plugins import installed, load_part
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import cgroups
+from agentloop.sandbox.ladder import LADDER
+from agentloop.types import ExecResult, SandboxSpec
+
+NOT_TRIED = ("replay", "unconfined")
+"""Backends that make no box."""
+IMAGES = {
+    "docker": "host, Dockerfile folder, root folder or tar, local tag",
+    "bubblewrap": "host, root folder or tar",
+}
+TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One thing that a box should hold."""
+
+    name: str
+    limit: dict[str, Any]
+    """What the spec asks for."""
+    attempt: str
+    """A command that goes beyond it."""
+    is_held: Callable[[ExecResult], bool]
+    shown: str
+    """The limit in words."""
+
+
+TRIALS = (
+    Trial(
+        "memory",
+        {"memory_mb": 64, "scratch_mb": 4},
+        "head -c 200000000 /dev/zero | tail -c 150000000 > /dev/null; exit $?",
+        lambda done: done.oom and done.exit_code != 0,
+        "64 MiB",
+    ),
+    Trial(
+        "processes",
+        {"n_processes": 24},
+        "for n in $(seq 40); do sleep 1 & done",
+        lambda done: "fork" in done.stderr.lower() or "resource" in done.stderr.lower(),
+        "24 at once",
+    ),
+    Trial(
+        "cpu",
+        {"cpus": 0.2},
+        "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times",
+        lambda done: _cpu_s(done) < 0.5 * done.duration_s,
+        "a fifth of a core",
+    ),
+    Trial(
+        "disk",
+        {"scratch_mb": 4},
+        "head -c 6000000 /dev/zero > /tmp/fill && head -c 6000000 /dev/zero > /work/fill",
+        lambda done: "No space left" in done.stderr,
+        "4 MiB of scratch",
+    ),
+    Trial(
+        "inodes",
+        {"scratch_files": 64},
+        "cd /tmp && for n in $(seq 100); do : > $n || exit 28; done",
+        lambda done: done.exit_code != 0,
+        "64 files",
+    ),
+    Trial(
+        "wall time",
+        {},
+        "exec sleep 60",
+        lambda done: done.timed_out,
+        "0.3 s of a command",
+    ),
+    Trial(
+        "output",
+        {},
+        "head -c 2000000 /dev/zero",
+        lambda done: len(done.stdout) < 20_000 and done.dropped > 0,
+        "16 KiB of 2 MB",
+    ),
+    Trial(
+        "network",
+        {},
+        "tail -n +3 /proc/net/dev | cut -d: -f1; cat /proc/net/route | tail -n +2",
+        lambda done: done.stdout.split() in ([], ["lo"]),
+        "no way out",
+    ),
+    Trial(
+        "allow-list",
+        {"allowed_hosts": ("host.invalid",)},
+        'echo "$http_proxy"',
+        lambda done: done.stdout.startswith("http://127.0.0.1:"),
+        "named hosts alone",
+    ),
+    Trial(
+        "system calls",
+        {},
+        "grep -s Seccomp: /proc/self/status; unshare -U true",
+        lambda done: "2" in done.stdout and done.exit_code != 0,
+        "seccomp filter",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Held:
+    """How one trial ended."""
+
+    is_held: bool
+    shown: str
+    """The limit in words; or why it is not held, with the remedy."""
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """One backend on this machine."""
+
+    backend: str
+    isolation: str
+    problem: str | None
+    """Why it does not work, with the remedy; None when it does."""
+    start_s: float | None = None
+    """What a box took to start."""
+    held: dict[str, Held] = field(default_factory=dict)
+
+
+def machine() -> dict[str, str]:
+    """What backends here have to work with, for a person who asks others for help."""
+    found = {name: cgroups.find(name) for name in cgroups.LIMITS.values()}
+    held = [f"{name} v{2 if (path / 'cgroup.controllers').exists() else 1}" for name, path in found.items() if path]
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "user": getpass.getuser(),
+        "cgroups": ", ".join(held) or "none that this user may make",
+    }
+
+
+async def check_all() -> list[Checkup]:
+    """Every installed backend, in the order of the ladder. Takes seconds."""
+    others = sorted(set(installed("sandboxes")) - {*LADDER, *NOT_TRIED})
+    return list(await asyncio.gather(*(check(load_part("sandboxes", name)) for name in (*LADDER, *others))))
+
+
+async def check(backend: SandboxBackend) -> Checkup:
+    """One backend. Whatever it cannot do is in the answer, not raised."""
+    problem = await asyncio.to_thread(backend.probe)
+    if problem is not None:
+        return Checkup(backend.name, backend.isolation, problem)
+    started = time.monotonic()
+    try:
+        box = await backend.create(SandboxSpec())
+        took = time.monotonic() - started
+        await box.close()
+    except SandboxError as error:
+        return Checkup(backend.name, backend.isolation, str(error))
+    tried = await asyncio.gather(*(_try(backend, trial) for trial in TRIALS))
+    held = {trial.name: result for trial, result in zip(TRIALS, tried, strict=True)}
+    return Checkup(backend.name, backend.isolation, None, took, held)
+
+
+async def _try(backend: SandboxBackend, trial: Trial) -> Held:
+    try:
+        box = await backend.create(SandboxSpec(**trial.limit))
+        try:
+            timeout_s = 0.3 if trial.name == "wall time" else TIMEOUT_S
+            done = await box.exec(trial.attempt, timeout_s=timeout_s)
+        finally:
+            await box.close()
+    except SandboxError as error:
+        return Held(False, str(error))
+    if trial.is_held(done):
+        return Held(True, trial.shown)
+    return Held(False, f"asked for {trial.shown}, and it was not held (exit code {done.exit_code}); report this")
+
+
+def _cpu_s(done: ExecResult) -> float:
+    """User time of the shell and its children, as `times` prints it: 0m0.12s 0m0.00s, a line each."""
+    words = done.stdout.split()
+    return sum(60 * float(word.split("m")[0]) + float(word.split("m")[1].rstrip("s")) for word in words if "m" in word)

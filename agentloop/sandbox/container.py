@@ -1,0 +1,114 @@
+"""What a Docker Engine is told of a box: its command, what it sees, and its limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from agentloop.sandbox import host, privileges, seccomp
+from agentloop.sandbox.engine import labels
+from agentloop.types import SandboxSpec
+
+MAX_PROCESSES = 1024
+"""Processes and threads of a box that names no limit: enough for a build, too few to stop the machine."""
+PERIOD_US = 100_000
+RESERVE_MB = 20
+"""Of a box's memory that its tmpfs together may not take: for its first process, a command, and SHARED_PAGES."""
+SHARED_PAGES = 1024
+"""Of System V shared memory in a box, which like a file outlives its process."""
+NOBODY_SPECIAL = "1000:1000"
+
+
+def options(spec: SandboxSpec, settings: dict[str, Any], name: str, door: Path) -> dict[str, Any]:
+    """Arguments of `create_container`, with those of `create_host_config` in `host_config`."""
+    is_host = spec.image == "host"
+    return {
+        "name": name,
+        # The whole command, or the image's own CMD would follow it.
+        "entrypoint": host.supervisor(host.python() if is_host else None, spec),
+        "labels": labels(spec.lifetime_s),
+        "user": _user(spec),
+        "hostname": "sandbox",
+        "working_dir": _folder(spec, settings),
+        "healthcheck": {"test": ["NONE"]},  # an image's own would be run by the engine, past the supervisor
+        "host_config": {
+            "auto_remove": True,
+            "mounts": _mounts(spec, door, is_host),
+            "tmpfs": _tmpfs(spec, settings),
+            "network_mode": "none",
+            "ipc_mode": "private",
+            "sysctls": {"kernel.shmall": str(SHARED_PAGES)},
+            "read_only": not spec.root,
+            "cap_drop": ["ALL"],
+            "cap_add": privileges.ROOT_MAY if spec.root else [],
+            "security_opt": ["no-new-privileges", f"seccomp={seccomp.profile()}"],
+            "log_config": {"Type": "none"},
+            **_limits(spec),
+        },
+    }
+
+
+def _limits(spec: SandboxSpec) -> dict[str, Any]:
+    """Processes, memory without swap, and CPU, as the SDK takes them."""
+    from docker.types import Ulimit
+
+    found: dict[str, Any] = {
+        "pids_limit": spec.n_processes or MAX_PROCESSES,
+        "ulimits": [Ulimit(name="core", soft=1, hard=1)],  # as in inside/pid1.py, which not every image runs
+    }
+    if spec.memory_mb is not None:
+        found["mem_limit"] = found["memswap_limit"] = spec.memory_mb << 20
+    if spec.cpus is not None:  # not nano_cpus, which refuses more than the machine has
+        found["cpu_period"], found["cpu_quota"] = PERIOD_US, max(1000, int(spec.cpus * PERIOD_US))
+    if spec.root and "scratch_mb" in spec.model_fields_set:
+        found["storage_opt"] = {"size": f"{spec.scratch_mb}m"}
+    return found
+
+
+def _folder(spec: SandboxSpec, settings: dict[str, Any]) -> str:
+    """Where commands start, which the engine makes when the image lacks it."""
+    if spec.workdir is not None or not spec.root or spec.files is not None:
+        return spec.workdir or "/work"
+    folder: str = settings["Config"].get("WorkingDir") or "/"
+    return folder
+
+
+def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
+    from docker.types import Mount
+
+    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/inside"), (str(door), f"{host.INSIDE}/door")]
+    if spec.files is not None:
+        pairs.append((str(spec.files.resolve()), "/work" if spec.read_only else f"{host.INSIDE}/files"))
+    if is_host:
+        pairs += [(os.path.realpath(path), path) for path in [*host.read_only_paths(), *host.links()]]
+    return [Mount(target, source, type="bind", read_only=True) for source, target in pairs]
+
+
+def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
+    """Folders in memory: all that can be written; with a root that can be, /dev/shm and the files' alone."""
+    folders = ["/dev/shm"]  # noqa: S108 - the box's own, as is /tmp
+    if not spec.root:  # an image's volumes would be folders of the host, without a bound
+        folders += ["/tmp", *(settings["Config"].get("Volumes") or {})]  # noqa: S108
+    if not (spec.files is not None and spec.read_only) and (spec.files is not None or not spec.root):
+        folders.append("/work")
+    size_mb = spec.scratch_mb
+    if spec.memory_mb is not None:  # full, they would leave the kernel nothing to end but the first process
+        size_mb = max(1, min(size_mb, (spec.memory_mb - RESERVE_MB) // len(folders)))
+    # The owner is named because runc replaces the mode by that of the folder below.
+    uid, gid = _user(spec).split(":")
+    options = f"size={size_mb}m,mode=1777,uid={uid},gid={gid},exec"
+    if spec.scratch_files is not None:
+        options += f",nr_inodes={spec.scratch_files + 1}"  # its own root counts
+    return dict.fromkeys(folders, options)
+
+
+def _user(spec: SandboxSpec) -> str:
+    """uid:gid of the box: root, the files' owner when nobody else may read them, else one that owns nothing."""
+    if spec.root:
+        return "0:0"
+    if spec.files is not None:
+        about = spec.files.stat()
+        if about.st_mode & 0o005 != 0o005:
+            return f"{about.st_uid}:{about.st_gid}"
+    return NOBODY_SPECIAL

@@ -1,0 +1,309 @@
+"""The way out of a box: a proxy on the host, reached through the box's own connection.
+
+No bridge and no route: the box has a loopback and nothing else, its first process leads connections
+to 127.0.0.1:3128 here, and this decides. Names are resolved here, and what was checked is what is
+connected to, so a name that changes its address gains nothing. An entry of `allowed_hosts` is
+
+    example.com          that host, at ports 80 and 443       *.example.com    the hosts below it
+    example.com:8443     that host, at that port alone        *                every public host
+    10.1.0.0/16          addresses, which may be private
+
+A name that leads to a private, link-local or loopback address is refused unless the address is
+listed itself. A secret is added here to requests for its host, and is never in the box: a client in
+there asks for `http://host/…`, and this asks for `https://host/…`. Inside a TLS tunnel (`https://`)
+nothing is read or added. What is sent to a host that was allowed is not looked at, nor what it answers:
+one that repeats its request's headers tells the box the secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import TypeAlias, cast
+from urllib.parse import SplitResult, urlsplit
+
+from agentloop.errors import ConfigError, SandboxGone
+from agentloop.sandbox.process import Incoming, Outgoing
+
+Address: TypeAlias = IPv4Address | IPv6Address
+PORTS = (80, 443)
+MAX_HEAD = 32_768
+HEAD_S, CONNECT_S, IDLE_S = 30.0, 10.0, 60.0
+"""For a request's head; for a connection; how long a host may be silent that was told it will hear no more."""
+MAX_CONNECTIONS = 64
+HOP_BY_HOP = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
+EMBEDDING = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
+"""IPv6 ranges whose addresses stand for IPv4 ones, which is a way around a list."""
+SITE_LOCAL = ip_network("fec0::/10")
+"""Private addresses of old, which `ipaddress` takes for global ones."""
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A header for the requests to one host."""
+
+    header: str
+    value: str
+
+    def __repr__(self) -> str:
+        return f"Secret({self.header})"
+
+
+class Refused(Exception):
+    """Why the proxy does not connect; the words go to the client."""
+
+    def __init__(self, why: str, status: str = "403 Forbidden") -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Egress:
+    """The proxy of one box, and what it allows at present."""
+
+    def __init__(self, allowed_hosts: tuple[str, ...] = (), secrets: Mapping[str, Secret] | None = None) -> None:
+        """secrets: host name -> what is added to its requests. Raises ConfigError for what is no host."""
+        self._secrets = dict(secrets or {})
+        self._allowed = tuple(_Entry.of(host) for host in allowed_hosts)
+        self._open: dict[asyncio.Task[None], tuple[str, int, Address]] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._n = 0
+
+    @property
+    def allows(self) -> bool:
+        """Whether there is any way out."""
+        return bool(self._allowed)
+
+    def allow(self, hosts: tuple[str, ...]) -> None:
+        """From now on these; connections to others are cut. Raises ConfigError for what is no host."""
+        self._allowed = tuple(_Entry.of(host) for host in hosts)
+        for task, (host, port, address) in list(self._open.items()):
+            if not self._may(host, port, address):
+                task.cancel()
+
+    async def serve(self, incoming: Incoming, outgoing: Outgoing) -> None:
+        """One connection from the box, to its end."""
+        self._n += 1
+        try:
+            async with asyncio.timeout(HEAD_S):
+                head, rest = await _head(incoming)
+            if self._n > MAX_CONNECTIONS:
+                raise Refused(f"more than {MAX_CONNECTIONS} connections at once", "503 Service Unavailable")
+            await self._proxy(head, rest, incoming, outgoing)
+        except Refused as refused:
+            await _say(outgoing, refused.status, str(refused))
+        except (OSError, TimeoutError) as error:
+            if not isinstance(error, SandboxGone):
+                await _say(outgoing, "502 Bad Gateway", f"{type(error).__name__}: {error}")
+        finally:
+            self._n -= 1
+            with suppress(SandboxGone):
+                outgoing.close()
+
+    async def _proxy(self, head: list[bytes], rest: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
+        method, url, port = _target(head[0])
+        host, tunnel = (url.hostname or "").rstrip(".").lower(), method == "CONNECT"
+        secret = None if tunnel else self._secrets.get(host)
+        port = port or (443 if tunnel or secret else 80)
+        reader, writer, address = await self._connect(host, port, self._context() if secret else None)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        self._open[task] = (host, port, address)
+        try:
+            if not self._may(host, port, address):  # what is allowed changed while it connected
+                raise Refused(f"{host}:{port} is no longer among the allowed hosts of this sandbox")
+            if tunnel:
+                await outgoing.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+                writer.write(_request(method, path, url.netloc.rpartition("@")[2], head[1:], secret))
+            writer.write(rest)
+            with suppress(OSError, TimeoutError):  # an end in the middle, which no words can be put into
+                await _relay(reader, writer, incoming, outgoing)
+        finally:
+            del self._open[task]
+            writer.close()
+
+    def _context(self) -> ssl.SSLContext:
+        self._tls = self._tls or ssl.create_default_context()
+        return self._tls
+
+    async def _connect(
+        self, host: str, port: int, tls: ssl.SSLContext | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Address]:
+        literal = _literal(host)
+        if literal is None and not any(entry.names(host, port) for entry in self._allowed):
+            raise Refused(f"{host}:{port} is not among the allowed hosts of this sandbox")
+        problem: Exception = Refused(f"{host} has no address")
+        async with asyncio.timeout(CONNECT_S):
+            for address in [literal] if literal else await _resolve(host, port):
+                if not self._may(host, port, address):
+                    problem = Refused(f"{host}:{port} is {address}, which this sandbox may not connect to")
+                    continue
+                try:
+                    server = host if tls else None
+                    reader, writer = await asyncio.open_connection(str(address), port, ssl=tls, server_hostname=server)
+                except OSError as error:
+                    problem = error
+                    continue
+                return reader, writer, address
+        raise problem
+
+    def _may(self, host: str, port: int, address: Address) -> bool:
+        if any(entry.covers(address, port) for entry in self._allowed):
+            return True
+        if not _is_public(address):
+            return False
+        if _literal(host) is not None:
+            return any(entry.name == "*" and port in entry.ports for entry in self._allowed)
+        return any(entry.names(host, port) for entry in self._allowed)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One allowed host: a name's pattern, or a network of addresses."""
+
+    name: str
+    network: object
+    ports: tuple[int, ...]
+
+    @classmethod
+    def of(cls, text: str) -> _Entry:
+        host, ports = text.strip().lower(), cast(tuple[int, ...], PORTS)
+        bracketed, _, tail = host.partition("]:")
+        if host.startswith("[") and tail.isdigit():
+            host, ports = bracketed[1:], (int(tail),)
+        elif host.count(":") == 1 and host.rpartition(":")[2].isdigit():
+            host, ports = host.rpartition(":")[0], (int(host.rpartition(":")[2]),)
+        try:
+            return cls("", ip_network(host.strip("[]"), strict=False), ports)
+        except ValueError:
+            if not host or any(c in host for c in "/:@[]? ") or not _is_pattern(host):
+                raise ConfigError(
+                    f"allowed_hosts: {text!r} is no host; "
+                    "write example.com, *.example.com, example.com:8443 or 10.1.0.0/16"
+                ) from None
+            return cls(host.rstrip("."), None, ports)
+
+    def names(self, host: str, port: int) -> bool:
+        return bool(self.name) and port in self.ports and fnmatchcase(host, self.name)
+
+    def covers(self, address: Address, port: int) -> bool:
+        return self.network is not None and port in self.ports and address in self.network  # type: ignore[operator]
+
+
+def _is_pattern(host: str) -> bool:
+    """`*`, `*.` and a name, or a name."""
+    return host == "*" or "*" not in host.removeprefix("*.")
+
+
+def _literal(host: str) -> Address | None:
+    """The address that `host` writes, in any spelling that a connect would take (`127.1`, `0x7f000001`)."""
+    try:
+        return _plain(ip_address(host.partition("%")[0]))
+    except ValueError:
+        pass
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return None
+
+
+def _plain(address: Address) -> Address:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _is_public(address: Address) -> bool:
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    return not any(address in network for network in (*EMBEDDING, SITE_LOCAL))
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in found))
+
+
+async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
+    """(lines of the head, what came after it)."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = await incoming.read()
+        if not piece or len(data) > MAX_HEAD:
+            raise Refused("the request has no head, or one too long", "400 Bad Request")
+        data += piece
+    head, _, rest = data.partition(b"\r\n\r\n")
+    lines = head.split(b"\r\n")
+    if any(b"\r" in line or b"\n" in line or b"\0" in line or line[:1] in (b" ", b"\t") for line in lines):
+        # Another server could take what follows for a line of its own, and so for a header that was dropped here.
+        raise Refused("the request has a head that can be read in two ways", "400 Bad Request")
+    return lines, rest
+
+
+def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
+    """(method, place, port when it names one) of a request to a proxy."""
+    try:
+        method, target, _ = line.decode("ascii").split(" ")
+        url = urlsplit(f"//{target}" if method == "CONNECT" else target)
+        port = url.port
+    except ValueError:
+        raise Refused("the request has no line that can be read", "400 Bad Request") from None
+    if not url.hostname or not (method == "CONNECT" or url.scheme == "http"):
+        raise Refused("the request names no host; this is an HTTP proxy", "400 Bad Request")
+    return method, url, port
+
+
+def _request(method: str, path: str, host: str, headers: list[bytes], secret: Secret | None) -> bytes:
+    """The request as the host is asked, on a connection of its own."""
+    added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
+    dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
+    kept = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
+    lines = [f"{method} {path} HTTP/1.1".encode(), *(f"{k}: {v}".encode() for k, v in added.items()), *kept]
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+async def _relay(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Incoming, outgoing: Outgoing
+) -> None:
+    """Both directions, until the host has said everything, or nobody in the box listens."""
+    loop = asyncio.get_running_loop()
+
+    async def upward() -> None:
+        async for data in incoming:
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+    sending = asyncio.ensure_future(upward())
+    try:
+        async with asyncio.timeout(None) as patience:
+
+            def wait_on(_: object) -> None:
+                if sending.done():
+                    patience.reschedule(loop.time() + IDLE_S)
+
+            sending.add_done_callback(wait_on)
+            try:
+                while (data := await reader.read(1 << 16)) and not outgoing.stopped:
+                    wait_on(data)
+                    await outgoing.write(data)
+            finally:
+                sending.remove_done_callback(wait_on)
+    finally:
+        sending.cancel()
+        with suppress(asyncio.CancelledError, OSError):
+            await sending
+
+
+async def _say(outgoing: Outgoing, status: str, why: str) -> None:
+    body = f"agentloop proxy: {why}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with suppress(SandboxGone):
+        await outgoing.write(head.encode() + body)

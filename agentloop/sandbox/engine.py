@@ -1,0 +1,194 @@
+"""A Docker Engine on this machine: reaching it, and telling our containers from others'.
+
+Every container of ours carries the process that made it, and its end when it has one. A box that was
+started ends by itself when its owner does; the sweep is for those that never started, for what an
+engine that was away could not remove, and for what cannot happen.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import SandboxUnavailable
+
+TIMEOUT_S = 60.0
+REMOVE_TIMEOUT_S = 10.0
+LATE_S = 30.0
+"""Grace after a deadline: a box counts its time from its own start, which on a busy machine takes seconds."""
+LOCAL = "http+docker://localhost"
+"""How the SDK writes an engine behind a unix socket."""
+OWNER, DEADLINE = "agentloop.owner", "agentloop.deadline"
+"""Labels: boot id/process namespace/pid/start of the process that made it; its end, in seconds since 1970."""
+START_TIME = 19
+"""Place of the start time, in clock ticks since boot, among the fields of /proc/PID/stat that follow the name."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of ours, or of another agentloop on this engine."""
+
+    id: str
+    name: str
+    image: str
+    status: str
+    """The engine's word: created, running, removing, exited or dead."""
+    owner: str
+    deadline: float | None
+    """Seconds since 1970; None has no end of its own."""
+    is_orphan: bool
+    """Its owner would be seen from here and is gone, or its time is up."""
+
+
+@contextmanager
+def engine(timeout_s: float = TIMEOUT_S) -> Iterator[Any]:
+    """A client of one's own: the SDK's may not be used by two threads. Raises SandboxUnavailable with the remedy."""
+    import docker
+
+    try:
+        _knock(timeout_s)
+        client = docker.from_env(timeout=timeout_s)
+    except (docker.errors.DockerException, OSError) as error:
+        raise SandboxUnavailable(_explained(error)) from error
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _knock(timeout_s: float) -> None:
+    """Connect once to an engine's unix socket; the SDK would leave its socket open where that fails."""
+    from docker.constants import DEFAULT_UNIX_SOCKET
+    from docker.utils import kwargs_from_env, parse_host
+
+    url = parse_host(kwargs_from_env().get("base_url") or DEFAULT_UNIX_SOCKET)
+    if url.startswith("http+unix://"):
+        with socket.socket(socket.AF_UNIX) as knocking:
+            knocking.settimeout(timeout_s)
+            knocking.connect(url.removeprefix("http+unix://"))
+
+
+def labels(lifetime_s: float | None) -> dict[str, str]:
+    """What a container of this process is marked with."""
+    deadline = {} if lifetime_s is None else {DEADLINE: f"{time.time() + lifetime_s:.0f}"}
+    return {OWNER: owner(os.getpid()), **deadline}
+
+
+def owner(pid: int) -> str:
+    """The label of what process `pid` makes. Raises OSError when there is none."""
+    return f"{_place()}/{pid}/{_started(pid)}"
+
+
+def containers(client: Any) -> list[Container]:
+    """Every container with our label, in whatever state."""
+    return [
+        Container(
+            id=found["Id"],
+            name=found["Names"][0].lstrip("/") if found["Names"] else found["Id"][:12],
+            image=found["Image"],
+            status=found["State"],
+            owner=found["Labels"][OWNER],
+            deadline=(deadline := _seconds(found["Labels"].get(DEADLINE, ""))),
+            is_orphan=_is_orphan(found["Labels"][OWNER]) or _is_late(deadline),
+        )
+        for found in client.api.containers(all=True, filters={"label": OWNER})
+    ]
+
+
+def sweep(client: Any) -> list[str]:
+    """Remove what has lost its owner or is past its time, running or not; the names.
+
+    Boxes of owners that cannot be seen from here (another machine's or container's processes, or a
+    label of someone else's) are left alone until their time is up.
+    """
+    from docker.errors import APIError
+
+    removed = []
+    for container in containers(client):
+        if container.is_orphan:
+            with suppress(APIError):  # swept by someone else meanwhile, or going by itself
+                client.api.remove_container(container.id, v=True, force=True)
+                removed.append(container.name)
+    return removed
+
+
+def has_ended(name: str, timeout_s: float) -> bool:
+    """Whether a container that was started is over, as the engine says."""
+    from docker.errors import NotFound
+
+    try:
+        with engine(timeout_s) as client:
+            status: str = client.api.inspect_container(name)["State"]["Status"]
+            return status not in ("created", "running")
+    except NotFound:
+        return True
+
+
+def remove(name: str, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
+    """End and remove a container; one that is going by itself is waited for, one that is not there is no error.
+
+    Where no engine answers nothing is done: a box ends with its connection, and an engine that comes
+    back removes what ended meanwhile.
+    """
+    from docker.errors import APIError, DockerException, NotFound
+
+    try:
+        with engine(timeout_s) as client:
+            try:
+                client.api.remove_container(name, v=True, force=True)
+            except APIError as error:
+                if error.status_code != 409:  # its removal is under way
+                    raise
+                client.api.wait(name, condition="removed", timeout=timeout_s)
+    except NotFound:
+        return
+    except APIError:
+        raise
+    except (DockerException, OSError):
+        return
+
+
+def _explained(error: Exception) -> str:
+    """Why no engine answered, in one line with the remedy."""
+    problem = " ".join(str(error).split())[:160]
+    if "Permission denied" in problem:
+        return f"this user may not use the Docker Engine ({problem}); join the group docker, or use bubblewrap"
+    return f"no Docker Engine answers ({problem}); start one, or use bubblewrap"
+
+
+def _place() -> str:
+    """Within which a process number means one process: this boot, and this namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+def _started(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[START_TIME]
+
+
+def _is_orphan(label: str) -> bool:
+    """Whether the label names a process that would be seen from here, and is not there."""
+    place, _, process = label.rpartition("/")
+    place, _, pid = place.rpartition("/")
+    if place != _place() or not all(word.isascii() and word.isdecimal() for word in (pid, process)):
+        return False
+    try:
+        return _started(int(pid)) != process
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except OSError:
+        return False
+
+
+def _seconds(deadline: str) -> float | None:
+    return float(deadline) if deadline.isascii() and deadline.isdecimal() else None
+
+
+def _is_late(deadline: float | None) -> bool:
+    return deadline is not None and time.time() > deadline + LATE_S

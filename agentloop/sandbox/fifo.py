@@ -1,0 +1,166 @@
+"""The host's end of a box whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
+
+Orders go in as lines; every command has named pipes of its own in the door (`pipes.py`). It offers what
+`channel.Channel` does but for a terminal and a proxy. A command costs some milliseconds, not one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentloop.errors import CapabilityError, SandboxGone
+from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP, Kept
+from agentloop.sandbox.inside.frames import STREAM, TERMINAL
+from agentloop.sandbox.pipes import KILLED, PipedCommand
+from agentloop.sandbox.process import Incoming, Outgoing, Process, escaped
+from agentloop.types import ExecResult
+
+T = TypeVar("T")
+NEEDS_PYTHON = "needs python3 in the image, whose first process is a shell; use an image with Python 3.6 or newer"
+ENDED = "its first process ended"
+
+
+class Fifos:
+    """See `channel.Connection`."""
+
+    def __init__(self, door: Path, orders: int, lifetime_s: float | None = None) -> None:
+        """orders: the write end of the pipe that the shell reads, not blocking.
+
+        lifetime_s: after that the box ends, which its shell cannot see to.
+        """
+        self.gone: str | None = None
+        self._door, self._orders, self._n = door, orders, 0
+        self._unsent = bytearray()
+        self._running: set[PipedCommand] = set()
+        self._queued: dict[object, str] = {}
+        self._places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(orders, self.close, ENDED)
+        self._at_end: asyncio.TimerHandle | None = None
+        if lifetime_s is not None:
+            self._at_end = self._loop.call_later(lifetime_s, self.close, "its lifetime is over")
+
+    async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
+        """See `channel.Channel.exec`."""
+        ticket = object()
+        self._queued[ticket] = lease
+        try:
+            async with self._places:
+                if self._queued.pop(ticket, None) is None:
+                    return ExecResult(exit_code=KILLED, stdout="", stderr="discarded before it started\n", duration_s=0)
+                return await self._exec(self._begun(command, lease, 0), timeout_s, max_output)
+        finally:
+            self._queued.pop(ticket, None)
+
+    async def _exec(self, running: PipedCommand, timeout_s: float, max_output: int) -> ExecResult:
+        cap = max(HARD_CAP * max_output, FLOOD)
+        outputs = [Kept(-1, max_output, cap), Kept(-1, max_output, cap)]
+        reading = [_seen(_keep(running, name, kept)) for name, kept in zip(("out", "err"), outputs, strict=True)]
+        try:
+            done = await asyncio.shield(_seen(running.finish(max(0.0, timeout_s))))
+            await asyncio.gather(*reading)
+        finally:
+            running.abandon()
+        (out, lost_out), (err, lost_err) = (kept.kept() for kept in outputs)
+        if any(kept.total > cap for kept in outputs):
+            err += f"[killed: it printed more than {cap} bytes]\n".encode()
+        if done.exit_code == CANNOT_START and not running.began:
+            err += b"cannot start: the box has no room for another process\n"
+        texts = {"stdout": out.decode(errors="replace"), "stderr": err.decode(errors="replace")}
+        return done.model_copy(update={**texts, "dropped": lost_out + lost_err})
+
+    def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = (24, 80)) -> Process:
+        """See `channel.Channel.start`. Raises CapabilityError for a terminal."""
+        if how & TERMINAL:
+            raise CapabilityError(f"a terminal {NEEDS_PYTHON}")
+        running = self._begun(command, lease, how | STREAM)
+        return Process(
+            running.outgoing.get("in") or Outgoing(lambda _: None),
+            running.incoming["out"],
+            running.incoming["err"],
+            running.control,
+            _seen(running.finish(None)),
+            running.outgoing.get("orders"),
+            running.incoming.get("records"),
+        )
+
+    def discard(self, lease: str) -> None:
+        """See `channel.Channel.discard`."""
+        self._queued = {ticket: name for ticket, name in self._queued.items() if lease and name != lease}
+        with suppress(SandboxGone):
+            self._order(f"discard {lease}" if lease else "end")
+
+    def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
+        """Raises CapabilityError: a shell cannot lead to a proxy."""
+        raise CapabilityError(f"a way to allowed_hosts {NEEDS_PYTHON}")
+
+    def close(self, reason: str = "it was closed") -> None:
+        """See `channel.Channel.close`."""
+        if self.gone is not None:
+            return
+        self.gone = reason
+        if self._at_end:
+            self._at_end.cancel()
+        self._loop.remove_reader(self._orders)
+        self._loop.remove_writer(self._orders)
+        os.close(self._orders)
+        for running in list(self._running):
+            running.lose(reason)
+
+    def _begun(self, command: str, lease: str, how: int) -> PipedCommand:
+        """Raises SandboxGone, or SandboxError when its pipes cannot be made."""
+        self._must_stand()
+        self._n += 1
+        owner = lease or "-"
+        running = PipedCommand(self._door / secrets.token_hex(12), f"{owner}.{self._n}.", how, self._order)
+        self._running.add(running)
+        running.closed.add_done_callback(lambda _: self._running.discard(running))
+        flags = f"{int('in' in running.outgoing)} {int('orders' in running.outgoing)}"
+        # printf's \c ends the text, so that the shell which reads the line has no blanks to strip from it.
+        self._order(f"run {running.path.name} {owner} {self._n} {flags} {escaped(command)}\\c")
+        return running
+
+    def _must_stand(self) -> None:
+        if self.gone is not None:
+            raise SandboxGone(f"the sandbox is gone: {self.gone}")
+
+    def _order(self, line: str) -> None:
+        """One line for the shell, whenever it takes it. Raises SandboxGone."""
+        self._must_stand()
+        self._unsent += line.encode(errors="replace") + b"\n"
+        self._flush()
+        self._must_stand()
+
+    def _flush(self) -> None:
+        try:
+            del self._unsent[: os.write(self._orders, self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close(ENDED)
+            return
+        if self._unsent:
+            self._loop.add_writer(self._orders, self._flush)
+        else:
+            self._loop.remove_writer(self._orders)
+
+
+async def _keep(running: PipedCommand, name: str, kept: Kept) -> None:
+    async for data in running.incoming[name]:
+        kept.take(data)
+        if kept.total > kept.cap:
+            running.kill()
+            return
+
+
+def _seen(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose failure is no surprise, should nobody wait for it."""
+    task = asyncio.ensure_future(work)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return task

@@ -1,0 +1,185 @@
+"""Files into a box and out of it, through its own connection, with every limit held while they stream.
+
+A box's files are its agent's: what comes out is taken as hostile. Nothing is written outside the
+destination, no link, device or special mode leaves the box, and a limit ends the transfer at once,
+before a sparse file or a bomb has been read to its end. The box needs a shell, `cat`, `head` and
+`tar`; with a box whose programs the agent may have replaced, what they say is wrong, no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from agentloop.errors import PathError, TransferLimit
+from agentloop.sandbox import archives
+from agentloop.sandbox.process import Incoming, Process
+
+T = TypeVar("T")
+MAX_BYTES = 256 << 20
+MAX_ENTRIES = 10_000
+TIMEOUT_S = 120.0
+"""A transfer that takes longer has met a pipe nobody writes to, or programs that are not the box's own any more."""
+NOT_A_FILE, IS_LINK = 96, 97
+"""Exit codes of our own commands."""
+
+Start = Callable[[str], Process]
+
+
+async def read_file(start: Start, path: str, max_bytes: int) -> bytes:
+    """The bytes of one file. Raises PathError, or TransferLimit when there are more than `max_bytes`."""
+    name = shlex.quote(_absolute(path))
+    data = bytearray()
+    command = f"[ -f {name} ] || exit {NOT_A_FILE}; exec head -c {max_bytes + 1} < {name}"
+    async with _transfer(start, command, path) as process:
+        async for piece in process.stdout:
+            data += piece
+            if len(data) > max_bytes:
+                raise TransferLimit(f"{path} has more than {max_bytes:,} bytes; raise max_bytes, or read a part of it")
+    return bytes(data)
+
+
+async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
+    """Create or replace one file, whole or not at all, and the folders above it.
+
+    Raises PathError where a link is in the way, or something that is no file.
+    """
+    target = _absolute(path)
+    folder = os.path.dirname(target)
+    name, draft = shlex.quote(target), shlex.quote(f"{folder.rstrip('/')}/.agentloop-{secrets.token_hex(6)}")
+    command = (
+        f"{_no_links(target)} [ ! -e {name} ] || [ -f {name} ] || exit {NOT_A_FILE}; "
+        f"mkdir -p {shlex.quote(folder)} || exit 1; "
+        f"cat > {draft} && chmod {mode & 0o7777:o} {draft} && mv -f {draft} {name} && exit; rm -f {draft}; exit 1"
+    )
+    async with _transfer(start, command, path) as process:
+        await process.stdin.write(data)
+        process.stdin.close()
+
+
+async def upload(start: Start, source: Path, target: str) -> None:
+    """Copy a folder's contents (or one file) into the folder `target` of the box, which is made.
+
+    Owners become the box's user; links are copied as links. Raises PathError where a link is in the way
+    of a folder, and for a source that cannot be read.
+    """
+    folder = _absolute(target)
+    name = shlex.quote(folder)
+    # First the folders that are about to be made, a line each: tar may follow a link that has such a name.
+    command = (
+        f"{_no_links(folder)} mkdir -p {name} && cd {name} || exit 1; "
+        f'while IFS= read -r place && [ "$place" ]; do [ ! -L "./$place" ] || exit {IS_LINK}; done; exec tar -xf -'
+    )
+    async with _transfer(start, command, target) as process:
+        places = await asyncio.to_thread(archives.folders, source)
+        await process.stdin.write(b"".join(os.fsencode(place) + b"\n" for place in places) + b"\n")
+        sink = archives.Sink(process.stdin, asyncio.get_running_loop())
+        await _beside(process, lambda: archives.pack(source, sink))
+        process.stdin.close()
+
+
+async def download(start: Start, path: str, target: Path, *, max_bytes: int, max_entries: int) -> archives.Manifest:
+    """Copy a file or a folder of the box to `target`, which must not be there yet: whole, or not at all.
+
+    Raises PathError, and TransferLimit before more than `max_bytes` were written.
+    """
+    source = _absolute(path)
+    folder, name = os.path.split(source)
+    if not name:
+        raise PathError("the whole box cannot be copied; name a folder in it")
+    if os.path.lexists(target):  # noqa: ASYNC240 - a glance
+        raise PathError(f"{target} is there already; name a path that is not")
+    command = (
+        f"[ -e {shlex.quote(source)} ] || exit {NOT_A_FILE}; "
+        f"exec tar -cf - -C {shlex.quote(folder)} -- {shlex.quote(name)}"
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-"[:64], dir=target.parent))
+    try:
+        async with _transfer(start, command, path) as process:
+            stream = archives.Source(process.stdout, asyncio.get_running_loop(), max_bytes, max_entries)
+            manifest = await _beside(process, lambda: archives.unpack(stream, draft, max_bytes, max_entries))
+            await _rest(process.stdout)
+        if not (draft / name).exists():
+            raise PathError(f"{path} in the box is neither a file nor a folder")
+        (draft / name).rename(target)
+        return manifest
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Process]:
+    """The process of `command`; after the block it is over, in time and well. Raises PathError when it is not."""
+    process = start(command)
+    said = asyncio.ensure_future(_beginning(process.stderr))
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            yield process
+            _must_have_worked((await process.wait()).exit_code, await said, path)
+    except TimeoutError:
+        raise TransferLimit(
+            f"{path} in the box: not done in {TIMEOUT_S:g} s; move less at once, or look at what is there"
+        ) from None
+    finally:
+        process.kill()
+        said.cancel()
+
+
+async def _beside(process: Process, work: Callable[[], T]) -> T:
+    """Run `work` in a thread to its end, which is brought about when the caller gives up."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        process.kill()
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({running})
+        running.exception()
+        raise
+
+
+async def _beginning(incoming: Incoming) -> str:
+    """The first words of what is read to its end: one who says more must not be held up by that."""
+    said = b""
+    async for piece in incoming:
+        said = (said + piece)[:500]
+    return said.decode(errors="replace").strip()
+
+
+def _must_have_worked(code: int, said: str, path: str) -> None:
+    if code == NOT_A_FILE:
+        raise PathError(f"{path} in the box is not there, or not a file")
+    if code == IS_LINK:
+        raise PathError(f"{path} in the box leads through a link, which whoever works there may have put in the way")
+    if code:
+        raise PathError(f"{path} in the box: {said or f'exit code {code}'}")
+
+
+async def _rest(incoming: Incoming) -> None:
+    """What an archive has after its end; a writer that goes on is ended with the process."""
+    for _ in range(16):
+        if not await incoming.read():
+            return
+    raise TransferLimit("the archive does not end; its program may not be the box's own any more")
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/") or "\0" in path or ".." in PurePosixPath(path).parts:
+        raise PathError(f"{path!r} must be an absolute path in the box, without '..'")
+    return "/" + str(PurePosixPath(path)).lstrip("/")
+
+
+def _no_links(path: str) -> str:
+    """Shell text that ends with IS_LINK when a part of `path` is a link."""
+    parents = [str(p) for p in PurePosixPath(path).parents if str(p) != "/"]
+    return "".join(f"[ ! -L {shlex.quote(p)} ] || exit {IS_LINK}; " for p in [*reversed(parents), path])

@@ -1,0 +1,251 @@
+"""Starting a command, and what becomes of its output.
+
+The syntax is that of Python 3.6, which is why annotations are in quotes.
+"""
+
+import _signal as signal  # type: ignore[import-not-found]
+import fcntl
+import os
+import struct
+import termios
+import time
+
+from .frames import (
+    CHUNK,
+    CONTROL,
+    DATA,
+    MARK,
+    NO_TIMEOUT,
+    ORDERS,
+    RECORDS,
+    REQUEST,
+    STDERR,
+    STDIN,
+    STDOUT,
+    STREAM,
+    TERMINAL,
+    WINDOW,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ENDLESS = 1 << 62
+HARD_CAP, FLOOD = 8, 1 << 20
+"""A command is killed once it has printed this many times what is kept, and at least this many bytes."""
+SCRATCH = "/tmp"  # noqa: S108 - the box's own
+SHELL = "/bin/sh"
+DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores, and a child would inherit that."""
+CANNOT_START = 126
+FIXED = {"LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
+"""What would make two runs of one command differ without need."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+FIRST_TO_GO, LAST_TO_GO = b"1000", b"0"
+"""What the kernel ends when memory runs out: what a command started, and only then PID 1 and with it the box."""
+own_score = []  # type: list[int]
+"""Descriptor of PID 1's own score; empty where the kernel does not let it be written."""
+
+
+def keep_score() -> None:
+    """Before PID 1 is undumpable: its files in /proc are not its own after that."""
+    try:
+        own_score.append(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC))
+    except OSError:
+        pass
+
+
+def score(value: bytes) -> None:
+    """PID 1's own, which a child inherits: set around its start, because afterwards its children would be missed."""
+    for fd in own_score:
+        try:
+            os.pwrite(fd, value, 0)
+        except OSError:  # less than a host whose own is higher may set
+            pass
+
+
+class Kept:
+    """Output of which the first and the last bytes are kept, and the others counted."""
+
+    def __init__(self, fd: int, keep: int, cap: int) -> None:
+        self.fd, self.half, self.cap, self.total, self.left = fd, max(1, keep // 2), cap, 0, ENDLESS
+        self.head, self.tail = bytearray(), bytearray()
+
+    @property
+    def room(self) -> int:
+        """Bytes it may take now; a flood is not read on, its writer is killed."""
+        return CHUNK if self.total <= self.cap else 0
+
+    def take(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self.half - len(self.head)
+        self.head += data[:room] if room > 0 else b""
+        self.tail += data[max(room, 0) :]
+        if len(self.tail) > 2 * self.half:
+            del self.tail[: -self.half]
+
+    def end(self) -> None:
+        pass
+
+    def kept(self) -> "tuple[bytes, int]":
+        """(bytes, number dropped)."""
+        tail = bytes(self.tail[-self.half :])
+        dropped = self.total - len(self.head) - len(tail)
+        return bytes(self.head) + (b"\n[...]\n" if dropped else b"") + tail, dropped
+
+
+class Sent:
+    """Output that is sent on as it comes, as far as the receiver has room."""
+
+    def __init__(self, fd: int, ident: int, channel: int, send: "Callable[[int, int, bytes], None]") -> None:
+        self.fd, self.ident, self.channel, self.send = fd, ident, channel, send
+        self.room, self.left = WINDOW, ENDLESS
+
+    def take(self, data: bytes) -> None:
+        self.room -= len(data)
+        self.send(self.ident, DATA, bytes([self.channel]) + data)
+
+    def end(self) -> None:
+        self.send(self.ident, DATA, bytes([self.channel]))
+
+
+class Command:
+    """A running `sh -c`, in a session and process group of its own."""
+
+    def __init__(self, ident: int, payload: bytes, send: "Callable[[int, int, bytes], None]") -> None:
+        """Starts it. Raises OSError when that is not possible, a text of 128 KiB or more included."""
+        timeout_ms, keep, how, rows, columns, n = REQUEST.unpack_from(payload)
+        self.ident, self.lease, self.how = ident, lease_of(payload), how
+        self.cap = max(HARD_CAP * keep, FLOOD)
+        self.started = time.monotonic()
+        self.deadline = float("inf") if timeout_ms == NO_TIMEOUT else self.started + timeout_ms / 1000.0
+        self.timed_out = self.flooded = self.unwanted = False
+        self.ordered = 0
+        self.terminal = -1
+        self.sinks = {}  # type: dict[int, int]
+        self.sources = {}  # type: dict[int, Sent | Kept]
+        home = f"{SCRATCH}/{self.lease}" if self.lease else ""
+        try:
+            if home:
+                os.mkdir(home)
+        except OSError:  # it is there; or the scratch is full, which is for the command to find out
+            pass
+        plumbing = Terminal(rows, columns) if how & TERMINAL else Pipes(how)
+        try:
+            variables = environment(home, f"{self.lease}.{ident}")
+            score(FIRST_TO_GO)
+            self.pid = spawn(payload[REQUEST.size + n :], variables, plumbing.inside, plumbing.terminal)
+        except BaseException:
+            plumbing.close(plumbing.outside.values())
+            raise
+        finally:
+            score(LAST_TO_GO)
+            plumbing.close(plumbing.inside.values())
+        if how & TERMINAL:
+            self.terminal = plumbing.outside[STDOUT]
+        for channel, fd in plumbing.outside.items():
+            os.set_blocking(fd, False)
+            if channel in (STDIN, ORDERS):
+                self.sinks[channel] = fd
+            else:
+                self.sources[channel] = Sent(fd, ident, channel, send) if how & STREAM else Kept(fd, keep, self.cap)
+
+    @staticmethod
+    def streams(payload: bytes) -> bool:
+        """Whether a request wants its output sent on, not kept."""
+        return bool(REQUEST.unpack_from(payload)[2] & STREAM)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """The whole group, which the shell cannot leave: it leads a session."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+
+class Pipes:
+    """A command's ends of its channels, and ours: channel -> file descriptor."""
+
+    terminal = None  # type: str | None
+
+    def __init__(self, how: int) -> None:
+        self.inside = {}  # type: dict[int, int]
+        self.outside = {}  # type: dict[int, int]
+        try:
+            for channel in (STDIN, STDOUT, STDERR) + ((ORDERS, RECORDS) if how & CONTROL else ()):
+                if channel == STDIN and how & (STREAM | CONTROL) != STREAM:
+                    self.inside[channel] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                elif channel in (STDIN, ORDERS):
+                    self.inside[channel], self.outside[channel] = os.pipe2(os.O_CLOEXEC)
+                else:
+                    self.outside[channel], self.inside[channel] = os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            self.close(self.inside.values())
+            self.close(self.outside.values())
+            raise
+
+    def close(self, fds: "Iterable[int]") -> None:
+        for fd in fds:
+            os.close(fd)
+
+
+class Terminal(Pipes):
+    """Both directions in one: what is written to our end is typed, what is read was shown."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        ours, theirs = os.openpty()
+        self.inside, self.outside = {STDIN: theirs}, {STDIN: os.dup(ours), STDOUT: ours}
+        self.terminal = os.ttyname(theirs)
+        resize(ours, rows, columns)
+
+
+def resize(fd: int, rows: int, columns: int) -> None:
+    """Tell a terminal its size; what runs in it gets SIGWINCH."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def spawn(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", terminal: "str | None") -> int:
+    """A new `sh -c`, with `inside` as its file descriptors, or in a terminal. Raises OSError."""
+    if not hasattr(os, "posix_spawn"):
+        return fork(text, variables, inside, terminal)
+    actions = []  # type: list[tuple[object, ...]]
+    if terminal is None:
+        actions += [(os.POSIX_SPAWN_DUP2, fd, target) for target, fd in inside.items()]
+    else:  # a session's leader that opens one gets it as its controlling terminal
+        actions += [(os.POSIX_SPAWN_OPEN, 0, terminal, os.O_RDWR, 0)]
+        actions += [(os.POSIX_SPAWN_DUP2, 0, target) for target in (1, 2)]
+    return os.posix_spawn(SHELL, [b"sh", b"-c", text], variables, file_actions=actions, setsid=True, setsigdef=DEFAULTS)
+
+
+def fork(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", terminal: "str | None") -> int:
+    """The same without posix_spawn, which Python has since 3.8; a failure shows as exit code 126."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        for number in DEFAULTS:
+            signal.signal(number, signal.SIG_DFL)
+        opened = dict.fromkeys((0, 1, 2), os.open(terminal, os.O_RDWR)) if terminal else inside
+        for target, fd in opened.items():
+            os.dup2(fd, target)
+        os.execve(SHELL, [b"sh", b"-c", text], variables)
+    finally:
+        os._exit(CANNOT_START)
+
+
+def environment(home: str, mark: str) -> "dict[str, str]":
+    """What the image sets (nothing of the host's gets here), then ours; a lease without a home has the image's."""
+    variables = {"PATH": PATH}
+    variables.update(os.environ)
+    variables.update(FIXED)
+    if home:
+        variables.update(HOME=home, TMPDIR=home)
+    variables[MARK] = mark
+    return variables
+
+
+def lease_of(payload: bytes) -> str:
+    n = REQUEST.unpack_from(payload)[-1]
+    return payload[REQUEST.size : REQUEST.size + n].decode()

@@ -1,0 +1,232 @@
+"""Bytes between commands and the connection, as far as each side has room for them.
+
+What a command prints is read only while its receiver has granted room; what the host sends is
+granted again as the command takes it. So a slow end holds up its own channel and no other.
+"""
+
+import _socket as socket
+import fcntl
+import os
+import select
+import sys
+import termios
+
+from .commands import Command, Kept, Sent
+from .frames import CHUNK, CREDIT, FROM_BOX, GRANT, RECORDS, STDERR, STDIN, STDOUT, STREAM
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Sink:
+    """The host's bytes on their way into a channel."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.waiting, self.ended = fd, bytearray(), False
+
+
+class Flow:
+    """Every open channel of the box."""
+
+    def __init__(self, epoll: "select.epoll", send: "Callable[[int, int, bytes], None]") -> None:
+        self.epoll, self.send = epoll, send
+        self.sources = {}  # type: dict[tuple[int, int], Sent | Kept]
+        self.sinks = {}  # type: dict[tuple[int, int], Sink]
+        self.keys = {}  # type: dict[int, tuple[int, int]]
+        self.over = set()  # type: set[int]
+        self.commands = {}  # type: dict[int, Command]
+
+    def watch(self, command: Command) -> None:
+        """Open the channels of a command that was started."""
+        self.commands[command.ident] = command
+        for channel, source in command.sources.items():
+            self.sources[command.ident, channel] = source
+            self.resume(command.ident, channel)
+        for channel, fd in command.sinks.items():
+            self.sinks[command.ident, channel] = Sink(fd)
+
+    @property
+    def n_connections(self) -> int:
+        """Connections from the box that have not been closed by the host."""
+        return sum(ident >= FROM_BOX for ident in {ident for ident, _ in [*self.sources, *self.sinks]})
+
+    def connect(self, ident: int, fd: int) -> None:
+        """Open the two channels of a connection that came from the box."""
+        os.set_blocking(fd, False)
+        self.sinks[ident, STDIN] = Sink(os.dup(fd))
+        self.sources[ident, STDOUT] = Sent(fd, ident, STDOUT, self.send)
+        self.resume(ident, STDOUT)
+
+    def ready(self, fd: int) -> None:
+        """A file descriptor that can be read, or written."""
+        key = self.keys.get(fd)
+        if key is None:
+            return
+        if key in self.sources and self.sources[key].fd == fd:
+            self.read(*key)
+        else:
+            self.push(key)
+
+    # ---------------------------------------------------------------- out of the box
+
+    def resume(self, ident: int, channel: int) -> None:
+        fd = self.sources[ident, channel].fd
+        if fd not in self.keys:
+            self.keys[fd] = (ident, channel)
+            self.epoll.register(fd, select.EPOLLIN)
+
+    def pause(self, fd: int) -> None:
+        if self.keys.pop(fd, None):
+            self.epoll.unregister(fd)
+
+    def read(self, ident: int, channel: int) -> bool:
+        """Take what a channel has; False when nothing more can be taken for now."""
+        source = self.sources.get((ident, channel))
+        if source is None:
+            return False
+        if not source.left:
+            self.close(ident, channel)
+            return False
+        if channel == RECORDS and not self.printed(ident):
+            self.pause(source.fd)  # until there is room for what was printed before
+            return False
+        if source.room <= 0:
+            self.pause(source.fd)
+            return False
+        try:
+            data = os.read(source.fd, min(CHUNK, source.room, source.left))
+        except BlockingIOError:
+            if ident in self.over:
+                self.close(ident, channel)
+            return False
+        except OSError:  # how a terminal ends
+            data = b""
+        if not data:
+            self.close(ident, channel)
+            return False
+        source.take(data)
+        source.left -= len(data)
+        if not source.left:
+            self.close(ident, channel)
+        if isinstance(source, Kept) and source.total > source.cap:
+            command = self.commands.get(ident)
+            if command:
+                command.flooded = True
+                command.kill()
+        return True
+
+    def printed(self, ident: int) -> bool:
+        """Whether everything that was printed so far is on its way."""
+        for channel in (STDOUT, STDERR):
+            while self.read(ident, channel):
+                pass
+            source = self.sources.get((ident, channel))
+            if source is not None and source.room <= 0:
+                return False
+        return True
+
+    def grant(self, ident: int, channel: int, n: int) -> None:
+        """The receiver has room for more."""
+        source = self.sources.get((ident, channel))
+        if isinstance(source, Sent):
+            source.room += n
+            for other in (STDOUT, STDERR, RECORDS):
+                if (ident, other) in self.sources:
+                    self.resume(ident, other)
+
+    def close(self, ident: int, channel: int) -> None:
+        source = self.sources.pop((ident, channel), None)
+        if source is not None:
+            self.pause(source.fd)
+            os.close(source.fd)
+            source.end()
+            self.forget(ident)
+
+    def finish(self, command: Command) -> "tuple[tuple[bytes, int], tuple[bytes, int]]":
+        """The command ended: (bytes, number dropped) of stdout and stderr, nothing where they were sent on.
+
+        What a surviving child writes later is nobody's.
+        """
+        ident = command.ident
+        self.over.add(ident)
+        self.commands.pop(ident, None)
+        for channel, source in command.sources.items():
+            if command.terminal < 0 and (ident, channel) in self.sources:
+                source.left = n_waiting(source.fd)
+            while self.read(ident, channel):
+                pass
+            if not command.how & STREAM:
+                self.close(ident, channel)
+        for channel in command.sinks:
+            self.shut((ident, channel))
+        self.forget(ident)
+        kept = [source.kept() for source in command.sources.values() if isinstance(source, Kept)]
+        return (kept[0], kept[1]) if kept else ((b"", 0), (b"", 0))
+
+    def forget(self, ident: int) -> None:
+        if not any(key[0] == ident for key in self.sources):
+            self.over.discard(ident)
+
+    def drop(self, ident: int) -> None:
+        """Close whatever belongs to an id."""
+        for key in [key for key in self.sources if key[0] == ident]:
+            self.close(*key)
+        for key in [key for key in self.sinks if key[0] == ident]:
+            self.shut(key)
+
+    # ---------------------------------------------------------------- into the box
+
+    def write(self, ident: int, channel: int, data: bytes) -> None:
+        """Bytes for a channel, or its end when there are none."""
+        sink = self.sinks.get((ident, channel))
+        if sink is None:
+            self.send(ident, CREDIT, GRANT.pack(channel, 0))
+            return
+        sink.waiting += data
+        sink.ended = sink.ended or not data
+        self.push((ident, channel))
+
+    def push(self, key: "tuple[int, int]") -> None:
+        sink = self.sinks[key]
+        try:
+            n = os.write(sink.fd, sink.waiting) if sink.waiting else 0
+        except BlockingIOError:
+            n = 0
+        except OSError:  # nobody reads it any more
+            self.send(key[0], CREDIT, GRANT.pack(key[1], 0))
+            self.shut(key)
+            return
+        del sink.waiting[:n]
+        if n:
+            self.send(key[0], CREDIT, GRANT.pack(key[1], n))
+        if not sink.waiting and sink.ended:
+            self.shut(key)
+        elif sink.waiting and sink.fd not in self.keys:
+            self.keys[sink.fd] = key
+            self.epoll.register(sink.fd, select.EPOLLOUT)
+        elif not sink.waiting:
+            self.pause(sink.fd)
+
+    def shut(self, key: "tuple[int, int]") -> None:
+        sink = self.sinks.pop(key, None)
+        if sink is not None:
+            self.pause(sink.fd)
+            if key[0] >= FROM_BOX:
+                half_close(sink.fd)
+            os.close(sink.fd)
+
+
+def n_waiting(fd: int) -> int:
+    """Bytes that can be read from a pipe now."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def half_close(fd: int) -> None:
+    """The end of one direction of a connection whose other direction goes on."""
+    connection = socket.socket(fileno=fd)
+    try:
+        connection.shutdown(socket.SHUT_WR)
+    except OSError:  # the peer left already
+        pass
+    connection.detach()

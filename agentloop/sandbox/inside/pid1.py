@@ -1,0 +1,340 @@
+"""PID 1 of a box: runs commands for the host over one connection, and ends with it.
+
+Standard library only, Python 3.6 or newer. It opens no port to the outside and trusts nothing that
+a command prints: frames travel on the connection, output travels on pipes. When the host is gone,
+so is the connection, and with PID 1 the kernel ends every process of the box.
+
+All commands of a box are one user. They are told apart by a mark in their environment: a process
+that cleared it and outlived its command is nobody's, and is ended at the next sweep.
+"""
+
+# The C modules, because `signal` and `socket` spend more time making enums than the rest of a box's start takes.
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import os
+import select
+import sys
+import time
+
+from .commands import CANNOT_START, PATH, SCRATCH, Command, keep_score, lease_of, resize, spawn
+from .flow import Flow
+from .frames import (
+    BYTE,
+    CREDIT,
+    DATA,
+    DISCARD,
+    DONE,
+    FOREGROUND,
+    FROM_BOX,
+    GRANT,
+    HEADER,
+    LISTEN,
+    OPEN,
+    ORDERS,
+    PROXY_PORT,
+    READY,
+    RECORDS,
+    RESIZE,
+    RESULT,
+    SIGNAL,
+    SIZE,
+    START,
+    STDERR,
+    STDOUT,
+    STREAM,
+)
+from .prepare import FILES, fill_work, keep_crashes, protect
+from .processes import end_all, sweep, ticks
+
+TERM_S = 0.1
+"""How long a command whose time is up gets to end by itself; then its group is killed."""
+KILLED = 128 + signal.SIGKILL
+MAX_CONNECTIONS = 128
+"""Connections to the proxy at once, each of which takes two descriptors; commands need some, too."""
+
+
+class Supervisor:
+    """Starts commands up to a limit, watches them, answers in the order in which they end."""
+
+    def __init__(self, connection: socket.socket, ends_at: float) -> None:
+        self.connection, self.ends_at = connection, ends_at
+        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.epoll = select.epoll()
+        self.wanted = select.EPOLLIN
+        self.flow = Flow(self.epoll, self.send)
+        self.queue = []  # type: list[tuple[int, bytes]]
+        self.running = {}  # type: dict[int, Command]
+        self.removers = set()  # type: set[int]
+        self.limit = 2 * (os.cpu_count() or 1)
+        # From the start, so that no command can take its place; nothing answers there before `listen`.
+        self.listener = socket.socket()
+        self.listener.bind(("127.0.0.1", PROXY_PORT))
+        self.listens = False
+        self.n_opened = self.n_removed = 0
+        self.wake_r, wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_w)
+        # Python's own handler would let a command end PID 1; without one the kernel protects it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def run(self) -> None:
+        self.connection.setblocking(False)
+        self.epoll.register(self.connection, self.wanted)
+        self.epoll.register(self.wake_r, select.EPOLLIN)
+        self.send(0, READY, b"")
+        while True:
+            ended = False
+            for fd, events in self.epoll.poll(self.patience()):
+                if fd == self.wake_r:
+                    os.read(fd, 4096)
+                    ended = True
+                elif fd == self.connection.fileno():
+                    if events & ~select.EPOLLOUT:
+                        self.receive()
+                    self.flush()
+                elif fd == self.listener.fileno():
+                    self.accept()
+                else:
+                    self.flow.ready(fd)
+            if ended:
+                self.reap()
+            self.expire()
+            self.start()
+
+    def patience(self) -> "float | None":
+        """Seconds until the next deadline; None when there is none."""
+        first = min([self.ends_at] + [command.deadline for command in self.running.values()])
+        return None if first == float("inf") else max(0.0, first - time.monotonic())
+
+    # ------------------------------------------------------------------ the connection
+
+    def receive(self) -> None:
+        try:
+            data = self.connection.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            os._exit(0)
+        self.incoming += data
+        while len(self.incoming) >= HEADER.size:
+            ident, kind, length = HEADER.unpack_from(self.incoming)
+            if len(self.incoming) < HEADER.size + length:
+                return
+            payload = bytes(self.incoming[HEADER.size : HEADER.size + length])
+            del self.incoming[: HEADER.size + length]
+            self.handle(ident, kind, payload)
+
+    def handle(self, ident: int, kind: int, payload: bytes) -> None:
+        if kind == START and Command.streams(payload):
+            self.launch(ident, payload)  # at once: what comes next may be meant for its channels
+        elif kind == START:
+            self.queue.append((ident, payload))
+        elif kind == DATA:
+            self.flow.write(ident, payload[0], payload[1:])
+            command = self.command(ident) if payload[0] == ORDERS else None
+            if command:
+                command.ordered = ticks()
+        elif kind == CREDIT:
+            channel, n = GRANT.unpack(payload)
+            self.flow.grant(ident, channel, n)
+        elif kind == DISCARD:
+            self.cancel(ident) if ident else self.discard(payload.decode())
+        elif kind == LISTEN:
+            self.listen()
+        else:
+            command = self.command(ident)
+            if command and kind == SIGNAL:
+                self.signal(command, BYTE.unpack(payload)[0])
+            elif command and kind == RESIZE and command.terminal >= 0:
+                resize(command.terminal, *SIZE.unpack(payload))
+
+    def command(self, ident: int) -> "Command | None":
+        return next((command for command in self.running.values() if command.ident == ident), None)
+
+    def send(self, ident: int, kind: int, payload: bytes) -> None:
+        self.outgoing += HEADER.pack(ident, kind, len(payload)) + payload
+        self.flush()
+
+    def flush(self) -> None:
+        if self.outgoing:
+            try:
+                sent = self.connection.send(self.outgoing)
+                del self.outgoing[:sent]
+            except BlockingIOError:
+                pass
+            except OSError:
+                os._exit(0)
+        wanted = select.EPOLLIN | (select.EPOLLOUT if self.outgoing else 0)
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.epoll.modify(self.connection, wanted)
+
+    # -------------------------------------------------------------------- the commands
+
+    def start(self) -> None:
+        """What waits, in order, up to the limit; commands with channels of their own do not count."""
+        n = sum(not command.how & STREAM for command in self.running.values())
+        while self.queue and n < self.limit:
+            n += self.launch(*self.queue.pop(0))
+
+    def launch(self, ident: int, payload: bytes) -> bool:
+        """Whether the command runs now."""
+        try:
+            command = Command(ident, payload, self.send)
+        except (OSError, ValueError) as error:
+            why = f"cannot start: {error}\n".encode()
+            if Command.streams(payload):
+                for end in (bytes([STDERR]) + why, bytes([STDOUT]), bytes([STDERR]), bytes([RECORDS])):
+                    self.send(ident, DATA, end)
+            self.answer(ident, CANNOT_START, False, 0, 0.0, b"", why)
+            return False
+        self.running[command.pid] = command
+        self.flow.watch(command)
+        return True
+
+    def signal(self, command: Command, number: int) -> None:
+        if number != FOREGROUND:
+            command.kill(number)
+        else:
+            self.sweep_after(command, since=command.ordered)
+
+    def sweep_after(self, command: Command, since: int = 0) -> None:
+        """End what a command started and what is nobody's; other commands' children stay."""
+        mark = f"{command.lease}.{command.ident}"
+        sweep(self.ours(), lambda found: found == mark, command.pid, since)
+
+    def reap(self) -> None:
+        """Collect every child that ended, orphans too; a command is over when its shell is."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self.removers.discard(pid)
+            command = self.running.pop(pid, None)
+            if command:
+                self.finish(command, status)
+
+    def finish(self, command: Command, status: int) -> None:
+        if command.timed_out or command.unwanted:
+            command.kill()  # those of its group that outlived the shell
+            self.sweep_after(command)
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
+        (out, lost_out), (err, lost_err) = self.flow.finish(command)
+        if command.flooded:
+            err += f"[killed: it printed more than {command.cap} bytes]\n".encode()
+        elapsed = time.monotonic() - command.started
+        self.answer(command.ident, code, command.timed_out, lost_out + lost_err, elapsed, out, err)
+
+    def answer(
+        self, ident: int, code: int, timed_out: bool, dropped: int, elapsed: float, out: bytes, err: bytes
+    ) -> None:
+        micros = min(int(elapsed * 1e6), 0xFFFFFFFF)
+        self.send(ident, DONE, RESULT.pack(code, timed_out, min(dropped, 0xFFFFFFFF), micros, len(out)) + out + err)
+
+    def expire(self) -> None:
+        now = time.monotonic()
+        if now >= self.ends_at:
+            os._exit(0)
+        for command in self.running.values():
+            if command.deadline <= now:
+                command.kill(signal.SIGKILL if command.timed_out else signal.SIGTERM)
+                command.timed_out = True
+                command.deadline = now + TERM_S
+
+    def discard(self, lease: str) -> None:
+        """End what a lease left running and remove what it left lying; without a name, end everything."""
+        waiting, self.queue = self.queue, []
+        for ident, payload in waiting:
+            if not lease or lease_of(payload) == lease:
+                self.answer(ident, KILLED, False, 0, 0.0, b"", b"discarded before it started\n")
+            else:
+                self.queue.append((ident, payload))
+        if not lease:
+            end_all()
+            return
+        for command in self.running.values():
+            if command.lease == lease:
+                command.kill()
+        sweep(self.ours(), lambda found: found.startswith(lease + "."))
+        self.remove(f"{SCRATCH}/{lease}")
+
+    def remove(self, path: str) -> None:
+        """At once when the folder is empty, else by a child: a large or deep one must hold up nobody."""
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            self.n_removed += 1
+            aside = f"{SCRATCH}/.discarded-{self.n_removed}"
+            try:
+                os.rename(path, aside)
+            except OSError:  # a box that is this full can still be closed
+                return
+            text = f"exec 2>/dev/null; chmod -R u+rwx {aside}; rm -rf {aside}"
+            self.removers.add(spawn(text.encode(), {"PATH": PATH}, {}, None))
+
+    def ours(self) -> "set[int]":
+        """Children that a sweep leaves alone, though they show no mark while they start."""
+        return set(self.running) | self.removers
+
+    def cancel(self, ident: int) -> None:
+        """End one command or connection, for whose answer nobody waits any more."""
+        self.queue = [item for item in self.queue if item[0] != ident]
+        command = self.command(ident)
+        if command:  # before its input ends, which it could take for the end of what was to come
+            command.unwanted = True
+            command.kill()
+        self.flow.drop(ident)
+
+    # ------------------------------------------------------------------ to the outside
+
+    def listen(self) -> None:
+        if self.listens:
+            return
+        self.listens = True
+        self.listener.listen(64)
+        self.listener.setblocking(False)
+        self.epoll.register(self.listener.fileno(), select.EPOLLIN)
+        proxy = f"http://127.0.0.1:{PROXY_PORT}"
+        for name in ("http_proxy", "https_proxy"):
+            os.environ[name] = os.environ[name.upper()] = proxy
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
+
+    def accept(self) -> None:
+        try:
+            fd, _ = self.listener._accept()  # type: ignore[attr-defined]
+        except OSError:  # it gave up already
+            return
+        if self.flow.n_connections >= MAX_CONNECTIONS:
+            os.close(fd)
+            return
+        self.n_opened += 1
+        ident = FROM_BOX + self.n_opened
+        self.send(ident, OPEN, b"")
+        self.flow.connect(ident, fd)
+
+
+def main() -> None:
+    """Arguments: the door's folder, the working directory, seconds after which the box ends (or inf)."""
+    keep_score()
+    protect()
+    keep_crashes()
+    door, folder, lifetime_s = sys.argv[1:4]
+    ends_at = time.monotonic() + float(lifetime_s)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(door + "/s")
+    try:
+        if os.path.isdir(FILES):
+            fill_work()
+        os.chdir(folder)
+    except OSError as error:
+        reason = str(error).encode()
+        connection.sendall(HEADER.pack(0, READY, len(reason)) + reason)
+        return
+    Supervisor(connection, ends_at).run()

@@ -1,0 +1,169 @@
+# The first process of a box that is made of an image: Python when the image has it (pid1.py), else this.
+#
+# A POSIX shell reads orders, a line each, from a named pipe of the host; every command gets named pipes of its own
+# there, under names that cannot be guessed, and they are removed once they are open. So there are no frames, and
+# the host reads what a command prints at its source.
+#
+# What pid1.py does and a shell cannot: keep its memory and its commands' pipes from other commands of the same user;
+# tell the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
+#
+# Arguments: what Python would run, then what pid1.py takes: the door's folder, the folder to start in, a lifetime
+# (which the host keeps here).
+if command -v python3 >/dev/null 2>&1 &&
+    python3 -I -S -c 'import sys, ctypes, _posixsubprocess; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+    exec python3 -I -S -c "$@"
+fi
+door=$2 folder=$3 files=/run/agentloop/files mark=AGENTLOOP_COMMAND ours= n=0
+PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
+export PATH LANG=C.UTF-8 TZ=UTC PYTHONHASHSEED=0 SOURCE_DATE_EPOCH=0
+
+# A shell that reads a script would end at SIGINT. What it starts in the background ignores that, where `env` cannot
+# undo it.
+trap '' INT
+env --default-signal=INT,QUIT true 2>/dev/null && heed='env --default-signal=INT,QUIT' || heed=
+
+exec 3<"$door/orders" 5>"$door/hello"
+if [ -d $files ] && ! said=$({ cp -RPp $files/. /work && chmod u+rwx /work; } 2>&1); then
+    echo "cannot fill /work: $said" | head -n 1 >&5
+    exit 1
+fi
+cd "$folder" 2>/dev/null || { echo "cannot start in $folder, which is not there" >&5; exit 1; }
+echo >&5
+exec 2>/dev/null 5>&-
+
+# NAME LEASE IDENT STDIN CONTROL TEXT: the pid, then the exit code, go to 6, which is NAME.end
+run() {
+    (
+        exec 3<&- >"$door/$1.out" 2>"$door/$1.err" </dev/null
+        [ "$4" = 1 ] && exec <"$door/$1.in"
+        [ "$5" = 1 ] && exec 3<"$door/$1.orders" 4>"$door/$1.records"
+        if [ "$2" != - ]; then
+            [ -d "/tmp/$2" ] || mkdir "/tmp/$2" 2>/dev/null
+            export HOME="/tmp/$2" TMPDIR="/tmp/$2"
+        fi
+        export "$mark=$2.$3."
+        # When memory runs out the kernel ends commands, and only then PID 1 and with it the box.
+        { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
+        # A shell gives a command in the background /dev/null for its input, unless it is told otherwise.
+        exec 7<&0
+        setsid $heed sh -c "$(printf %b "$6")" <&7 7<&- 6>&- &
+        [ "$5" = 1 ] && exec 3<&- 4>&-
+        exec </dev/null >/dev/null 2>&1 7<&-
+        echo $! >&6
+        wait $!
+        echo $? >&6
+    ) &
+    ours="$ours $!"
+}
+
+marked() { # list: the processes whose mark begins with $1
+    # head puts names between the files, tr makes lines: there are shells' greps that see no further than a NUL.
+    words=$(head -v -c 65536 /proc/[0-9]*/environ | tr '\0' '\n' |
+        grep -o -e '^==> /proc/[0-9]*' -e "^$mark=[A-Za-z0-9._-]*") || exit
+    list=
+    for word in $words; do
+        case $word in
+        /proc/*) pid=${word#/proc/} ;;
+        "$mark=$1"*) list="$list $pid" ;;
+        esac
+    done
+}
+
+strays() { # list: the orphans that have no mark, and are none of ours
+    marked ''
+    known=" $ours $self$list "
+    alive=$(grep -ls '^State:[[:space:]]*[^ZX]' /proc/[0-9]*/status)
+    orphans=$(grep -ls '^PPid:[[:space:]]*1$' $alive)
+    list=
+    for file in $orphans; do
+        file=${file#/proc/} pid=${file%%/*}
+        case $known in *" $pid "*) ;; *) list="$list $pid" ;; esac
+    done
+}
+
+# Kill what is marked $1, and strays. A pass catches what was forked during the one before; should more appear
+# than can be killed one by one, everything in the box goes: a bomb spares nothing.
+sweep() {
+    (
+        read -r self rest </proc/self/stat
+        for pass in 1 2 3 4 5 6 7 8 9 10; do
+            strays
+            found=$list
+            marked "$1"
+            found=$found$list
+            [ "$found" ] || exit 0
+            kill -9 $found
+        done
+        exit 1
+    ) 3<&- || return
+    alive=
+    for pid in $ours; do
+        [ -d "/proc/$pid" ] && alive="$alive $pid"
+    done
+    ours=$alive
+    [ -d "/proc/$spare" ] || reserve
+}
+
+foreground() { # kill what is marked $2 and began at $3 or later, in clock ticks since boot; but not $1
+    (
+        marked "$2"
+        for pid in $list; do
+            read -r line <"/proc/$pid/stat" || continue
+            set -- "$1" "$2" "$3" ${line##*)}
+            [ "$pid" = "$1" ] || [ "${23}" -lt "$3" ] || kill -9 "$pid"
+        done
+        exit 0
+    ) 3<&-
+}
+
+remove() { # the scratch of the lease $1
+    n=$((n + 1))
+    mv "/tmp/$1" "/tmp/.discarded-$n" || return 0
+    (chmod -R u+rwx "/tmp/.discarded-$n"; rm -rf "/tmp/.discarded-$n") >/dev/null 3<&- &
+    ours="$ours $!"
+}
+
+# A process that does nothing. Without one to wait for, a box full of what has been killed could not be cleared.
+reserve() {
+    (
+        exec 3<&-
+        read -r self rest </proc/self/stat
+        while :; do kill -STOP "$self"; done
+    ) &
+    spare=$! ours="$ours $!"
+}
+
+end_all() {
+    kill -9 -1
+    wait
+    ours=
+    (:) # waits for every child that has ended
+    reserve
+}
+
+# A shell that cannot fork gives up. `command eval` keeps PID 1 from that, and with it the box; but its child as well.
+attempt() {
+    command eval "$1" && return
+    read -r self rest </proc/self/stat
+    [ "$self" = 1 ] && return 1
+    echo 0 126 >&6
+    exit 126
+}
+
+reserve
+while read -r verb a b c d e text <&3; do
+    case $verb in
+    run)
+        # Opened here, so that it ends when whoever is to write there was killed; both ways, so as not to wait.
+        { attempt 'run "$a" "$b" "$c" "$d" "$e" "$text"' || echo 0 126 >&6; } 6<>"$door/$a.end"
+        ;;
+    kill) kill "-$b" "-$a" || kill "-$b" "$a" ;; # it may not lead its group yet
+    foreground) attempt 'foreground "$a" "$b" "$c"' || end_all ;;
+    sweep) attempt 'sweep "$a"' || end_all ;;
+    discard)
+        attempt 'sweep "$a."' || end_all
+        attempt 'remove "$a"' || end_all
+        ;;
+    end) end_all ;;
+    esac
+done

@@ -1,0 +1,46 @@
+"""What PID 1 does before the first command: make itself safe from commands, and fill the working directory."""
+
+import os
+
+from .commands import PATH, spawn
+
+FILES, WORK = "/run/agentloop/files", "/work"
+PR_SET_DUMPABLE = 4
+
+
+def protect() -> None:
+    """Keep commands, which run as the same user, out of this process's memory.
+
+    By the C module alone: `ctypes` itself would be a third of a box's start.
+    """
+    try:
+        import _ctypes
+
+        here = _ctypes.dlopen(None, 0)  # type: ignore[arg-type]  # None is the program itself
+        prctl = _ctypes.dlsym(here, "prctl")
+        _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))
+    except (ImportError, OSError, AttributeError):
+        pass  # an interpreter without ctypes; the box's own isolation does not rest on it
+
+
+def keep_crashes() -> None:
+    """No crash in the box starts the machine's handler of core dumps, which runs outside and as root."""
+    try:
+        import resource
+
+        # One byte, not none: the kernel heeds a handler's limit at this value alone.
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except (ImportError, ValueError, OSError):
+        pass  # a limit that is lower already; a minimal interpreter
+
+
+def fill_work() -> None:
+    """Copy the files into the writable /work. Raises OSError with what `cp` said about it."""
+    read, write = os.pipe2(os.O_CLOEXEC)
+    text = f"cp -RPp {FILES}/. {WORK} && chmod u+rwx {WORK}"
+    pid = spawn(text.encode(), {"PATH": PATH}, {2: write}, None)
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        words = said.read().decode(errors="replace").splitlines()
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("cannot fill {}: {}".format(WORK, words[0] if words else "cp failed"))

@@ -1,0 +1,153 @@
+"""What boxes have on this machine, and the removal of what has lost its owner or outlived its time.
+
+A box ends by itself when its owner dies; this is for what could not: a first process that hangs, an
+engine that was away, a power cut. Only what a process of this machine made and no longer owns goes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.errors import SandboxUnavailable
+from agentloop.sandbox import cgroups, channel, host
+from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.engine import LATE_S
+from agentloop.sandbox.inside.processes import kill
+
+END_S = 2.0
+"""How long what was killed may take to be gone."""
+
+
+@dataclass(frozen=True)
+class Find:
+    """A box, or a trace of one."""
+
+    kind: str
+    """`docker` or `bubblewrap` box, `folder` (of a box's connection), or `cgroup`."""
+    name: str
+    owner: int | None
+    """The process that made it; None when that is another machine's or container's."""
+    state: str
+    is_orphan: bool
+    """Its owner is gone, or its time is up."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What was looked at, and what could not be."""
+
+    finds: tuple[Find, ...]
+    no_docker: str | None
+    """Why the engine was not asked; None when it was."""
+
+    @property
+    def orphans(self) -> list[Find]:
+        """What the next sweep removes."""
+        return [find for find in self.finds if find.is_orphan]
+
+
+def look() -> Findings:
+    """Boxes, and what boxes that are gone left behind."""
+    containers, no_docker = _containers()
+    return Findings((*containers, *_bubblewrap_boxes(), *_folders(), *_groups()), no_docker)
+
+
+def sweep() -> tuple[list[Find], Findings]:
+    """Remove every orphan: (what went, what is there now)."""
+    before = look().orphans
+    for find in before:
+        if find.kind == "bubblewrap":
+            kill(int(find.name))
+    _wait_for([find for find in before if find.kind == "bubblewrap"])
+    with suppress(SandboxUnavailable):  # `look` says so
+        DockerBackend().sweep()
+    cgroups.sweep()
+    channel.sweep_doors()
+    after = look()
+    left = {(find.kind, find.name) for find in after.finds}
+    return [find for find in before if (find.kind, find.name) not in left], after
+
+
+def _containers() -> tuple[list[Find], str | None]:
+    try:
+        found = DockerBackend().list_boxes()
+    except SandboxUnavailable as error:
+        return [], str(error)
+    return [Find("docker", box.name, _pid(box.owner), box.status, box.is_orphan) for box in found], None
+
+
+def _pid(owner: str) -> int | None:
+    """The process that an owner's label names: boot/namespace/pid/start."""
+    parts = owner.split("/")
+    is_here = Path("/proc/sys/kernel/random/boot_id").read_text().strip() == parts[0]
+    return int(parts[2]) if is_here and len(parts) > 2 and parts[2].isdecimal() else None
+
+
+def _bubblewrap_boxes() -> Iterator[Find]:
+    """By their door, which is an argument of bwrap."""
+    for pid, words in _processes():
+        if os.path.basename(words[0]) != "bwrap":
+            continue
+        doors = (Path(word).parent.name for word in words if word.startswith(f"{channel.DOORS}/agentloop-"))
+        owner = next((_owner(name) for name in doors), None)
+        if owner is not None:
+            is_late = _age_s(pid) > _lifetime_s(words) + LATE_S
+            yield Find("bubblewrap", str(pid), owner, "running", is_late or not channel.is_alive(owner))
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    """(number, command line) of this user's processes."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if folder.stat().st_uid == os.getuid():
+                yield int(folder.name), (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+
+
+def _lifetime_s(words: list[str]) -> float:
+    """How long a box may live, as its first process is told: after the door and the folder."""
+    with suppress(ValueError, IndexError):
+        return float(words[len(words) - words[::-1].index(f"{host.INSIDE}/door") + 1])
+    return float("inf")
+
+
+def _age_s(pid: int) -> float:
+    with suppress(OSError):
+        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _folders() -> Iterator[Find]:
+    """Those of boxes that live are no find of their own."""
+    for folder in channel.DOORS.glob("agentloop-*-*"):
+        owner = _owner(folder.name)
+        if owner is not None and not channel.is_alive(owner):
+            with suppress(OSError):
+                if folder.lstat().st_uid == os.getuid():
+                    yield Find("folder", str(folder), owner, "left", True)
+
+
+def _groups() -> Iterator[Find]:
+    for parent in {cgroups.find(controller) for controller in cgroups.LIMITS.values()} - {None}:
+        for folder in parent.glob(f"{cgroups.PREFIX}*-*") if parent else ():
+            owner = _owner(folder.name)
+            if owner is not None and not channel.is_alive(owner):
+                yield Find("cgroup", str(folder), owner, "left", True)
+
+
+def _owner(name: str) -> int | None:
+    """The process in `agentloop-PID-…`."""
+    _, _, rest = name.partition("agentloop-")
+    pid = rest.partition("-")[0]
+    return int(pid) if pid.isascii() and pid.isdecimal() and len(pid) < 10 else None
+
+
+def _wait_for(finds: Iterable[Find]) -> None:
+    end = time.monotonic() + END_S
+    while any(Path("/proc", find.name, "exe").exists() for find in finds) and time.monotonic() < end:
+        time.sleep(0.02)

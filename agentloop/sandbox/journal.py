@@ -1,0 +1,245 @@
+"""Journals: what each lease of a box asked for, in order, and what it was given.
+
+    FOLDER/recording.json           the backend's name and what its boxes were made of
+    FOLDER/LEASE.jsonl              a lease's first attempt; LEASE.2.jsonl is the second
+    FOLDER/blobs/SHA256             bytes that came out of boxes
+
+A line is {seq, op, asks, request, result or error, sha256}: `asks` hashes the request, `sha256` what
+was given. Line 0 is the box's spec, the last one `close`. A line is written when its answer is
+there, whole and at once: a recorder that is killed leaves at most a last line that was cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentloop import errors
+from agentloop.errors import ReplayMismatch, SandboxError, SandboxGone, boundary
+
+Request = Mapping[str, Any]
+CREATE, CLOSE = "create", "close"
+MAX_SHOWN = 160
+"""Characters of a request that a message quotes."""
+
+
+def digest(value: object) -> str:
+    """SHA-256 (hex) of a value's canonical JSON; a lone surrogate in a command is no obstacle."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def journal_path(folder: Path, lease: str, attempt: int) -> Path:
+    """Where attempt number `attempt`, from 1, of a lease is recorded."""
+    name = lease_name(lease)
+    return folder / (f"{name}.jsonl" if attempt == 1 else f"{name}.{attempt}.jsonl")
+
+
+def lease_name(lease: str) -> str:
+    """What does not belong in a file name, replaced; as `box.Lease` does."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", lease)[:200]
+
+
+class Tape(Protocol):
+    """One lease's journal, being written (`Recorder`) or being played (`Player`)."""
+
+    def begin(self, request: Request) -> None:
+        """The box, as it was asked for; before anything else."""
+        ...
+
+    async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
+        """The answer to a request, as JSON; `do` gets it from the box. Raises what it raises."""
+        ...
+
+    def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
+        """The same for what has no answer."""
+        ...
+
+    def close(self, *, is_whole: bool) -> None:
+        """The lease is over; is_whole: it came to its own end, so nothing may be missing from the journal."""
+        ...
+
+
+class Recorder:
+    """Writes a new journal beside a box that works."""
+
+    def __init__(self, folder: Path, lease: str) -> None:
+        """Raises SandboxError when the folder cannot be written."""
+        self._n, self._file = 0, -1
+        with boundary(SandboxError, "a journal cannot be written", folder=folder):
+            attempt = 0
+            while self._file < 0:
+                attempt += 1
+                with suppress(FileExistsError):
+                    path = journal_path(folder, lease, attempt)
+                    self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def begin(self, request: Request) -> None:
+        """See Tape."""
+        self.tell(CREATE, request, lambda: None)
+
+    async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
+        """See Tape."""
+        with self._line(op, request) as answer:
+            answer["result"] = await do()
+        return answer["result"]
+
+    def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
+        """See Tape."""
+        with self._line(op, request) as answer:
+            do()
+            answer["result"] = None
+
+    def close(self, *, is_whole: bool) -> None:
+        """See Tape."""
+        if self._file >= 0:
+            try:
+                self.tell(CLOSE, {}, lambda: None)
+            finally:
+                self._end()
+
+    @contextmanager
+    def _line(self, op: str, request: Request) -> Iterator[dict[str, Any]]:
+        """The answer is put into what this yields; a box that fails is an answer too, and so is no answer."""
+        seq, self._n = self._n, self._n + 1
+        answer: dict[str, Any] = {}
+        try:
+            yield answer
+        except SandboxError as error:
+            answer["error"] = [type(error).__name__, str(error)]
+            raise
+        finally:
+            if not answer:
+                answer["error"] = [SandboxGone.__name__, f"{op} was given up when it was recorded, at seq {seq}"]
+            self._write({"seq": seq, "op": op, "asks": digest([op, request]), "request": request, **answer})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._file < 0:  # what was still running at the end of the lease
+            return
+        line["sha256"] = digest(line.get("result", line.get("error")))
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            with boundary(SandboxError, "the journal cannot be written"):
+                if os.write(self._file, data) != len(data):
+                    raise OSError("the disk is full")
+        except SandboxError:
+            self._end()  # after half a line there can be no other
+            raise
+
+    def _end(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+
+class Player:
+    """Answers from a journal, and takes no answer for another question."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises SandboxError for a file that is no journal, or was changed."""
+        self._path, self._n, self._is_over = path, 0, False
+        self._mismatch: str | None = None
+        self._lines = _read(path)
+
+    def begin(self, request: Request) -> None:
+        """See Tape."""
+        self._next(CREATE, request)
+
+    async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
+        """See Tape; `do` is not called."""
+        return self._next(op, request)
+
+    def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
+        """See Tape; `do` is not called."""
+        self._next(op, request)
+
+    def close(self, *, is_whole: bool) -> None:
+        """See Tape."""
+        if not self._is_over:
+            self._is_over = True
+            if is_whole and self._mismatch is None and self._n in self._lines:
+                self._next(CLOSE, {})
+
+    def _next(self, op: str, request: Request) -> Any:
+        if self._is_over and op != CLOSE:
+            raise SandboxGone("the sandbox is gone: it was closed")
+        if self._mismatch is not None:
+            raise ReplayMismatch(self._mismatch)
+        seq, self._n = self._n, self._n + 1
+        if seq not in self._lines:
+            raise SandboxGone(
+                f"the journal {self._path} ends at seq {max(self._lines, default=-1)} and has no answer to "
+                f"{_shown(op, request)} at seq {seq}: its recorder was stopped; record the episode again"
+            )
+        line = self._lines[seq]
+        if line["asks"] != digest([op, request]):
+            self._mismatch = (
+                f"the replay of {self._path} went another way at seq {seq}: it asks for {_shown(op, request)}, the "
+                f"journal has {_shown(line['op'], line['request'])}; undo what changed it, or record the episode again"
+            )
+            raise ReplayMismatch(self._mismatch)
+        if "error" in line:
+            kind, message = line["error"]
+            raise _error(kind)(message)
+        return line["result"]
+
+
+class Blobs:
+    """Bytes of a recording, each file named by its hash."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "blobs"
+
+    def put(self, data: bytes) -> str:
+        """The name under which `get` has it. Raises SandboxError when it cannot be written."""
+        name = hashlib.sha256(data).hexdigest()
+        with boundary(SandboxError, "the recording cannot be written", folder=self._folder):
+            self._folder.mkdir(exist_ok=True)
+            draft = self._folder / f".{name}-{os.getpid()}"
+            draft.write_bytes(data)
+            draft.rename(self._folder / name)
+        return name
+
+    def get(self, name: str) -> bytes:
+        """Raises SandboxError when it is not there, or not what it was."""
+        with boundary(SandboxError, "the recording is not whole", folder=self._folder):
+            data = (self._folder / name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != name:
+            raise SandboxError(f"{self._folder / name} was changed since it was recorded; restore the recording")
+        return data
+
+
+def _read(path: Path) -> dict[int, dict[str, Any]]:
+    """Lines by number. One without an end was cut off by the death of its recorder, and is left out."""
+    with boundary(SandboxError, "a journal cannot be read", file=path):
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    lines: dict[int, dict[str, Any]] = {}
+    for number, text in enumerate(whole.splitlines(), 1):
+        try:
+            line = json.loads(text)
+            is_as_written = (
+                line["asks"] == digest([line["op"], line["request"]])
+                and line["sha256"] == digest(line.get("result", line.get("error")))
+                and line["seq"] not in lines
+            )
+            lines[line["seq"]] = line
+        except (ValueError, KeyError, TypeError):
+            is_as_written = False
+        if not is_as_written:
+            raise SandboxError(f"{path}:{number} is not as it was recorded; restore the journal, or record it again")
+    return lines
+
+
+def _shown(op: str, request: Request) -> str:
+    text = ", ".join(f"{key}={value!r}" for key, value in request.items())
+    return f"{op}({text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + '...'})"
+
+
+def _error(kind: str) -> type[SandboxError]:
+    found = getattr(errors, kind, SandboxError)
+    return found if isinstance(found, type) and issubclass(found, SandboxError) else SandboxError

@@ -1,0 +1,149 @@
+"""A command that is used while it runs: its channels, its signals, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from agentloop.errors import SandboxGone
+from agentloop.sandbox.inside.frames import CHUNK, WINDOW
+from agentloop.types import ExecResult
+
+
+class Incoming:
+    """Bytes from the box. What is not read here is, beyond a window, not read there either."""
+
+    def __init__(self, grant: Callable[[int], None]) -> None:
+        """grant: tells the box that so many bytes more may be sent."""
+        self._grant, self._waiting, self._ended = grant, bytearray(), False
+        self._gone: str | None = None
+        self._wake = asyncio.Event()
+
+    def feed(self, data: bytes) -> None:
+        """What came; nothing is the end. What comes after the end is dropped."""
+        if not data:
+            self._ended = True
+        elif not self._ended:
+            self._waiting += data
+        self._wake.set()
+
+    def lose(self, reason: str) -> None:
+        """The box is gone: what came is still read, then SandboxGone is raised."""
+        self._gone = self._gone or reason
+        self._wake.set()
+
+    @property
+    def n_waiting(self) -> int:
+        """Bytes that came and were not read yet."""
+        return len(self._waiting)
+
+    async def read(self) -> bytes:
+        """The next bytes, at most CHUNK; b"" at the end. Raises SandboxGone when the box died before it."""
+        while not self._waiting:
+            if self._ended:
+                return b""
+            if self._gone is not None:
+                raise SandboxGone(f"the sandbox is gone: {self._gone}")
+            self._wake.clear()
+            await self._wake.wait()
+        data = bytes(self._waiting[:CHUNK])
+        del self._waiting[:CHUNK]
+        self._grant(len(data))
+        return data
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while data := await self.read():
+            yield data
+
+
+class Outgoing:
+    """Bytes into the box, as fast as they are taken there."""
+
+    def __init__(self, send: Callable[[bytes], None]) -> None:
+        """send: puts one piece on its way; b"" is the end."""
+        self._send, self._room, self._closed = send, WINDOW, False
+        self.stopped = False
+        """Nobody takes anything any more."""
+        self._gone: str | None = None
+        self._wake = asyncio.Event()
+
+    def grant(self, n: int) -> None:
+        """The box has taken `n` bytes."""
+        self._room += n
+        self._wake.set()
+
+    def stop(self) -> None:
+        """The other end was closed, or what read there is over."""
+        self.stopped = True
+        self._wake.set()
+
+    def lose(self, reason: str) -> None:
+        """The box is gone."""
+        self._gone = self._gone or reason
+        self._wake.set()
+
+    async def write(self, data: bytes) -> None:
+        """Returns when all of it is on its way. Raises SandboxGone; what nobody takes any more is dropped."""
+        if self._closed:
+            raise ValueError("nothing can be written after close()")
+        view = memoryview(data)
+        while view and not self.stopped:
+            if self._gone is not None:
+                raise SandboxGone(f"the sandbox is gone: {self._gone}")
+            if self._room <= 0:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            n = min(CHUNK, self._room, len(view))
+            self._room -= n
+            self._send(bytes(view[:n]))
+            view = view[n:]
+
+    def close(self) -> None:
+        """The end of the channel."""
+        if not self._closed and self._gone is None:
+            self._closed = True
+            if not self.stopped:
+                self._send(b"")
+
+
+class Process:
+    """A running command. Read both outputs, or it will wait for that once a window is full."""
+
+    def __init__(
+        self,
+        stdin: Outgoing,
+        stdout: Incoming,
+        stderr: Incoming,
+        control: Callable[[str, tuple[int, ...]], None],
+        done: asyncio.Future[ExecResult],
+        orders: Outgoing | None = None,
+        records: Incoming | None = None,
+    ) -> None:
+        """control: `signal` with a number, `resize` with rows and columns, or `kill`.
+
+        orders, records: what a session's shell is to run and how that ended; see `session.py`.
+        """
+        self.stdin, self.stdout, self.stderr, self.orders, self.records = stdin, stdout, stderr, orders, records
+        self._control, self._done = control, done
+
+    async def wait(self) -> ExecResult:
+        """Its end; the output is on the channels. Raises SandboxGone when the box dies first."""
+        return await asyncio.shield(self._done)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group."""
+        self._control("signal", (number,))
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell its terminal a new size; no effect without one."""
+        self._control("resize", (rows, columns))
+
+    def kill(self) -> None:
+        """End it and all that it started, now; its channels end, and whoever reads or writes them goes on."""
+        self._control("kill", ())
+
+
+def escaped(command: str) -> str:
+    """A command in one line, as printf's %b reads it; a NUL would end it early and cannot be meant."""
+    return command.replace("\0", "").replace("\\", "\\0134").replace("\n", "\\0012")

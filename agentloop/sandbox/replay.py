@@ -1,0 +1,311 @@
+"""Record what episodes do in their boxes, and run them again without any box.
+
+`Recording` wraps a backend; its boxes work as before and keep a journal of each lease. `ReplayBackend`
+makes boxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an
+episode asks for something else than it did. What is recorded: commands, sessions, files in and out,
+the network's opening and closing. Not recorded, and refused: processes and terminals with streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import CapabilityError, ConfigError, PathError, ReplayMismatch, SandboxError, boundary
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import files
+from agentloop.sandbox.archives import Manifest
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.journal import Blobs, Player, Recorder, Tape, journal_path, lease_name
+from agentloop.sandbox.process import Process
+from agentloop.sandbox.session import Session
+from agentloop.types import ExecResult, SandboxSpec
+
+ABOUT = "recording.json"
+FORMAT = 1
+NO_LEASE = "box"
+"""Journal of a box that is used without a lease."""
+NO_STREAMS = (
+    "a box that is recorded or replayed has commands, sessions and files, but no streams; run without a journal"
+)
+
+
+class Recording:
+    """A backend whose boxes keep journals in `folder`. See `protocols.SandboxBackend`."""
+
+    def __init__(self, backend: SandboxBackend, folder: Path) -> None:
+        """Raises ConfigError when the folder has the recording of another backend, or cannot be written."""
+        self.name, self.isolation = backend.name, backend.isolation
+        self._backend, self._folder = backend, folder
+        about = {"format": FORMAT, "backend": backend.name, "isolation": backend.isolation}
+        with boundary(ConfigError, f"no recording can be made in {folder}; name another folder"):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / ABOUT
+            if not file.exists():
+                file.write_text(json.dumps(about) + "\n")
+        if (found := _about(folder)) != about:
+            raise ConfigError(f"{folder} has a recording of {found['backend']}, not {self.name}; name another folder")
+
+    def probe(self) -> str | None:
+        """See `protocols.SandboxBackend`."""
+        return self._backend.probe()
+
+    async def create(self, spec: SandboxSpec) -> RecordedBox:
+        """See `protocols.SandboxBackend`. Raises CapabilityError for boxes that are not of our making."""
+        box = await self._backend.create(spec)
+        if not isinstance(box, Box):
+            await box.close()
+            raise CapabilityError(f"boxes of {self.name} cannot be recorded; use docker or bubblewrap")
+        return RecordedBox(box.id, self.isolation, spec, self._folder, lambda lease: Recorder(self._folder, lease), box)
+
+
+class ReplayBackend:
+    """Boxes without an engine, which answer from the journals in `folder`. See `protocols.SandboxBackend`."""
+
+    name = "replay"
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError when there is no recording."""
+        self._folder = Path(folder)
+        self.isolation: str = _about(self._folder)["isolation"]
+        self._attempts: Counter[str] = Counter()
+        self._n_boxes = 0
+
+    def probe(self) -> str | None:
+        """A recording can be replayed wherever it can be read."""
+        return None
+
+    async def create(self, spec: SandboxSpec) -> RecordedBox:
+        """See `protocols.SandboxBackend`; whether the spec is the recorded one is seen when a lease begins."""
+        self._n_boxes += 1
+        return RecordedBox(f"replay-{self._n_boxes}", self.isolation, spec, self._folder, self._play)
+
+    def _play(self, lease: str) -> Player:
+        """A lease's next attempt; after the last one, that one again."""
+        self._attempts[lease] += 1
+        for attempt in range(self._attempts[lease], 0, -1):
+            path = journal_path(self._folder, lease, attempt)
+            if path.exists():
+                return Player(path)
+        raise ReplayMismatch(f"no journal of {lease!r} in {self._folder}, at seq 0; record that episode first")
+
+
+class RecordedBox:
+    """What a `Box` is to its users; every answer goes into a journal, or comes out of one when there is no box."""
+
+    def __init__(
+        self,
+        box_id: str,
+        isolation: str,
+        spec: SandboxSpec,
+        folder: Path,
+        open_tape: Callable[[str], Tape],
+        box: Box | None = None,
+    ) -> None:
+        """open_tape: the journal of a lease, to be written or played."""
+        self.id, self.isolation = box_id, isolation
+        # Where the files are is this machine's business; what is in them shows in what commands print.
+        self._spec = spec.model_dump(mode="json", exclude={"files"})
+        self._blobs, self._open_tape, self._box = Blobs(folder), open_tape, box
+        self._tapes: dict[str, Tape] = {}
+        self._lease, self._n_sessions = NO_LEASE, 0
+
+    @property
+    def gone(self) -> bool:
+        """See `box.SharedBox`."""
+        return self._box is not None and self._box.gone
+
+    @contextmanager
+    def leased(self, lease: str) -> Iterator[None]:
+        """For the length of the block the box, or that share of it, is `lease`'s. See `pool.KnowsLeases`.
+
+        Raises ReplayMismatch when the lease has no journal, and when it ends well before its journal does.
+        """
+        self._lease = lease_name(lease)
+        tape = self._begin(self._lease)
+        try:
+            yield
+        except BaseException:
+            tape.close(is_whole=False)
+            raise
+        tape.close(is_whole=True)
+
+    async def exec(
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = NO_LEASE
+    ) -> ExecResult:
+        """See `box.SharedBox`. Raises ReplayMismatch."""
+
+        async def run() -> Any:
+            done = await self._real.exec(command, timeout_s=timeout_s, max_output=max_output, lease=lease)
+            return done.model_dump()
+
+        asked = {"command": command, "timeout_s": timeout_s, "max_output": max_output}
+        asked |= {} if lease else {"home": "the image's"}
+        return ExecResult(**await self._tape(lease).call("exec", asked, run))
+
+    def start(self, command: str) -> Process:
+        """Refused with CapabilityError."""
+        raise CapabilityError(NO_STREAMS)
+
+    def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> Process:
+        """Refused with CapabilityError."""
+        raise CapabilityError(NO_STREAMS)
+
+    def session(self) -> RecordedSession:
+        """See `Box`."""
+        self._n_sessions += 1
+        session = self._box.session() if self._box else None
+        return RecordedSession(self._tape(), self._n_sessions, session)
+
+    async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
+        """See `Box`. Raises ReplayMismatch."""
+
+        async def read() -> str:
+            return self._blobs.put(await self._real.read(path, max_bytes=max_bytes))
+
+        return self._blobs.get(await self._tape().call("read", {"path": path, "max_bytes": max_bytes}, read))
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Box`. Raises ReplayMismatch."""
+        asked = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
+        await self._tape().call("write", asked, lambda: self._real.write(path, data, mode=mode))
+
+    async def upload(self, source: Path, target: str) -> None:
+        """See `Box`. Raises ReplayMismatch."""
+        asked = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
+        await self._tape().call("upload", asked, lambda: self._real.upload(source, target))
+
+    async def download(
+        self,
+        path: str,
+        target: Path,
+        *,
+        max_bytes: int = files.MAX_BYTES,
+        max_entries: int = files.MAX_ENTRIES,
+    ) -> Manifest:
+        """See `Box`. Raises ReplayMismatch."""
+
+        async def download() -> Any:
+            found = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
+            return {"manifest": found.model_dump(), "files": self._blobs.put(_packed(target, "x"))}
+
+        asked = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
+        answer = await self._tape().call("download", asked, download)
+        if self._box is None:
+            _unpack(self._blobs.get(answer["files"]), target)
+        return Manifest(**answer["manifest"])
+
+    def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
+        """See `Box`. Raises ReplayMismatch."""
+        asked = {"allowed_hosts": list(allowed_hosts)}
+        self._tape().tell("set_network", asked, lambda: self._real.set_network(allowed_hosts))
+
+    def kill_all(self) -> None:
+        """See `Box`. Raises ReplayMismatch."""
+        self._tape().tell("kill_all", {}, lambda: self._real.kill_all())
+
+    def discard(self, lease: str) -> None:
+        """See `box.SharedBox`."""
+        if self._box:
+            self._box.discard(lease)
+
+    async def close(self) -> None:
+        """See `protocols.Sandbox`."""
+        if self._box:
+            await self._box.close()
+        for tape in self._tapes.values():
+            tape.close(is_whole=False)
+
+    @property
+    def _real(self) -> Box:
+        assert self._box is not None, "a tape that is played calls nothing"  # noqa: S101
+        return self._box
+
+    def _tape(self, lease: str = NO_LEASE) -> Tape:
+        """Leases of a shared box have one each; a box with a single lease says that one's name to nobody."""
+        name = self._lease if lease in (NO_LEASE, "") else lease
+        return self._tapes[name] if name in self._tapes else self._begin(name)
+
+    def _begin(self, name: str) -> Tape:
+        tape = self._tapes[name] = self._open_tape(name)
+        tape.begin(self._spec)
+        return tape
+
+
+class RecordedSession:
+    """What a `Session` is to its users."""
+
+    def __init__(self, tape: Tape, number: int, session: Session | None) -> None:
+        self._tape, self._number, self._session = tape, number, session
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        """See `Session`. Raises ReplayMismatch."""
+
+        async def run() -> Any:
+            assert self._session is not None, "a tape that is played calls nothing"  # noqa: S101
+            return (await self._session.exec(command, timeout_s=timeout_s, max_output=max_output)).model_dump()
+
+        asked = {"session": self._number, "command": command, "timeout_s": timeout_s, "max_output": max_output}
+        return ExecResult(**await self._tape.call("session", asked, run))
+
+    async def close(self) -> None:
+        """See `Session`."""
+        if self._session:
+            await self._session.close()
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What the recording is one of. Raises ConfigError."""
+    file = folder / ABOUT
+    try:
+        found = json.loads(file.read_text())
+        if found["format"] != FORMAT:
+            raise ConfigError(f"{file} has format {found['format']}, this agentloop reads {FORMAT}; record it again")
+        return {"format": FORMAT, "backend": str(found["backend"]), "isolation": str(found["isolation"])}
+    except FileNotFoundError:
+        raise ConfigError(f"no recording in {folder}: it has no {ABOUT}; name the folder of one") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}; name the folder of a recording") from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{file} is no recording's; name the folder of one") from None
+
+
+def _packed(path: Path, name: str | None = None) -> bytes:
+    """An archive that is the same for the same contents. A file's own name counts, too, unless one is given."""
+
+    def plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+        entry.uid = entry.gid = entry.mtime = 0
+        entry.uname = entry.gname = ""
+        return entry
+
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        archive.add(path, arcname=name or (path.name if path.is_file() else "x"), filter=plain)
+    return packed.getvalue()
+
+
+def _unpack(packed: bytes, target: Path) -> None:
+    """The inverse, to a new path: whole, or not at all. Raises PathError when something is there."""
+    if os.path.lexists(target):
+        raise PathError(f"{target} is there already; name a path that is not")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        with boundary(SandboxError, "a recorded download cannot be written", path=target):
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                archive.extractall(draft, filter="data")
+            (draft / "x").rename(target)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)

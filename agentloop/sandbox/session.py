@@ -1,0 +1,197 @@
+"""A shell that stays: its folder, its variables and its jobs live from one command to the next.
+
+The end of a command is told on a channel of its own, so nothing that a command prints can be taken
+for it. A command whose time is up is killed, with what it started, and the shell goes on; a shell that
+does not is replaced. So is one whose call was cancelled, or that ended by `exit`, or by `set -e`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from agentloop.sandbox.inside.commands import FLOOD, HARD_CAP, Kept
+from agentloop.sandbox.inside.frames import FOREGROUND
+from agentloop.sandbox.process import Incoming, Process, escaped
+from agentloop.types import ExecResult
+
+# Orders are one line each: a token, and the text as printf's %b reads it. The shell's own two channels
+# are closed for what it runs, and first moved out of the way: bash uses 3 and 4 for here-documents.
+# `command` is there because orders may define functions of these names, and because a syntax error
+# in a plain `eval` ends a POSIX shell.
+SHELL = r"""
+exec 8<&3 9>&4 3<&- 4>&-
+shell='while IFS=" " command read -r agentloop_token agentloop_order <&8; do
+    command eval "$(command printf %b "$agentloop_order")" 8<&- 9>&-
+    command echo "$agentloop_token $?" >&9
+done'
+if command -v bash > /dev/null; then exec bash --norc --noprofile -c "$shell"; else exec sh -c "$shell"; fi
+"""
+MAX_RECORD = 64
+"""Longer lines are none of the shell's."""
+STOP_S = 0.4
+"""How long the shell may take to go on after its command was killed."""
+
+
+class Session:
+    """One shell of a box; commands run one after the other."""
+
+    def __init__(self, start: Callable[[], Process]) -> None:
+        """start: begins the shell; called again for a new one."""
+        self._start = start
+        self._process: Process | None = None
+        self._records = _Records()
+        self._outputs: tuple[_Output, _Output] | None = None
+        self._turn = asyncio.Lock()
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        """Run `command` in the shell and wait for it; a timeout is a result, and so is `exit`.
+
+        `restarted` says that the shell is a new one from here on. Raises SandboxGone. A call that is
+        cancelled ends the shell.
+        """
+        async with self._turn:
+            process, outputs = self._shell()
+            token = secrets.token_hex(8)
+            for output in outputs:
+                output.keep(max_output)
+            started = time.monotonic()
+            assert process.orders is not None  # noqa: S101 - a session has both
+            try:
+                # \c ends the text, so that the shell which reads the line has no blanks to strip from it.
+                await process.orders.write(f"{token} {escaped(command)}\\c\n".encode(errors="replace"))
+                code, timed_out = await self._end(process, token, outputs, timeout_s)
+            except BaseException:
+                await self._leave()
+                raise
+            for output in outputs:
+                await output.settle()
+            if code is None:
+                await self._leave()
+            (out, lost_out), (err, lost_err) = (output.kept() for output in outputs)
+            if cap := next((output.cap for output in outputs if output.flooded.is_set()), 0):
+                err += f"[killed: it printed more than {cap} bytes]\n".encode()
+            return ExecResult(
+                exit_code=137 if code is None else code,
+                stdout=out.decode(errors="replace"),
+                stderr=err.decode(errors="replace"),
+                timed_out=timed_out,
+                dropped=lost_out + lost_err,
+                duration_s=time.monotonic() - started,
+                restarted=self._process is None,
+            )
+
+    async def close(self) -> None:
+        """End the shell and what it runs."""
+        async with self._turn:
+            await self._leave()
+
+    def _shell(self) -> tuple[Process, tuple[_Output, _Output]]:
+        if self._process is None or self._outputs is None:
+            self._process = self._start()
+            assert self._process.records is not None  # noqa: S101 - a session has both
+            self._records = _Records(self._process.records)
+            self._outputs = (_Output(self._process.stdout), _Output(self._process.stderr))
+        return self._process, self._outputs
+
+    async def _end(
+        self, process: Process, token: str, outputs: tuple[_Output, _Output], timeout_s: float
+    ) -> tuple[int | None, bool]:
+        """(exit code, timed out); no code when the shell has to be given up."""
+        ending = asyncio.ensure_future(self._code(process, token))
+        flood = [asyncio.ensure_future(output.flooded.wait()) for output in outputs]
+        try:
+            await asyncio.wait({ending, *flood}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if ending.done():
+                return await ending, False
+            timed_out = not any(task.done() for task in flood)
+            process.signal(FOREGROUND)
+            await asyncio.wait({ending}, timeout=STOP_S)
+            return (await ending if ending.done() else None), timed_out
+        finally:
+            for task in (ending, *flood):
+                task.cancel()
+
+    async def _code(self, process: Process, token: str) -> int:
+        """The exit code that was recorded; of the shell itself when it ended."""
+        recorded = await self._records.code(token)
+        if recorded is not None:
+            return recorded
+        code = (await process.wait()).exit_code
+        self._process = None
+        return code
+
+    async def _leave(self) -> None:
+        process, self._process = self._process, None
+        if process:
+            process.kill()
+            for output in self._outputs or ():
+                output.stop()
+            with suppress(OSError):
+                await process.wait()
+
+
+class _Output:
+    """Reads one output of the shell for as long as it lives; keeps that of the present command."""
+
+    def __init__(self, incoming: Incoming) -> None:
+        self._incoming = incoming
+        self.flooded = asyncio.Event()
+        self._kept = Kept(-1, 0, FLOOD)
+        self._reading = asyncio.ensure_future(self._read(incoming))
+        self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def keep(self, max_output: int) -> None:
+        """A new command begins."""
+        self.flooded.clear()
+        self._kept = Kept(-1, max_output, max(HARD_CAP * max_output, FLOOD))
+
+    @property
+    def cap(self) -> int:
+        """Bytes after which the present command is a flood."""
+        return self._kept.cap
+
+    def kept(self) -> tuple[bytes, int]:
+        """(bytes, number dropped) of the present command."""
+        return self._kept.kept()
+
+    async def settle(self) -> None:
+        """Returns when everything that came before is kept; the record of a command comes after its output."""
+        while self._incoming.n_waiting and not self._reading.done():  # noqa: ASYNC110 - a turn of the loop, no wait
+            await asyncio.sleep(0)
+
+    def stop(self) -> None:
+        """Nobody reads any more."""
+        self._reading.cancel()
+
+    async def _read(self, incoming: Incoming) -> None:
+        async for data in incoming:
+            self._kept.take(data)
+            if self._kept.total > self._kept.cap:
+                self.flooded.set()
+
+
+class _Records:
+    """What the shell says of its orders, on a channel that they do not have."""
+
+    def __init__(self, incoming: Incoming | None = None) -> None:
+        self._incoming, self._said = incoming, b""
+
+    async def code(self, token: str) -> int | None:
+        """The exit code of the order with that token, None when the shell ended; anything else is skipped."""
+        while self._incoming:
+            line, is_whole, rest = self._said.partition(b"\n")
+            if is_whole:
+                self._said = rest
+                found = re.fullmatch(rb"(\w+) (\d{1,3})", line)
+                if found and found[1] == token.encode():
+                    return int(found[2])
+            elif data := await self._incoming.read():
+                self._said = self._said[-MAX_RECORD:] + data
+            else:
+                break
+        return None

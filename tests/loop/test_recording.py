@@ -1,0 +1,48 @@
+"""A project's whole run, recorded and then played without a sandbox; and a sandbox that is none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import ConfigError
+from agentloop.loop.project import Silent, open_project
+from agentloop.loop.turns import run_loop
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.replay import ReplayBackend
+from agentloop.sandbox.unconfined import UnconfinedBackend
+
+from .mini import PlannedLearner, make_mini
+
+
+def rewards(folder: Path, backend: SandboxBackend) -> list[tuple[str, str, float | None]]:
+    """(episode, answer, reward) of every episode of a run with versions that solve 10 and 20 tasks."""
+    with open_project(folder, backend, Silent()) as project:
+        asyncio.run(run_loop(project, PlannedLearner(project, [10, 20])))
+        rows = project.store.find_traces(limit=1000)
+        found = [project.store.trace(row.id)[1:] for row in rows]
+        return sorted((trace.episode_id, trace.answer or "", verdict.reward) for trace, verdict in found)
+
+
+def test_a_run_is_played_without_a_sandbox(bubblewrap: SandboxBackend, tmp_path: Path) -> None:
+    first = make_mini(tmp_path / "first", '[sandbox]\njournals = "journals"\n')
+    recorded = rewards(first, bubblewrap)
+    assert len(list((first / "journals").glob("*.jsonl"))) == len(recorded) > 60
+    second = make_mini(tmp_path / "second")
+    assert rewards(second, ReplayBackend(first / "journals")) == recorded
+
+
+def test_nothing_is_trained_unconfined_unless_that_is_allowed(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "p")
+    with (
+        pytest.raises(ConfigError, match=r"\[sandbox\] allow_unconfined = true"),
+        open_project(folder, UnconfinedBackend(), Silent()),
+    ):
+        pass
+    (folder / "agentloop.toml").write_text(
+        (folder / "agentloop.toml").read_text() + "[sandbox]\nallow_unconfined = true\n"
+    )
+    with open_project(folder, UnconfinedBackend(), Silent()) as project:
+        assert project.pool.isolation == "none"

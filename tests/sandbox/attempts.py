@@ -1,0 +1,47 @@
+"""Opening a box for an attack, and attacks that need more than a shell."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import host
+from agentloop.sandbox.box import Box
+from agentloop.types import ExecResult, SandboxSpec
+
+EPERM, ENOSYS = 1, 38
+KILLED, BAD_CALL = 137, 159
+"""Exit codes of a shell for what SIGKILL and SIGSYS ended."""
+
+CALLS = """
+import ctypes, os
+_libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    '''What a system call gives: 0 and above, or the negative of its errno.'''
+    ctypes.set_errno(0)
+    got = _libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(n & (1 << 64) - 1) for n in arguments))
+    return got if got >= 0 else -ctypes.get_errno()
+"""
+
+
+@asynccontextmanager
+async def box_of(backend: SandboxBackend, spec: SandboxSpec | None = None) -> AsyncIterator[Box]:
+    """A box of `backend` for the length of the block."""
+    box = await backend.create(spec or SandboxSpec())
+    assert isinstance(box, Box)
+    try:
+        yield box
+    finally:
+        await box.close()
+
+
+async def python(box: Box, program: str, *, timeout_s: float = 20.0) -> ExecResult:
+    """Run a Python program in the box."""
+    return await box.exec(f"{host.python()} -I -c {shlex.quote(program)}", timeout_s=timeout_s)
+
+
+def shell_python(program: str) -> str:
+    """The same as a part of a shell command."""
+    return f"{host.python()} -I -c {shlex.quote(program)}"

@@ -1,0 +1,253 @@
+"""A box that takes all it can get: memory, processes, output, disk, files, descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import CapabilityError, SandboxGone, TransferLimit
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import cgroups
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import ExecResult, SandboxSpec
+
+from .attempts import KILLED, box_of, python, shell_python
+from .processes import comes_true, mentioning
+
+MEMORY_MB, N_PROCESSES, MAX_OUTPUT = 96, 48, 4096
+GRACE_S = 0.5
+"""How long after its timeout an answer may come."""
+TAKE = """
+taken = []
+while len(taken) < 1000:
+    taken.append(bytearray(b"x") * (1 << 20))
+    if len(taken) % 8 == 0:
+        print(len(taken), flush=True)
+"""
+SHELL_BOMB = "f() { f | f & }; f"
+"""Has burnt out within a moment where its forks fail."""
+PATIENT_BOMB = """
+import os, time
+while True:
+    try:
+        os.fork()
+    except OSError:
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture(autouse=True)
+def bounded(backend: SandboxBackend) -> None:
+    """Where no group can be made, bubblewrap refuses such boxes, which has a test of its own."""
+    if backend.name == "bubblewrap" and not all(cgroups.find(name) for name in cgroups.LIMITS.values()):
+        pytest.skip("no cgroups can be made here. Remedy: run as root, or in a delegated systemd scope")
+
+
+async def seconds(box: Box) -> float:
+    """How long the box takes for the least command."""
+    started = time.monotonic()
+    assert (await box.exec("echo alive")).stdout == "alive\n"
+    return time.monotonic() - started
+
+
+def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxBackend) -> None:
+    async def scene() -> ExecResult:
+        async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=8)) as box:
+            done = await box.exec(f"sh -c {shlex.quote(shell_python(TAKE))}", timeout_s=30.0)
+            assert await seconds(box) < 1.0
+            assert not (await box.exec("exit 3")).oom, "an end of its own was taken for the kernel's"
+            return done
+
+    done = asyncio.run(scene())
+    assert (done.exit_code, done.oom) == (KILLED, True)
+    assert int(done.stdout.split()[-1]) < MEMORY_MB
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
+def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) -> None:
+    """Either the folder is full or a writer is ended; if even PID 1 has no room, the box is gone and says so."""
+    fill = f"head -c 500000000 /dev/zero > {place}/big; code=$?; wc -c < {place}/big; exit $code"
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=400)) as box:
+            try:
+                done = await box.exec(fill)
+                assert done.exit_code != 0
+                assert int(done.stdout.split()[-1] if done.stdout else 0) <= MEMORY_MB << 20
+                await box.exec(f": > {place}/big")
+                assert await seconds(box) < 1.0
+            except SandboxGone:
+                assert backend.name == "bubblewrap"  # docker's folders are sized to leave room
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("bomb", [SHELL_BOMB, shell_python(PATIENT_BOMB)], ids=["shell", "patient"])
+def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, bomb: str) -> None:
+    mark = f"bomb-{os.getpid()}"
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(n_processes=N_PROCESSES)) as box:
+            running = asyncio.ensure_future(box.exec(f"{bomb} {mark}; sleep 30", timeout_s=1.5))
+            most = 0
+            while not running.done():
+                most = max(most, len(mentioning(mark)))
+                await asyncio.sleep(0.05)
+            assert most <= N_PROCESSES
+            assert most > N_PROCESSES // 2 or bomb == SHELL_BOMB, "it did not go off"
+            assert (await running).timed_out
+            box.kill_all()
+            assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), 1.0)
+            assert await seconds(box) < 1.0
+
+    asyncio.run(scene())
+
+
+def test_a_flood_is_cut_at_its_source(backend: SandboxBackend) -> None:
+    mark = f"flood-{os.getpid()}"
+
+    async def scene() -> tuple[ExecResult, float]:
+        async with box_of(backend) as box:
+            started = time.monotonic()
+            done = await box.exec(f"yes {mark} | head -c 10000000000; sleep 20", max_output=MAX_OUTPUT)
+            took_s = time.monotonic() - started
+            assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), 1.0), "its writer lives on"
+            return done, took_s
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    done, took_s = asyncio.run(scene())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10
+    assert done.exit_code == KILLED
+    assert len(done.stdout) <= MAX_OUTPUT + 100
+    assert done.dropped > 0
+    assert took_s < 5.0
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
+def test_files_are_counted(backend: SandboxBackend, place: str) -> None:
+    make = f'i=0; while touch {place}/f$i; do i=$((i+1)); done; mkdir {place}/d; echo "made $i"'
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(scratch_files=64)) as box:
+            done = await box.exec(make)
+            assert done.stderr.count("No space left on device") == 2, done.stderr
+            assert 32 < int(done.stdout.split()[-1]) <= 64
+            assert await seconds(box) < 1.0
+            assert (await box.exec(f"rm -rf {place}/f*; : > {place}/f && echo room")).stdout == "room\n"
+
+    asyncio.run(scene())
+
+
+def test_a_bomb_of_zeros_fills_the_scratch_and_no_more(backend: SandboxBackend) -> None:
+    pack = "head -c 300000000 /dev/zero | gzip -1 > /tmp/bomb.gz"
+    unpack = "gunzip < /tmp/bomb.gz > /work/all; stat -c %s /work/all"
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(scratch_mb=16)) as box:
+            done = await box.exec(f"{pack} && {unpack}")
+            assert "No space left" in done.stderr
+            assert int(done.stdout) == 16 << 20
+            assert await seconds(box) < 1.0
+
+    asyncio.run(scene())
+
+
+def test_what_is_larger_than_asked_for_is_not_brought(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            await box.exec(
+                "truncate -s 1T /tmp/sparse; mkdir /tmp/d; head -c 900000 /dev/zero | tee /tmp/d/1 > /tmp/d/2"
+            )
+            for path in ("/tmp/sparse", "/tmp/d"):
+                with pytest.raises(TransferLimit, match="more than 1,000,000 bytes"):
+                    await box.download(path, tmp_path / "out", max_bytes=1_000_000)
+                assert await seconds(box) < 1.0
+            with pytest.raises(TransferLimit):
+                await box.read("/tmp/sparse", max_bytes=1_000_000)
+            assert await seconds(box) < 1.0
+
+    asyncio.run(scene())
+    assert list(tmp_path.iterdir()) == [], "part of a refused transfer was left"
+
+
+MANY = {
+    "zombies": """
+import os, time
+for _ in range(30):
+    os.fork() or os._exit(0)
+time.sleep(0.2)
+""",
+    "orphans": """
+import os, time
+for _ in range(30):
+    if os.fork() == 0:
+        os.setsid()
+        os.fork() or time.sleep(0.1)
+        os._exit(0)
+""",
+    "descriptors": """
+import os
+try:
+    while True:
+        os.open("/dev/null", os.O_RDONLY)
+except OSError:
+    pass
+""",
+    "inotify": """
+import ctypes
+while ctypes.CDLL(None).inotify_init() >= 0:
+    pass
+""",
+    "pipes": """
+import os
+for i in range(200):
+    os.mkfifo(f"/tmp/{os.getpid()}-{i}")
+""",
+    "shared memory": """
+import ctypes
+for _ in range(40):  # System V's, which outlives its process
+    ctypes.CDLL(None).shmget(0, 1 << 20, 0o1600)
+""",
+}
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_what_a_command_exhausts_the_next_one_has(backend: SandboxBackend, what: str) -> None:
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(n_processes=64)) as box:
+            for _ in range(3):
+                await python(box, MANY[what])
+            assert await seconds(box) < 1.0
+            assert (await python(box, "print(len(open('/dev/null').read()))")).stdout == "0\n"
+
+    asyncio.run(scene())
+
+
+def test_sizes_that_the_kernel_refuses_are_results(backend: SandboxBackend) -> None:
+    big = 'x=$(head -c 3000000 /dev/zero | tr "\\0" y); '
+
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            assert "too long" in (await box.exec(f"{big} /bin/echo $x")).stderr
+            assert "too long" in (await box.exec(f"{big} export x; /bin/true")).stderr
+            assert "too long" in (await box.exec("echo " + "y" * 3_000_000)).stderr
+            assert await seconds(box) < 1.0
+
+    asyncio.run(scene())
+
+
+def test_bubblewrap_refuses_what_it_cannot_bound(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without groups is made by hiding them: there is none at hand."""
+    monkeypatch.setattr(cgroups, "find", lambda controller: None)
+    for limit in ({"memory_mb": 64}, {"n_processes": 8}, {"cpus": 1.0}):
+        with pytest.raises(CapabilityError, match=rf"cannot hold {next(iter(limit))} here.*docker"):
+            asyncio.run(bubblewrap.create(SandboxSpec(**limit)))

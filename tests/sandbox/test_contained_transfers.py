@@ -1,0 +1,249 @@
+"""Files on their way out of a box and into it, when who works there would rather they went elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import PathError, SandboxError, TransferLimit
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.box import Box
+from agentloop.types import SandboxSpec
+
+from .attempts import box_of, python
+
+SECRET = "of the host"
+TREE = """
+mkdir -p /tmp/t/sub && cd /tmp/t && echo plain > plain && echo deep > sub/deep
+ln -s /etc/passwd absolute; ln -s ../../../../etc/passwd upward; ln -s sub link; ln -s loop loop
+ln plain hard; mkfifo pipe; echo run > program; chmod 6755 program; echo closed > closed; chmod 000 closed
+chmod 644 closed; printf 'x' > "$(printf 'new\\nline')"; touch -- -rf '*' ' '
+"""
+
+
+def test_a_folder_with_everything_arrives_as_files_alone(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            assert (await box.exec(TREE)).exit_code == 0
+            manifest = await box.download("/tmp/t", tmp_path / "out")
+            assert {os.path.basename(name) for name in manifest.skipped} >= {
+                "absolute",
+                "upward",
+                "link",
+                "loop",
+                "pipe",
+            }
+
+    asyncio.run(scene())
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    modes = {str(path.relative_to(tmp_path / "out")): path.lstat().st_mode for path in (tmp_path / "out").rglob("*")}
+    assert all(stat.S_ISREG(mode) or stat.S_ISDIR(mode) for mode in modes.values())
+    assert not any(mode & 0o7022 for mode in modes.values()), "set-user-id, or writable by others"
+    assert (tmp_path / "out/sub/deep").read_text() == "deep\n"
+    assert {"program", "new\nline", "-rf", "*", " "} <= set(modes)
+    assert {"plain", "hard"} & set(modes), "neither name of a file with two arrived"
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.size, made.mode = kind, link, len(data), 0o6777
+    made.devmajor, made.devminor = 1, 3
+    return made, data
+
+
+HOSTILE = {
+    "upward": [entry("../escaped", data=b"x")],
+    "upward inside": [entry("t/../../escaped", data=b"x")],
+    "absolute": [entry("/tmp/escaped-from-a-box", data=b"x")],
+    "through a link": [entry("t/l", tarfile.SYMTYPE, link="/tmp"), entry("t/l/escaped-from-a-box", data=b"x")],
+    "over a link": [entry("t", tarfile.SYMTYPE, link="../escaped"), entry("t", data=b"x")],
+    "hard link": [entry("t/h", tarfile.LNKTYPE, link="/etc/passwd")],
+    "hard link upward": [entry("t/h", tarfile.LNKTYPE, link="../../../../../../etc/passwd")],
+    "device": [entry("t/d", tarfile.CHRTYPE), entry("t/b", tarfile.BLKTYPE)],
+    "fifo": [entry("t/f", tarfile.FIFOTYPE)],
+    "twice": [entry("t/a", data=b"1"), entry("t/a", data=b"2")],
+    "file as folder": [entry("t", data=b"1"), entry("t/a", data=b"2")],
+    "nothing of the name": [entry("other", data=b"1")],
+    "long": [entry("t/" + "/".join(["d" * 200] * 30) + "/x", data=b"x")],
+    "longer than a name": [entry("t/" + "n" * 300, data=b"x")],
+}
+
+
+def archive(entries: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for info, data in entries:
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+@pytest.fixture
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for what arrives; afterwards there is nothing beside it that was not there before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    yield tmp_path / "in"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["in"]
+    assert not Path("/tmp/escaped-from-a-box").exists()
+
+
+async def packs(box: Box, data: bytes, then: str = "") -> None:
+    """From now on the box's `tar` writes this, whatever it is asked for."""
+    await box.write("/archive", data)
+    await box.write("/evil", f"#!/bin/sh\ncat /archive\n{then}\n".encode(), mode=0o755)
+    assert (await box.exec("mkdir /t && mv -f /evil $(command -v tar) || cat /evil > $(command -v tar)")).exit_code == 0
+
+
+@pytest.mark.parametrize("entries", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_archive_gains_nothing(
+    backend: SandboxBackend, entries: list[tuple[tarfile.TarInfo, bytes]], python_tar: Path, at_home: Path
+) -> None:
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
+            await packs(box, archive(entries))
+            with suppress(SandboxError):
+                await box.download("/t", at_home / "out")
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    asyncio.run(scene())
+    assert [path.name for path in at_home.iterdir()] in ([], ["out"]), "part of a refused transfer was left"
+    for path in at_home.rglob("*"):
+        assert stat.S_ISREG(path.lstat().st_mode) or stat.S_ISDIR(path.lstat().st_mode)
+        assert path.lstat().st_nlink == 1 or path.is_dir()
+
+
+def many() -> bytes:
+    """More entries than are taken; folders, because those may come twice."""
+    info, _ = entry("t", tarfile.DIRTYPE)
+    return info.tobuf(tarfile.GNU_FORMAT) * 20_000
+
+
+ENDLESS = {
+    "entries": (many, "", TransferLimit),
+    "zeros after the end": (lambda: archive([entry("t", data=b"x")]), "exec cat /dev/zero", SandboxError),
+    "a name": (lambda: archive([])[:0], "printf ././@LongLink; exec cat /dev/zero", SandboxError),
+    "rubbish": (lambda: b"\xff" * 5000, "", SandboxError),
+    "nothing": (lambda: b"", "", SandboxError),
+    "cut off": (lambda: archive([entry("t", data=b"x" * 5000)])[:1500], "", SandboxError),
+    "silence": (lambda: archive([entry("t", data=b"x" * 5000)])[:1500], "exit 1", SandboxError),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_archive_that_is_none_is_refused_in_time(
+    backend: SandboxBackend, kind: str, python_tar: Path, at_home: Path
+) -> None:
+    make, then, error = ENDLESS[kind]
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
+            await packs(box, make(), then)
+            started = time.monotonic()
+            with pytest.raises(error):
+                await box.download("/t", at_home / "out", max_bytes=1 << 20)
+            assert time.monotonic() - started < 10.0
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    asyncio.run(scene())
+    assert list(at_home.iterdir()) == []
+
+
+def test_an_archive_of_great_sizes_writes_no_more_than_twice_the_bound(
+    backend: SandboxBackend, python_tar: Path, at_home: Path
+) -> None:
+    huge = tarfile.TarInfo("t")
+    huge.size = 1 << 40
+
+    async def scene() -> None:
+        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
+            await packs(box, huge.tobuf(tarfile.GNU_FORMAT), "exec cat /dev/zero")
+            with pytest.raises(TransferLimit):
+                await box.download("/t", at_home / "out", max_bytes=1 << 20)
+
+    asyncio.run(scene())
+    assert sum(path.stat().st_size for path in at_home.rglob("*") if path.is_file()) <= 2 << 20
+
+
+DEEP = """
+import os
+os.mkdir("/tmp/t")
+os.chdir("/tmp/t")
+for _ in range(60):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+"""
+
+
+def test_a_path_too_long_for_a_host_is_refused(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            assert (await python(box, DEEP)).exit_code == 0
+            with pytest.raises(SandboxError):
+                await box.download("/tmp/t", tmp_path / "out")
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    asyncio.run(scene())
+    assert list(tmp_path.iterdir()) == []
+
+
+WAYS_IN = {
+    "the folder": ("ln -s /tmp/elsewhere /work/in", "/work/in"),
+    "a folder above": ("mkdir -p /tmp/elsewhere/in; ln -s /tmp/elsewhere /work/up", "/work/up/in"),
+}
+
+
+@pytest.mark.parametrize(("replaced", "target"), WAYS_IN.values(), ids=WAYS_IN)
+def test_nothing_is_uploaded_through_a_link(
+    backend: SandboxBackend, replaced: str, target: str, tmp_path: Path
+) -> None:
+    (tmp_path / "f").write_text(SECRET)
+
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            await box.exec(f"mkdir -p /tmp/elsewhere; {replaced}")
+            with pytest.raises(PathError, match="leads through a link"):
+                await box.upload(tmp_path, target)
+            with pytest.raises(PathError, match="leads through a link"):
+                await box.write(f"{target}/f", SECRET.encode())
+            assert SECRET not in (await box.exec("cat $(find /tmp/elsewhere -type f) /dev/null")).stdout
+
+    asyncio.run(scene())
+
+
+def test_an_upload_takes_a_links_name_and_not_what_it_leads_to(backend: SandboxBackend, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/link").symlink_to(secret)
+
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            await box.upload(tmp_path / "in", "/work/up")
+            assert (await box.exec("cat /work/up/link")).exit_code != 0
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("path", ["relative", "/tmp/../etc/x", "/a\0b", ""])
+def test_a_path_that_may_lead_elsewhere_is_no_path(backend: SandboxBackend, path: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            for attempt in (
+                box.read(path),
+                box.write(path, b""),
+                box.upload(tmp_path, path),
+                box.download(path, tmp_path / "o"),
+            ):
+                with pytest.raises(PathError, match="absolute path"):
+                    await attempt
+
+    asyncio.run(scene())

@@ -1,0 +1,463 @@
+"""Files into a box and out of it; what comes out was made by an enemy."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import tarfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import PathError, TransferLimit
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import files
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.testing import opened
+from agentloop.types import SandboxSpec
+
+MIB = 1 << 20
+
+
+def run(backend: SandboxBackend, scene: Callable[[Box], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
+    async def go() -> None:
+        async with opened(backend, spec) as box:
+            assert isinstance(box, Box)
+            await asyncio.wait_for(scene(box), 60)
+            started = time.monotonic()
+            assert (await box.exec("echo next")).stdout == "next\n"
+            assert time.monotonic() - started < 1.0, "a transfer holds up what comes after it"
+
+    asyncio.run(go())
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """What is in a folder: path -> what it is."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        kind = "link" if path.is_symlink() else "folder" if path.is_dir() else "file" if path.is_file() else "other"
+        found[str(path.relative_to(folder))] = kind
+    return found
+
+
+# ---------------------------------------------------------------------------- one file
+
+
+def test_bytes_come_back_as_they_were_written(backend: SandboxBackend) -> None:
+    data = os.urandom(3 * MIB) + bytes(range(256))
+
+    async def scene(box: Box) -> None:
+        path = "/tmp/a b/'quoted' $x/-n"
+        await box.write(path, data, mode=0o750)
+        assert await box.read(path) == data
+        await box.write(path, b"")
+        assert await box.read(path) == b""
+        listed = await box.exec("cd /tmp/a*/*quoted*; stat -c '%a %n' -- ./* ./.[!.]* 2>/dev/null")
+        assert listed.stdout == "644 ./-n\n", "a mode that was not asked for, or a draft that was left"
+
+    run(backend, scene)
+
+
+@pytest.mark.parametrize("path", ["relative", "/tmp/../etc/passwd", "/tmp/a\0b", ""])
+def test_a_path_that_is_none_is_refused(bubblewrap: BubblewrapBackend, path: str) -> None:
+    async def scene(box: Box) -> None:
+        for attempt in (box.read(path), box.write(path, b""), box.upload(Path(__file__), path)):
+            with pytest.raises(PathError, match="absolute path"):
+                await attempt
+
+    run(bubblewrap, scene)
+
+
+def test_what_is_no_file_is_not_read(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec("mkfifo /tmp/pipe; mkdir /tmp/folder; ln -s /no/where /tmp/broken")
+        for path in ("/tmp/pipe", "/tmp/folder", "/tmp/broken", "/tmp/missing", "/dev/zero"):
+            with pytest.raises(PathError, match="not a file"):
+                await box.read(path)
+
+    run(backend, scene)
+
+
+def test_a_read_stops_at_its_limit(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec("printf 12345 > /tmp/five; truncate -s 1T /tmp/sparse")
+        assert await box.read("/tmp/five", max_bytes=5) == b"12345"
+        with pytest.raises(TransferLimit, match="more than 4 bytes"):
+            await box.read("/tmp/five", max_bytes=4)
+        with pytest.raises(TransferLimit, match="raise max_bytes"):
+            await box.read("/tmp/sparse", max_bytes=MIB)
+
+    run(backend, scene)
+
+
+def test_nothing_is_written_through_a_link_or_over_what_is_no_file(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec(
+            "cd /tmp; mkdir real; ln -s real link; echo old > real/f; ln -s real/f flink; mkfifo pipe; mkdir d"
+        )
+        for path, why in (
+            ("/tmp/link/f", "through a link"),
+            ("/tmp/flink", "through a link"),
+            ("/tmp/pipe", "not a file"),
+            ("/tmp/d", "not a file"),
+            ("/usr/planted", "Read-only|denied"),
+        ):
+            with pytest.raises(PathError, match=why):
+                await box.write(path, b"new")
+        assert (await box.exec("cat /tmp/real/f; ls -A /tmp/real /tmp/d")).stdout == "old\n/tmp/d:\n\n/tmp/real:\nf\n"
+
+    run(backend, scene)
+
+
+def test_a_full_box_says_so_and_keeps_the_old_file(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        await box.write("/tmp/f", b"old")
+        with pytest.raises(PathError, match="No space left"):
+            await box.write("/tmp/f", bytes(8 * MIB))
+        assert await box.read("/tmp/f") == b"old"
+        assert (await box.exec("ls -A /tmp | grep -c '^.agentloop'")).stdout == "0\n"
+
+    run(backend, scene, SandboxSpec(scratch_mb=4))
+
+
+# ------------------------------------------------------------------------------ upload
+
+
+def test_a_folder_goes_in_and_comes_out_the_same(backend: SandboxBackend, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for n in range(200):
+        place = source / f"d{n % 7}" / ("x" * 120 if n % 2 else "y z")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"f{n}\n").write_bytes(os.urandom(n * 997))
+    (source / "big").write_bytes(os.urandom(20 * MIB))
+    (source / "run").write_text("#!/bin/sh\n")
+    (source / "run").chmod(0o755)
+    (source / "empty").mkdir()
+
+    async def scene(box: Box) -> None:
+        await box.upload(source, "/tmp/up")
+        manifest = await box.download("/tmp/up", tmp_path / "back")
+        assert (manifest.n_files, manifest.skipped) == (202, ())
+        assert manifest.n_bytes == sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
+
+    run(backend, scene, SandboxSpec(scratch_mb=128))
+    assert tree(tmp_path / "back") == tree(source)
+    for path in source.rglob("*"):
+        if path.is_file():
+            copy = tmp_path / "back" / path.relative_to(source)
+            assert hashlib.sha256(copy.read_bytes()).digest() == hashlib.sha256(path.read_bytes()).digest()
+            assert (copy.stat().st_mode & 0o7777) == (0o755 if path.name == "run" else 0o644)
+
+
+def test_one_file_goes_in_and_comes_out(backend: SandboxBackend, tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+
+    async def scene(box: Box) -> None:
+        await box.upload(tmp_path / "one", "/tmp/deep/er")
+        await box.download("/tmp/deep/er/one", tmp_path / "new" / "two")
+
+    run(backend, scene)
+    assert (tmp_path / "new" / "two").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        "ln -s /tmp/elsewhere /tmp/up",
+        "ln -s /tmp/elsewhere /tmp/link; mkdir /tmp/elsewhere/up",
+        "mkdir /tmp/up; ln -s /tmp/elsewhere /tmp/up/sub",
+        "mkdir -p /tmp/up/sub; ln -s /tmp/elsewhere /tmp/up/sub/sub",
+    ],
+)
+def test_an_upload_does_not_follow_what_was_put_in_its_way(backend: SandboxBackend, tmp_path: Path, plant: str) -> None:
+    (tmp_path / "sub" / "sub").mkdir(parents=True)
+    (tmp_path / "sub" / "sub" / "f").write_text("secret test")
+    (tmp_path / "f").write_text("secret test")
+
+    async def scene(box: Box) -> None:
+        await box.exec(f"mkdir /tmp/elsewhere; {plant}")
+        with pytest.raises(PathError, match="through a link"):
+            await box.upload(tmp_path, "/tmp/link/up" if "/tmp/link" in plant else "/tmp/up")
+        assert (await box.exec("find /tmp/elsewhere -type f")).stdout == ""
+
+    run(backend, scene)
+
+
+def test_an_uploaded_file_replaces_a_link_that_has_its_name(backend: SandboxBackend, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("new")
+
+    async def scene(box: Box) -> None:
+        await box.exec("cd /tmp; mkdir up; echo old > target; ln -s /tmp/target up/f")
+        await box.upload(tmp_path, "/tmp/up")
+        assert (await box.exec("cat /tmp/target; cat /tmp/up/f; test -L /tmp/up/f")).stdout == "old\nnew"
+
+    run(backend, scene)
+
+
+def test_a_source_that_is_not_there_or_cannot_be_sent(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    (tmp_path / "line\nbreak").mkdir()
+
+    async def scene(box: Box) -> None:
+        with pytest.raises(PathError, match="cannot be read"):
+            await box.upload(tmp_path / "missing", "/tmp/up")
+        with pytest.raises(PathError, match="line break"):
+            await box.upload(tmp_path, "/tmp/up")
+
+    run(bubblewrap, scene)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
+def test_a_cancelled_transfer_leaves_nothing(backend: SandboxBackend, tmp_path: Path, after_s: float) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "big").write_bytes(bytes(200 * MIB))
+
+    async def scene(box: Box) -> None:
+        await box.exec("cd /tmp; mkdir out; for n in 1 2 3 4; do truncate -s 50M out/$n; done")
+        for work in (
+            box.upload(tmp_path / "in", "/work/up"),
+            box.download("/tmp/out", tmp_path / "out"),
+            box.write("/work/file", bytes(30 * MIB)),
+        ):
+            task = asyncio.ensure_future(work)
+            await asyncio.sleep(after_s)
+            task.cancel()
+            await asyncio.wait({task}, timeout=5)
+            assert task.done()
+            if not task.cancelled():  # done before
+                task.result()
+        assert (await box.exec("ps 2>/dev/null; cat /proc/[0-9]*/comm | grep -c -x -e tar -e cat")).stdout[-2:] == "1\n"
+
+    run(backend, scene, SandboxSpec(scratch_mb=256))
+    assert set(os.listdir(tmp_path)) <= {"in", "out"}
+
+
+# ---------------------------------------------------------------------------- download
+
+
+def test_only_plain_files_and_folders_leave_a_box(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec(
+            "mkdir -p /tmp/out/d; cd /tmp/out; echo x > f; chmod 6777 f; ln -s /etc/passwd l; ln -s .. d/up; "
+            "mkfifo p; ln f hard; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"s\")'; chmod 7777 d"
+        )
+        manifest = await box.download("/tmp/out", tmp_path / "out")
+        assert manifest.n_files == 1
+        assert {"out/l", "out/d/up", "out/p"} <= set(manifest.skipped)
+
+    run(backend, scene)
+    (name,) = set(tree(tmp_path / "out")) - {"d"}  # whichever of the two names tar met first
+    assert name in ("f", "hard")
+    assert tree(tmp_path) == {"out": "folder", "out/d": "folder", f"out/{name}": "file"}
+    assert (tmp_path / "out" / name).stat().st_mode & 0o7777 == 0o755
+    assert (tmp_path / "out" / "d").stat().st_mode & 0o7000 == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "limit"),
+    [
+        ("truncate -s 1T out/sparse", "more than 8,388,608 bytes"),
+        ("for n in 1 2 3; do truncate -s 3M out/$n; done", "more than 8,388,608 bytes"),
+        ("seq 1 2000 | (cd out; xargs touch)", "more than 1,000 entries"),
+        ("cd out; mkdir -p $(printf 'd/%.0s' $(seq 40))", "more than 32 deep"),
+    ],
+)
+def test_a_limit_ends_a_download_at_once(backend: SandboxBackend, tmp_path: Path, make: str, limit: str) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec(f"cd /tmp; mkdir out; {make}")
+        started = time.monotonic()
+        with pytest.raises(TransferLimit, match=limit):
+            await box.download("/tmp/out", tmp_path / "out", max_bytes=8 * MIB, max_entries=1000)
+        assert time.monotonic() - started < 5
+
+    run(backend, scene)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("/tmp/missing", "not there"), ("/", "whole box"), ("/tmp/link", "neither a file nor a folder")]
+)
+def test_what_cannot_be_taken_says_why(backend: SandboxBackend, tmp_path: Path, path: str, why: str) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec("ln -s /etc /tmp/link")
+        with pytest.raises(PathError, match=why):
+            await box.download(path, tmp_path / "out")
+        with pytest.raises(PathError, match="there already"):
+            await box.download("/tmp", tmp_path)
+
+    run(backend, scene)
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_complaints_of_tar_hold_up_nothing(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec("mkdir /tmp/out; cd /tmp/out; seq -f '%0200g' 1 4000 | xargs touch; chmod 0 *", timeout_s=60)
+        started = time.monotonic()
+        with pytest.raises(PathError, match="Permission denied"):
+            await box.download("/tmp/out", tmp_path / "out")
+        assert time.monotonic() - started < 20
+
+    run(backend, scene)
+    assert os.listdir(tmp_path) == []
+
+
+# ------------------------------------------------------- an archive that no tar would make
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", **more: Any) -> bytes:
+    """One entry as it stands in an archive."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, len(data)
+    for key, value in more.items():
+        setattr(info, key, value)
+    return info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512)
+
+
+def pax(records: dict[str, str]) -> bytes:
+    lines = b""
+    for key, value in records.items():
+        body = f" {key}={value}\n".encode()
+        n = len(body) + 1
+        while len(str(n)) + len(body) != n:
+            n += 1
+        lines += str(n).encode() + body
+    return entry("pax", tarfile.XHDTYPE, lines)
+
+
+END = bytes(1024)
+FINE = entry("out", tarfile.DIRTYPE) + entry("out/f", data=b"fine")
+HOSTILE: dict[str, bytes] = {
+    "parent": FINE + entry("../escaped", data=b"x"),
+    "inner parent": FINE + entry("out/../../escaped", data=b"x"),
+    "absolute": FINE + entry("/tmp/agentloop-escaped", data=b"x"),
+    "file twice": FINE + entry("out/f", data=b"x"),
+    "folder over file": FINE + entry("out/f", tarfile.DIRTYPE),
+    "file under file": FINE + entry("out/f/g", data=b"x"),
+    "long path": FINE + entry("out/" + "/".join(["x" * 200] * 30), data=b"x"),
+    "long name": FINE + entry("out/" + "x" * 300, data=b"x"),
+    "very deep": FINE + entry("out/" + "d/" * 100 + "f", data=b"x"),
+    "huge": FINE + entry("out/g", size=1 << 40),
+    "negative": FINE + entry("out/g", size=-(1 << 20)),
+    "negative by pax": FINE + pax({"size": "-1048576"}) + entry("out/g", data=b"x"),
+    "huge by pax": FINE + pax({"size": str(1 << 50)}) + entry("out/g", data=b"x"),
+    "NUL by pax": FINE + pax({"path": "out/a\0b"}) + entry("out/g", data=b"x"),
+    "parent by pax": FINE + pax({"path": "../escaped"}) + entry("out/g", data=b"x"),
+    "sparse": FINE + entry("out/g", tarfile.GNUTYPE_SPARSE, size=1 << 40),
+    "sparse by pax": FINE
+    + pax(
+        {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.realsize": str(1 << 45),
+            "GNU.sparse.name": "out/g",
+        }
+    )
+    + entry("out/g", data=b"1000000\n" + b"1\n" * 1000),
+    "headers without end": FINE + entry("././@LongLink", tarfile.GNUTYPE_LONGNAME, b"x\0") * 5000,
+    "long header": FINE + entry("././@LongLink", tarfile.GNUTYPE_LONGNAME, b"x" * (2 << 20)),
+    "cut off": FINE + entry("out/g", data=b"x" * 5000)[:2000],
+    "noise": b"\x8f" * 4096,
+    "nothing of that name": entry("other", data=b"x") + END,
+    "on and on": FINE + END + b"x" * (4 << 20),
+}
+
+
+@pytest.mark.parametrize("case", list(HOSTILE))
+def test_a_hostile_archive_is_refused(bubblewrap: BubblewrapBackend, tmp_path: Path, case: str) -> None:
+    (tmp_path / "target").mkdir()
+
+    async def scene(box: Box) -> None:
+        await box.write("/tmp/evil", HOSTILE[case])
+        with pytest.raises((PathError, TransferLimit)):
+            await files.download(
+                lambda _: box.start("cat /tmp/evil"),
+                "/tmp/out",
+                tmp_path / "target" / "out",
+                max_bytes=MIB,
+                max_entries=1000,
+            )
+
+    run(bubblewrap, scene)
+    assert tree(tmp_path) == {"target": "folder"}
+    assert not Path("/tmp/agentloop-escaped").exists()
+
+
+LEFT_BEHIND: dict[str, bytes] = {
+    "symbolic link": entry("out/l", tarfile.SYMTYPE, linkname="/etc"),
+    "hard link": entry("out/l", tarfile.LNKTYPE, linkname="/etc/passwd"),
+    "character device": entry("out/l", tarfile.CHRTYPE, devmajor=1, devminor=3),
+    "block device": entry("out/l", tarfile.BLKTYPE, devmajor=7),
+    "pipe": entry("out/l", tarfile.FIFOTYPE),
+    "something new": entry("out/l", b"Z"),
+}
+
+
+@pytest.mark.parametrize("case", list(LEFT_BEHIND))
+def test_what_is_no_file_is_left_behind_and_named(bubblewrap: BubblewrapBackend, tmp_path: Path, case: str) -> None:
+    # What follows a link under its name lands in a folder of that name, not where the link leads.
+    evil = FINE + LEFT_BEHIND[case] + entry("out/l/planted", data=b"x", mode=0o6755) + END
+
+    async def scene(box: Box) -> None:
+        await box.write("/tmp/evil", evil)
+        manifest = await files.download(
+            lambda _: box.start("cat /tmp/evil"), "/tmp/out", tmp_path / "out", max_bytes=MIB, max_entries=10
+        )
+        assert case == "something new" or manifest.skipped == ("out/l",)
+
+    run(bubblewrap, scene)
+    assert tree(tmp_path)["out/f"] == "file"
+    assert set(tree(tmp_path).values()) == {"file", "folder"}
+    assert all(path.stat().st_mode & 0o7000 == 0 for path in tmp_path.rglob("*"))
+    assert not Path("/etc/planted").exists()
+
+
+def test_a_million_entries_end_at_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    one = entry("out/e", tarfile.SYMTYPE, linkname="x")
+
+    async def scene(box: Box) -> None:
+        await box.write("/tmp/one", one * 1000)
+        started = time.monotonic()
+        with pytest.raises(TransferLimit, match="entries"):
+            await files.download(
+                lambda _: box.start("for n in $(seq 1000); do cat /tmp/one; done"),
+                "/tmp/out",
+                tmp_path / "out",
+                max_bytes=MIB,
+                max_entries=10_000,
+            )
+        assert time.monotonic() - started < 5
+
+    run(bubblewrap, scene)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_transfer_that_hangs_is_given_up(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "TIMEOUT_S", 0.5)
+
+    async def scene(box: Box) -> None:
+        await box.exec("mkfifo /tmp/pipe")
+        hang = lambda _: box.start("cat /tmp/pipe")  # noqa: E731
+        for work in (
+            files.download(hang, "/tmp/out", tmp_path / "out", max_bytes=1, max_entries=1),
+            files.read_file(hang, "/tmp/out", 1),
+            files.write_file(lambda _: box.start("sleep 60"), "/tmp/out", bytes(MIB), 0o644),
+            files.upload(lambda _: box.start("sleep 60"), Path(__file__), "/tmp/out"),
+        ):
+            with pytest.raises(TransferLimit, match="not done in"):
+                await work
+
+    run(bubblewrap, scene)
+    assert os.listdir(tmp_path) == []
+
+
+def test_our_own_archives_are_what_the_standard_library_makes() -> None:
+    stream = io.BytesIO(FINE + END)
+    with tarfile.open(fileobj=stream) as archive:
+        assert archive.getnames() == ["out", "out/f"]

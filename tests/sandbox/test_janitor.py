@@ -1,0 +1,134 @@
+"""What is left when a box could not end itself: found, told from what is in use, and removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agentloop.sandbox import cgroups, channel, janitor
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.janitor import Find
+
+from .processes import children, comes_true, with_word
+from .test_owner import owner
+
+DEAD = 2**22 + 1
+"""No process has this number: it is beyond the kernel's highest."""
+
+
+def of(pid: int) -> list[Find]:
+    return [find for find in janitor.look().finds if find.owner == pid]
+
+
+def test_a_living_owners_box_is_listed_and_left_alone(bubblewrap: BubblewrapBackend) -> None:
+    mark = f"91{os.getpid()}.5"
+    with owner("bubblewrap", mark) as (process, _):
+        (box,) = [find for find in of(process.pid) if find.kind == "bubblewrap"]
+        assert not box.is_orphan
+        removed, _ = janitor.sweep()
+        assert box not in removed
+        assert len(with_word(mark)) == 3, "the owner and its two commands"
+
+
+@contextmanager
+def owning(*specs: str) -> Iterator[subprocess.Popen[str]]:
+    """A process with a bubblewrap box of each spec, in which `sleep PID.5` runs."""
+    boxes = "; ".join(f"boxes.append(await backend.create(SandboxSpec({spec})))" for spec in specs)
+    code = f"""
+import asyncio, os, sys
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import SandboxSpec
+async def main():
+    backend, boxes = BubblewrapBackend(), []
+    {boxes}
+    for box in boxes:
+        await box.exec(f"sleep {{os.getpid()}}.5 &")
+    print("ready", flush=True)
+    sys.stdin.read()
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_box_that_hangs_when_its_owner_dies_is_removed(bubblewrap: BubblewrapBackend) -> None:
+    """Its first process is stopped and cannot see its connection end; limited, it is no direct child of its owner."""
+    if cgroups.find("pids") is None:
+        pytest.skip(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
+    with owning("n_processes=50") as process:
+        mark = f"{process.pid}.5"
+        (box,) = of(process.pid)
+        os.kill(children(int(box.name))[0], signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        assert not comes_true(lambda: not with_word(mark), within_s=1.0), "it ended by itself: nothing is tested"
+        orphans = of(process.pid)
+        assert [find.is_orphan for find in orphans] == [True] * len(orphans)
+        assert {find.kind for find in orphans} == {"bubblewrap", "folder", "cgroup"}
+        removed, after = janitor.sweep()
+        assert {(find.kind, find.name) for find in orphans} <= {(find.kind, find.name) for find in removed}
+        assert [find for find in after.finds if find.owner == process.pid] == []
+        assert comes_true(lambda: not with_word(mark))
+
+
+def test_a_box_past_its_time_is_removed_though_its_owner_lives(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "LATE_S", -100.0)
+    with owning("lifetime_s=50.0", "lifetime_s=500.0") as process:
+        boxes = [find for find in of(process.pid) if find.kind == "bubblewrap"]
+        assert sorted(box.is_orphan for box in boxes) == [False, True]
+        removed, _ = janitor.sweep()
+        assert [box for box in boxes if box.is_orphan] == [find for find in removed if find.owner == process.pid]
+
+
+def test_folders_and_groups_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "DOORS", tmp_path)
+    theirs, ours = tmp_path / f"agentloop-{DEAD}-x", tmp_path / f"agentloop-{os.getpid()}-x"
+    others = [tmp_path / name for name in ("agentloop-notes-2024", "agentloop-", "agentloop-99999999999999999999-x")]
+    for folder in (theirs, ours, *others):
+        (folder / "door").mkdir(parents=True)
+    parent = cgroups.find("pids")
+    group = parent / f"{cgroups.PREFIX}{DEAD}-x" if parent else None
+    if group:
+        group.mkdir()
+    assert {find.name for find in of(DEAD)} == {str(path) for path in (theirs, group) if path}
+    removed, after = janitor.sweep()
+    assert {find.name for find in removed} >= {str(path) for path in (theirs, group) if path}
+    assert [find for find in after.finds if find.owner == DEAD] == []
+    assert all(folder.exists() for folder in (ours, *others))
+    assert group is None or not group.exists()
+
+
+@pytest.mark.slow
+def test_containers_are_listed_by_their_owner(docker: DockerBackend) -> None:
+    mark = f"93{os.getpid()}.5"
+    with owner("docker", mark) as (process, name):
+        (box,) = [find for find in of(process.pid) if find.kind == "docker"]
+        assert (box.name, box.state, box.is_orphan) == (name, "running", False)
+
+
+def test_without_an_engine_the_rest_is_still_looked_at(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
+    mark = f"94{os.getpid()}.5"
+    with owner("bubblewrap", mark) as (process, _):
+        found = janitor.look()
+        assert "no Docker Engine answers" in (found.no_docker or "")
+        assert process.pid in [find.owner for find in found.finds]
+        assert "no Docker Engine answers" in (janitor.sweep()[1].no_docker or "")

@@ -1,0 +1,377 @@
+"""Boxes whose image has no Python, so that a shell is their first process: the same laws, and what is its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import channel
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.fifo import Fifos
+from agentloop.testing import SANDBOX_LAWS, SandboxLaw, opened
+from agentloop.types import SandboxSpec
+
+from . import test_box, test_hostile, test_streams
+from .processes import comes_true, with_word
+from .roots import busybox_root
+
+SHELLS = ["ash", "dash", "bash"]
+REPOSITORY = Path(__file__).parents[2]
+ROOM = 40
+"""Processes of a box that a bomb may fill."""
+
+
+class WithImage:
+    """A backend whose boxes are made of `image` where a spec names none."""
+
+    def __init__(self, backend: SandboxBackend, image: Path) -> None:
+        self._backend, self._image = backend, str(image)
+        self.name, self.isolation = backend.name, backend.isolation
+
+    def probe(self) -> str | None:
+        return self._backend.probe()
+
+    async def create(self, spec: SandboxSpec) -> Box:
+        own = {"image": self._image} if spec.image == "host" else {}
+        box = await self._backend.create(spec.model_copy(update=own))
+        assert isinstance(box, Box)
+        return box
+
+
+@pytest.fixture(scope="session")
+def busybox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return busybox_root(tmp_path_factory.mktemp("busybox") / "root")
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, busybox: Path) -> WithImage:
+    return WithImage(request.getfixturevalue(getattr(request, "param", "bubblewrap")), busybox)
+
+
+@pytest.fixture
+def image(request: pytest.FixtureRequest, busybox: Path, tmp_path: Path) -> Path:
+    """A root folder whose /bin/sh is the shell of that name."""
+    if request.param == "ash":
+        return busybox
+    program = shutil.which(request.param)
+    if program is None:
+        pytest.skip(f"no {request.param} on this machine. Remedy: `apt install {request.param}`")
+    root = tmp_path / "root"
+    shutil.copytree(busybox, root, symlinks=True)
+    (root / "bin/sh").unlink()
+    shutil.copy(os.path.realpath(program), root / "bin/sh")
+    listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    for library in re.findall(r"(/\S+) \(0x", listed):
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(library), root / library[1:])
+    return root
+
+
+def run(backend: SandboxBackend, scene: Callable[[Box], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
+    async def go() -> None:
+        async with opened(backend, spec or SandboxSpec()) as box:
+            assert isinstance(box, Box)
+            await asyncio.wait_for(scene(box), 60)
+
+    asyncio.run(go())
+
+
+# ------------------------------------------------------------------- what holds for every box
+
+both = pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("docker", marks=pytest.mark.slow)], indirect=True)
+
+
+@both
+@pytest.mark.parametrize("law", SANDBOX_LAWS, ids=lambda law: law.__name__)
+def test_backend_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
+    asyncio.run(law(backend, tmp_path))
+
+
+test_output_comes_while_the_command_runs = test_streams.test_output_comes_while_the_command_runs
+test_more_than_any_window_goes_both_ways_at_once = test_streams.test_more_than_any_window_goes_both_ways_at_once
+test_a_killed_process_ends_for_its_readers = test_streams.test_a_killed_process_ends_for_its_readers
+test_a_signal_reaches_the_command = test_streams.test_a_signal_reaches_the_command
+test_a_box_that_closes_ends_what_is_read = test_streams.test_a_box_that_closes_ends_what_is_read_and_written
+test_a_session_runs_any_command_and_goes_on = test_streams.test_a_session_runs_any_command_and_goes_on
+test_a_session_survives_a_timeout = test_streams.test_a_session_survives_a_timeout
+test_a_session_begins_anew = test_streams.test_a_session_whose_shell_ends_says_so_and_begins_anew
+test_a_flood_in_a_session_is_ended_and_counted = test_streams.test_a_flood_in_a_session_is_ended_and_counted
+test_a_lease_takes_its_strays_along = test_box.test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more
+test_what_a_lease_leaves_harms_no_other = test_hostile.test_what_a_lease_leaves_harms_no_other
+test_a_command_may_clean_up_first = test_hostile.test_a_command_whose_time_is_up_may_clean_up_first
+test_files_that_do_not_fit_say_so = test_hostile.test_files_that_do_not_fit_say_so
+test_unusual_files_are_copied = test_hostile.test_unusual_files_are_copied_and_can_be_added_to
+
+
+def test_a_closed_lease_answers_what_still_waits(backend: BubblewrapBackend) -> None:
+    test_box.test_a_closed_lease_answers_what_still_waits(backend)
+
+
+def test_a_cancelled_call_ends_its_command(backend: BubblewrapBackend) -> None:
+    test_hostile.test_a_cancelled_call_ends_its_command(backend)
+
+
+def test_a_flood_costs_the_host_no_memory(backend: BubblewrapBackend) -> None:
+    test_box.test_a_flood_costs_the_host_no_memory(backend)
+
+
+# ----------------------------------------------------------------------- what is its own
+
+
+@both
+def test_the_image_decides_who_is_first(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        assert isinstance(box._connection, Fifos)
+        assert "pid1.sh" in (await box.exec("cat /proc/1/cmdline")).stdout
+
+    run(backend, scene)
+
+
+@pytest.mark.parametrize("image", SHELLS, indirect=True)
+def test_any_shell_will_do(bubblewrap: BubblewrapBackend, image: Path) -> None:
+    odd = r"printf '[%s]' 'a\nb' \\ \	 '" + "\n'; cat <<E\n$((6 * 7)) \\c\nE\nprintf %s x\\ "
+
+    async def scene(box: Box) -> None:
+        done = await box.exec(odd)
+        assert done.stdout == "[a\\nb][\\][\t][\n]42 \\c\nx "
+        assert (await box.exec("exit 9")).exit_code == 9
+        assert (await box.exec("kill -15 $$")).exit_code == 143
+        session = box.session()
+        await session.exec("cd /tmp; A=1")
+        assert (await session.exec("sleep 60", timeout_s=0.3)).timed_out
+        done = await session.exec("pwd; echo $A")
+        assert (done.stdout, done.restarted) == ("/tmp\n1\n", False)
+        await session.close()
+        await box.write("/tmp/a/b", b"data\0")
+        assert await box.read("/tmp/a/b") == b"data\0"
+
+    run(WithImage(bubblewrap, image), scene)
+
+
+@pytest.mark.parametrize("image", SHELLS, indirect=True)
+def test_its_first_process_survives_what_a_command_does_to_it(bubblewrap: BubblewrapBackend, image: Path) -> None:
+    async def scene(box: Box) -> None:
+        for name in ("INT", "TERM", "HUP", "QUIT", "PIPE", "USR1", "ALRM", "KILL", "STOP", "TTIN", "CHLD"):
+            await box.exec(f"kill -{name} 1")
+            assert (await box.exec("echo alive")).stdout == "alive\n", name
+        other = asyncio.ensure_future(box.exec("sleep 60"))
+        await asyncio.sleep(0.1)
+        await box.exec("kill -9 -1")
+        assert (await asyncio.wait_for(other, 5)).exit_code == 137
+        assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    run(WithImage(bubblewrap, image), scene)
+
+
+BOMBS = {
+    "tree": "f() { f | f & }; f; sleep 60",
+    "sessions": "echo 'while :; do setsid sh /tmp/bomb & done' > /tmp/bomb; sh /tmp/bomb & sleep 60",
+    "full": f"i=0; while [ $i -lt {ROOM} ]; do env -i setsid sleep 60 & i=$((i+1)); done; sleep 60",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
+@pytest.mark.parametrize("image", SHELLS[:2], indirect=True)
+def test_a_bomb_ends_with_its_command(bubblewrap: BubblewrapBackend, image: Path, bomb: str) -> None:
+    async def scene(box: Box) -> None:
+        for _ in range(2):  # what clears a full box must be there again
+            await box.exec(bomb, timeout_s=0.7)
+            box.discard("box")  # for a bomb that ended by itself
+            started = time.monotonic()
+            done = await box.exec("echo alive; ls -d /proc/[0-9]* | wc -l")
+            assert (done.stdout.split()[:1], done.exit_code) == (["alive"], 0), done
+            assert int(done.stdout.split()[1]) < 10
+            assert time.monotonic() - started < 1.0
+
+    run(WithImage(bubblewrap, image), scene, SandboxSpec(n_processes=ROOM))
+
+
+def test_a_full_box_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
+    fill = f"i=0; while [ $i -lt {ROOM} ]; do sleep 7655.5 & i=$((i+1)); done; sleep 60"
+
+    async def scene(box: Box) -> None:
+        filling = asyncio.ensure_future(box.exec(f"({fill}) 2>&1 & sleep 60", timeout_s=2.0))
+        await asyncio.sleep(0.5)
+        n = len(with_word("7655.5"))
+        for _ in range(3):
+            done = await box.exec("ls /")
+            assert (done.exit_code in (2, 126), "fork" in done.stderr or "no room" in done.stderr) == (True, True)
+        assert len(with_word("7655.5")) == n > ROOM / 2, "another command's processes were ended"
+        assert (await filling).timed_out
+        assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    run(backend, scene, SandboxSpec(n_processes=ROOM))
+    assert not with_word("7655.5")
+
+
+def test_daemons_end_with_a_command_whose_time_is_up_and_no_others(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        await box.exec("setsid sleep 7651.5 > /dev/null 2>&1 &")
+        await box.exec("(setsid sleep 7652.5 &); env -i setsid sleep 7653.5 & sleep 60", timeout_s=0.3)
+        assert comes_true(lambda: not with_word("7652.5") and not with_word("7653.5"))
+        assert with_word("7651.5"), "a marked process of another command was ended"
+
+    run(backend, scene)
+    assert comes_true(lambda: not with_word("7651.5"))
+
+
+def test_an_end_cannot_be_forged_by_what_is_printed_or_inherited(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        done = await box.exec("echo 0; echo 0 126; for n in 3 4 5 6 7 8 9; do echo 0 >&$n; done 2>/dev/null; exit 5")
+        assert (done.exit_code, done.stdout) == (5, "0\n0 126\n")
+        assert (await box.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
+        assert (await box.exec("ls /run/agentloop/door; echo x > /run/agentloop/door/orders")).stdout == ""
+        waiting = asyncio.ensure_future(box.exec("sleep 0.3; exit 7"))
+        await box.exec("for f in /run/agentloop/door/*; do echo 0 > $f; done")
+        assert (await waiting).exit_code == 7
+
+    run(backend, scene)
+
+
+def test_no_pipe_and_no_descriptor_is_left(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        connection = box._connection
+        assert isinstance(connection, Fifos)
+        await box.exec("true")
+        n = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            await box.exec("yes", max_output=100)
+            await box.exec("sleep 60", timeout_s=0.1)
+            process = box.start("echo unread; exit 3")
+            assert (await process.wait()).exit_code == 3
+            process.kill()
+            process = box.start("cat")
+            process.kill()
+            assert (await process.wait()).exit_code == 137
+            session = box.session()
+            await session.exec("true")
+            await session.close()
+            call = asyncio.ensure_future(box.exec("sleep 60"))
+            await asyncio.sleep(0.05)
+            call.cancel()
+        await asyncio.sleep(0.3)
+        assert len(os.listdir("/proc/self/fd")) == n
+        assert list(connection._door.iterdir()) == []
+        assert not connection._running
+
+    run(backend, scene)
+
+
+def test_what_nobody_reads_is_not_lost_when_the_command_ends(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        process = box.start("head -c 320000 /dev/zero; (sleep 60 &)")  # more than a window, less than it and a pipe
+        assert (await asyncio.wait_for(process.wait(), 5)).exit_code == 0
+        assert sum([len(piece) async for piece in process.stdout]) == 320_000
+
+    run(backend, scene)
+
+
+def test_input_that_nobody_reads_holds_up_nobody(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        for command in ("exit 0", "exec 0<&-; sleep 60", "head -c 10 > /dev/null; sleep 60 < /dev/null"):
+            process = box.start(command)
+            await asyncio.wait_for(process.stdin.write(b"x" * 1_000_000), 5)
+            process.kill()
+
+    run(backend, scene)
+
+
+def test_a_call_that_is_cancelled_at_once_leaves_nothing(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        for delay_s in (0.0, 0.001, 0.002, 0.004):
+            call = asyncio.ensure_future(box.exec("sleep 7656.5"))
+            await asyncio.sleep(delay_s)
+            call.cancel()
+        assert comes_true(lambda: True)
+        await asyncio.sleep(0.5)
+        assert with_word("7656.5") == []
+
+    run(backend, scene)
+
+
+def test_its_lifetime_is_held(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        with pytest.raises(SandboxGone, match="lifetime"):
+            await box.exec("sleep 7657.5")
+        assert comes_true(lambda: not with_word("7657.5"))
+
+    run(backend, scene, SandboxSpec(lifetime_s=0.5))
+
+
+@both
+def test_what_needs_python_is_refused_and_leaves_nothing(backend: SandboxBackend) -> None:
+    async def scene(box: Box) -> None:
+        with pytest.raises(CapabilityError, match="a terminal needs python3 in the image"):
+            box.terminal("true")
+        with pytest.raises(CapabilityError, match="allowed_hosts needs python3 in the image"):
+            box.set_network(("example.org",))
+
+    run(backend, scene)
+    with pytest.raises(CapabilityError, match="allowed_hosts needs python3"):
+        asyncio.run(backend.create(SandboxSpec(allowed_hosts=("example.org",))))
+    assert list(channel.DOORS.glob(f"agentloop-{os.getpid()}-*")) == []
+    assert comes_true(lambda: not [pid for pid in test_box.children(os.getpid()) if Path(f"/proc/{pid}/exe").exists()])
+
+
+@both
+def test_a_folder_that_is_not_there_is_no_place_to_start(backend: SandboxBackend) -> None:
+    if backend.name == "docker":
+        pytest.skip("the engine makes it")
+    with pytest.raises(SandboxUnavailable, match="cannot start in /no/where"):
+        asyncio.run(backend.create(SandboxSpec(workdir="/no/where")))
+
+
+def test_a_folder_without_a_shell_is_no_image(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=f"'{tmp_path}' does not start: it has no shell at /bin/sh"):
+        asyncio.run(bubblewrap.create(SandboxSpec(image=str(tmp_path))))
+
+
+def test_the_image_is_not_changed_and_root_may_write(bubblewrap: BubblewrapBackend, busybox: Path) -> None:
+    spec = SandboxSpec(image=str(busybox), root=True)
+
+    async def scene(box: Box) -> None:
+        assert (await box.exec("id -u; echo x > /etc/new && rm /bin/vi && cat /etc/new")).stdout == "0\nx\n"
+        assert (await box.exec("echo x > /run/agentloop/inside/pid1.sh")).exit_code != 0
+
+    before = sorted(path.relative_to(busybox) for path in busybox.rglob("*"))
+    for _ in range(2):
+        run(bubblewrap, scene, spec)
+    assert sorted(path.relative_to(busybox) for path in busybox.rglob("*")) == before
+
+
+def test_a_box_goes_with_its_owner(bubblewrap: BubblewrapBackend, busybox: Path) -> None:
+    text = """
+import asyncio, sys
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import SandboxSpec
+
+async def main():
+    box = await BubblewrapBackend().create(SandboxSpec(image=sys.argv[1]))
+    await box.exec("setsid sleep 7658.5 > /dev/null 2>&1 &")
+    print("ready", flush=True)
+    await box.exec("sleep 7658.5", timeout_s=60)
+
+asyncio.run(main())
+"""
+    command = [sys.executable, "-c", text, str(busybox)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert comes_true(lambda: len(with_word("7658.5")) == 2, within_s=10.0)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert comes_true(lambda: not with_word("7658.5")), "the box outlived its owner"
+    channel.sweep_doors()
