@@ -13,10 +13,16 @@ from rich.markup import escape
 
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
+from agentloop_cli.doctor import doctor
 from agentloop_cli.render import AsJson, stderr
+from agentloop_cli.sandbox import sandbox as sandbox_group
+from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agentloop.config import SecretSection
     from agentloop.protocols import SandboxBackend
 
 INTERRUPTED = 130
@@ -30,7 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.command()(run)
 app.add_typer(traces, name="traces")
+app.add_typer(sandbox_group, name="sandbox")
+app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -52,7 +61,7 @@ def demo(
     from agentloop.demo.project import prepare_demo
     from agentloop_cli.run import run_project
 
-    backend = _backend(sandbox, "--sandbox")
+    backend = make_backend(sandbox, "--sandbox")
     is_new = prepare_demo(out, seed)
     stderr.print(
         f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}", markup=False
@@ -88,19 +97,30 @@ def loop(
 
     config = load_config(folder)
     where = "--sandbox" if sandbox else place(folder / CONFIG_FILE, "sandbox", "kind")
-    backend = _backend(sandbox or config.sandbox.kind, where)
+    journals = config.sandbox.journals
+    backend = make_backend(
+        sandbox or config.sandbox.kind,
+        where,
+        recording=folder / journals if journals else None,
+        secrets=config.sandbox.secrets,
+    )
     run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
 
 
-def _backend(kind: str, where: str) -> SandboxBackend:
-    """What makes the boxes. Raises ConfigError for a `kind` that is not known, with `where` it was set."""
+def make_backend(
+    kind: str, where: str, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
+) -> SandboxBackend:
+    """What makes the boxes. Raises ConfigError for a `kind` that is not known, with `where` it was set.
+
+    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests.
+    """
     from agentloop.plugins import installed
     from agentloop.sandbox.ladder import LADDER, choose_backend
 
     known = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
     if ":" not in kind and kind not in known:
         raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
-    return choose_backend(kind)
+    return choose_backend(kind, recording=recording, secrets=secrets)
 
 
 def main() -> None:

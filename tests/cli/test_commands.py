@@ -18,6 +18,7 @@ from agentloop import __version__
 from .conftest import COMMAND, Run
 
 COMMANDS = [(), ("demo",), ("init",), ("loop",), ("traces",), ("traces", "ls"), ("traces", "show")]
+COMMANDS += [("doctor",), ("sandbox",), ("sandbox", "ls"), ("sandbox", "gc")]
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -72,7 +72,7 @@ def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: s
 
 
 def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = "(known: auto, docker, bubblewrap)"
+    known = "(known: auto, docker, bubblewrap, replay, unconfined)"
     for command in (("demo", "--out", "d"), ("loop", tmp_path)):
         (tmp_path / "agentloop.toml").write_text('[project]\nsuite = "x"\n')
         message = refused(agentloop, 2, *command, "--sandbox", "bublewrap")

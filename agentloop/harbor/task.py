@@ -1,0 +1,211 @@
+"""A Harbor task folder, read and checked.
+
+    task.toml                     limits, network, users; schema 1.0 to 1.4
+    instruction.md                what the agent is told
+    environment/Dockerfile        the image, unless [environment].docker_image names one
+    tests/test.sh                 writes /logs/verifier/reward.txt or reward.json
+    solution/solve.sh             what `--agent oracle` runs
+
+Keys that this does not know are left alone, as the format asks; a known key with a wrong value is
+refused. What a task needs and we do not have (several containers, steps, GPUs) is refused by name.
+Source: Harbor 0.25, models/task/config.py.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentloop.errors import CapabilityError, ConfigError, boundary
+
+TASK, INSTRUCTION = "task.toml", "instruction.md"
+SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
+EVERYWHERE = ("*",)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class NetworkMode(StrEnum):
+    """What a phase may connect to."""
+
+    public = "public"
+    no_network = "no-network"
+    allowlist = "allowlist"
+
+
+class VerifierMode(StrEnum):
+    """Where tests run: in the agent's box after it was swept, or in a fresh one with the declared artifacts."""
+
+    shared = "shared"
+    separate = "separate"
+
+
+class Table(BaseModel):
+    """A table of task.toml; unknown keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Phase(Table):
+    """What the agent and the verifier have in common."""
+
+    timeout_sec: float = Field(default=600.0, gt=0)
+    user: str | int | None = None
+    network_mode: NetworkMode | None = None
+    """None is the environment's."""
+    allowed_hosts: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class Healthcheck(Table):
+    """A command that must succeed before the agent starts."""
+
+    command: str
+    interval_sec: float = 5.0
+    timeout_sec: float = 30.0
+    retries: int = 3
+
+
+class Environment(Table):
+    """The box."""
+
+    docker_image: str | None = None
+    build_timeout_sec: float = 600.0
+    cpus: float | None = Field(default=None, gt=0)
+    memory_mb: int | None = Field(default=None, gt=0)
+    storage_mb: int | None = None
+    gpus: int | None = None
+    network_mode: NetworkMode = NetworkMode.public
+    allowed_hosts: tuple[str, ...] = ()
+    env: dict[str, str] = Field(default_factory=dict)
+    workdir: str | None = None
+    healthcheck: Healthcheck | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_schemas(cls, table: Any) -> Any:
+        """`memory = "2G"`, `storage = "10G"` and `allow_internet = false` of schemas before 1.4."""
+        table = dict(table)
+        for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
+            size = table.pop(old, None)
+            if isinstance(size, str):
+                found = re.fullmatch(r"\s*([\d.]+)\s*([KMG])B?\s*", size.upper())
+                if not found:
+                    raise ValueError(f"{old} is {size!r}; write 512M or 2G")
+                n = int(float(found[1]) * SIZES[found[2]])
+                if table.setdefault(new, n) != n:
+                    raise ValueError(f"{old} = {size!r} and {new} = {table[new]} contradict each other")
+        if (internet := table.pop("allow_internet", None)) is not None and "network_mode" not in table:
+            table["network_mode"] = "public" if internet else "no-network"
+        return table
+
+
+class Collect(Table):
+    """A command in the agent's box, run before artifacts are taken from it."""
+
+    command: str
+    timeout_sec: float = 60.0
+
+
+class Verification(Phase):
+    """How the result is checked."""
+
+    environment_mode: VerifierMode = VerifierMode.shared
+    environment: Environment | None = None
+    """The box of a separate verifier; None is another of the agent's."""
+    collect: tuple[Collect, ...] = ()
+
+
+class Solution(Table):
+    """What the oracle is given."""
+
+    env: dict[str, str] = Field(default_factory=dict)
+
+
+class HarborTask(Table):
+    """One task. `folder` is absolute."""
+
+    folder: Path
+    instruction: str
+    agent: Phase = Phase()
+    environment: Environment = Environment()
+    verifier: Verification = Verification()
+    solution: Solution = Solution()
+    artifacts: tuple[str, ...] = ()
+    """Paths in the agent's box that a separate verifier is given."""
+
+    @property
+    def name(self) -> str:
+        """The folder's."""
+        return self.folder.name
+
+    @property
+    def image(self) -> str:
+        """As `SandboxSpec.image` takes it."""
+        return self.environment.docker_image or str(self.folder / "environment")
+
+    def hosts(self, phase: Phase) -> tuple[str, ...]:
+        """`SandboxSpec.allowed_hosts` of a phase."""
+        mode = phase.network_mode or self.environment.network_mode
+        hosts = phase.allowed_hosts or self.environment.allowed_hosts
+        return {NetworkMode.public: EVERYWHERE, NetworkMode.no_network: (), NetworkMode.allowlist: hosts}[mode]
+
+
+def find_tasks(paths: list[Path]) -> list[HarborTask]:
+    """The tasks that `paths` are, or hold as folders, by name. Raises ConfigError, CapabilityError."""
+    found: dict[Path, HarborTask] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path}: no such folder; name a task's folder, or one that holds tasks")
+        folders = [path] if (path / TASK).is_file() else sorted(toml.parent for toml in path.glob(f"*/{TASK}"))
+        if not folders:
+            raise ConfigError(f"{path}: no {TASK} in it or in its folders; a task is a folder with {TASK}")
+        found.update((folder.resolve(), load_task(folder.resolve())) for folder in folders)
+    return list(found.values())
+
+
+def load_task(folder: Path) -> HarborTask:
+    """The task in `folder`. Raises ConfigError: one line with file and key; CapabilityError for what we cannot do."""
+    path = folder / TASK
+    with boundary(ConfigError, f"{path}: cannot be read"):
+        text = path.read_text()
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    _refuse_what_we_lack(folder, tables)
+    for needed in (INSTRUCTION, "tests/test.sh"):
+        if not (folder / needed).is_file():
+            raise ConfigError(f"{folder}: no {needed}; every task has one")
+    artifacts = tuple(a if isinstance(a, str) else str(a.get("source")) for a in tables.pop("artifacts", []))
+    try:
+        task = HarborTask(
+            **{**tables, "folder": folder, "instruction": (folder / INSTRUCTION).read_text(), "artifacts": artifacts}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        given = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
+        raise ConfigError(f"{path}: {key}{given}: {first['msg'].removeprefix('Value error, ')}") from None
+    if task.environment.docker_image is None and not (folder / "environment" / "Dockerfile").is_file():
+        raise ConfigError(f"{folder}: no environment/Dockerfile and no [environment] docker_image; a task needs one")
+    return task
+
+
+def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
+    environment = tables.get("environment", {})
+    lacking = {
+        "[[steps]]": bool(tables.get("steps")),
+        "environment/docker-compose.yaml": (folder / "environment" / "docker-compose.yaml").exists(),
+        "[environment] gpus": isinstance(environment, dict) and bool(environment.get("gpus")),
+        "[environment] tpu": isinstance(environment, dict) and bool(environment.get("tpu")),
+        '[environment] os = "windows"': isinstance(environment, dict)
+        and str(environment.get("os", "linux")).lower() != "linux",
+    }
+    for what, is_asked in lacking.items():
+        if is_asked:
+            raise CapabilityError(f"{folder / TASK}: {what} is more than a box of ours has; leave this task out")

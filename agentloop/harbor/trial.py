@@ -1,0 +1,273 @@
+"""One attempt at a Harbor task: the box, the agent's phase, the verification, the verdict.
+
+The agent is done when its tests begin: every process of it is killed, and where tests and rewards lie
+is made anew. In a shared box the agent was root, so what it did to the box's programs stays; a
+separate verifier (`environment_mode = "separate"`) sees nothing of it but declared artifacts. A
+reward that is not one finite number is no reward: the verdict is `unscored`, never 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from agentloop.config import from_environment
+from agentloop.episode import stable_id
+from agentloop.errors import PathError, SandboxError
+from agentloop.harbor.task import Collect, HarborTask, Phase, VerifierMode
+from agentloop.judge.score import judge
+from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.sandbox.box import Box
+from agentloop.types import (
+    Episode,
+    EpisodeState,
+    ExecResult,
+    Limits,
+    Message,
+    Purpose,
+    SandboxSpec,
+    Step,
+    StopReason,
+    Task,
+    Trace,
+    Verdict,
+)
+
+TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
+FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
+COLLECTED = "/logs/artifacts"
+MAX_REWARD_BYTES = 65_536
+MAX_OUTPUT = 65_536
+SPARE_S = 600.0
+"""What a box may live beyond the agent's and the verifier's time."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A finished attempt, as the store takes it."""
+
+    task: Task
+    episode: Episode
+    trace: Trace
+    verdict: Verdict
+
+
+class TrialAgent(Protocol):
+    """Who works on a Harbor task; see `agents.py`."""
+
+    name: str
+
+    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+        """Act until an end, adding what was done to `steps`."""
+        ...
+
+
+class Room:
+    """A task's box as one phase sees it: its user, its variables, its time."""
+
+    def __init__(self, box: Box, phase: Phase, env: Mapping[str, str]) -> None:
+        self.box, self.id, self.isolation = box, box.id, box.isolation
+        self._user, self._env = phase.user, {**env, **phase.env}
+        self.ends_at = time.monotonic() + phase.timeout_sec
+
+    async def exec(self, command: str, *, timeout_s: float = math.inf, max_output: int = MAX_OUTPUT) -> ExecResult:
+        """See `protocols.Sandbox`; the phase's time is the limit."""
+        left = max(0.01, min(timeout_s, self.ends_at - time.monotonic()))
+        variables = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in self._env.items())
+        if self._user not in (None, "root", 0, "0"):
+            command = f"exec su -s /bin/sh {shlex.quote(str(self._user))} -c {shlex.quote(variables + command)}"
+        return await self.box.exec(variables + command, timeout_s=left, max_output=max_output, lease="")
+
+    async def close(self) -> None:
+        """The box is the trial's to close."""
+
+
+async def run_trial(task: HarborTask, agent: TrialAgent, backend: SandboxBackend, *, run: str, n: int = 0) -> Trial:
+    """One attempt. Raises only what ends the program, and what is wrong with the task's definition."""
+    spec = _spec(task)
+    digest = stable_id(run, task.name, agent.name, n)
+    steps: list[Step] = []
+    started_at, started = datetime.now(UTC), time.perf_counter()
+    stop, problem, outcome = StopReason.error, None, Outcome(error="the tests were not run")
+    box: Sandbox | None = None
+    try:
+        box = await backend.create(spec)
+        if not isinstance(box, Box):
+            raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
+        await _prepare(task, box)
+        stop = await agent.work(task, Room(box, task.agent, task.environment.env), steps)
+        outcome = await _verified(task, box, backend, spec)
+    # The episode recorder: whatever an agent or a box raises becomes part of the trace.
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    finally:
+        if box is not None:
+            await box.close()
+    episode = Episode(
+        id=digest,
+        task_id=task.name,
+        group=f"{run}/{task.name}",
+        purpose=Purpose.run,
+        policy_version=0,
+        seed=int(digest[:12], 16),
+        state=EpisodeState.finished if problem is None else EpisodeState.infra_failed,
+    )
+    trace = Trace(
+        id=stable_id("trace", digest),
+        episode_id=digest,
+        task_id=task.name,
+        policy_version=0,
+        isolation=backend.isolation,
+        messages=(Message(role="user", content=task.instruction),),
+        steps=tuple(steps),
+        answer=None,
+        stop_reason=stop if problem is None else StopReason.error,
+        error=problem,
+        started_at=started_at,
+        duration_s=time.perf_counter() - started,
+    )
+    known = Task(id=task.name, instruction=task.instruction, pool="harbor", sandbox=spec, limits=Limits(max_steps=100))
+    return Trial(known, episode, trace, await judge(known, trace, [outcome]))
+
+
+@dataclass
+class Outcome:
+    """What the tests said, as a verifier: one number, or why there is none."""
+
+    value: float | None = None
+    error: str = ""
+    name: str = "test.sh"
+    version: str = "1"
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """The reward. Raises ValueError with the reason when there is none."""
+        if self.value is None:
+            raise ValueError(self.error)
+        return self.value
+
+
+def _spec(task: HarborTask, phase: Phase | None = None) -> SandboxSpec:
+    environment = task.environment
+    phase = phase or task.agent
+    return SandboxSpec(
+        image=task.image,
+        root=True,
+        workdir=environment.workdir,
+        memory_mb=environment.memory_mb,
+        cpus=environment.cpus,
+        lifetime_s=task.agent.timeout_sec + task.verifier.timeout_sec + SPARE_S,
+        allowed_hosts=task.hosts(phase),
+    )
+
+
+async def _prepare(task: HarborTask, box: Box) -> None:
+    await _must(box, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
+    check = task.environment.healthcheck
+    if check is None:
+        return
+    for _ in range(check.retries + 1):
+        if not (done := await box.exec(check.command, timeout_s=check.timeout_sec, lease="")).exit_code:
+            return
+        await asyncio.sleep(check.interval_sec)
+    raise SandboxError(f"the healthcheck of {task.name} fails ({done.exit_code}): {done.stderr or done.stdout}"[:500])
+
+
+async def _verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
+    """Run the tests. Raises SandboxError for what is not the task's own doing."""
+    if task.verifier.environment_mode is VerifierMode.shared:
+        box.set_network(task.hosts(task.verifier))
+        box.kill_all()
+        return await _tested(task, box)
+    with tempfile.TemporaryDirectory() as folder:
+        taken = await _collected(task, box, task.verifier.collect, Path(folder))
+        await box.close()
+        other = task.verifier.environment
+        image = task.image if other is None else other.docker_image or str(task.folder / "tests")
+        fresh = await backend.create(
+            spec.model_copy(update={"image": image, "allowed_hosts": task.hosts(task.verifier)})
+        )
+        assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
+        try:
+            await _must(fresh, f"mkdir -p {FOLDERS}")
+            for path, local in taken.items():
+                await fresh.upload(local, path if local.is_dir() else str(Path(path).parent))
+            return await _tested(task, fresh)
+        finally:
+            await fresh.close()
+
+
+async def _collected(task: HarborTask, box: Box, collect: tuple[Collect, ...], folder: Path) -> dict[str, Path]:
+    """Path in the box -> where it is now; what the agent did not make is left out."""
+    for step in collect:
+        await box.exec(step.command, timeout_s=step.timeout_sec, lease="")
+    box.kill_all()
+    taken = {}
+    for n, path in enumerate(dict.fromkeys([COLLECTED, *task.artifacts])):
+        local = folder / str(n) / Path(path).name
+        with suppress(PathError):
+            await box.download(path, local)
+            taken[path] = local
+    return taken
+
+
+async def _tested(task: HarborTask, box: Box) -> Outcome:
+    await _must(box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 777 {LOGS}")
+    await box.upload(task.folder / "tests", TESTS)
+    await _must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh")
+    room = Room(box, task.verifier, task.environment.env)
+    done = await room.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
+    if done.timed_out:
+        return Outcome(error=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s")
+    if done.exit_code in (126, 127):
+        return Outcome(error=f"tests/test.sh cannot be run (exit code {done.exit_code}): {done.stderr.strip()[:200]}")
+    box.kill_all()
+    for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
+        try:
+            said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
+        except PathError:
+            continue
+        try:
+            return Outcome(value=_checked(read(said.decode())))
+        except ValueError as error:
+            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}")
+    return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt")
+
+
+def _from_text(text: str) -> object:
+    try:
+        return float(text.strip())
+    except ValueError:
+        raise ValueError(f"{text.strip()[:60]!r} is not one number") from None
+
+
+def _from_json(text: str) -> object:
+    rewards = json.loads(text)
+    if not isinstance(rewards, dict):
+        return rewards
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) != 1:
+        raise ValueError(f"{len(rewards)} numbers and none of them called reward ({', '.join(rewards)[:60]})")
+    return next(iter(rewards.values()))
+
+
+def _checked(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is not a finite number")
+    return float(value)
+
+
+async def _must(box: Box, command: str) -> None:
+    done = await box.exec(command, timeout_s=60.0, lease="")
+    if done.exit_code:
+        raise SandboxError(f"the box cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")

@@ -1,0 +1,70 @@
+"""`agentloop sandbox ls|gc`: what boxes have on this machine, and the removal of what nobody owns any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentloop.errors import SandboxError
+from agentloop_cli.render import AsJson, print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from agentloop.sandbox.janitor import Find, Findings
+
+sandbox = typer.Typer(help="Boxes on this machine, and what they left behind.", no_args_is_help=True)
+
+
+@sandbox.command()
+def ls(as_json: AsJson = False) -> None:
+    """List boxes, and what boxes that are gone left behind."""
+    from agentloop.sandbox.janitor import look
+
+    found = look()
+    _say_no_docker(found)
+    if as_json:
+        print_json({"found": [asdict(find) for find in found.finds], "no_docker": found.no_docker})
+    elif not found.finds:
+        stdout.print("no boxes, and nothing left behind")
+    else:
+        stdout.print(_table(found.finds))
+        if found.orphans:
+            stdout.print(f"\n{len(found.orphans)} without an owner; `agentloop sandbox gc` removes them")
+
+
+@sandbox.command()
+def gc(as_json: AsJson = False) -> None:
+    """Remove boxes whose owner is dead or whose time is up, and what they left behind."""
+    from agentloop.sandbox.janitor import sweep
+
+    removed, after = sweep()
+    _say_no_docker(after)
+    if as_json:
+        document = {"removed": removed, "left": after.orphans}
+        print_json({**{name: [asdict(find) for find in finds] for name, finds in document.items()}})
+    else:
+        if removed:
+            stdout.print(_table(removed))
+        stdout.print(f"removed {len(removed)}")
+    if after.orphans:
+        left = ", ".join(f"{find.kind} {find.name}" for find in after.orphans)
+        raise SandboxError(f"still there: {left}; remove it as the user that made it, or as root")
+
+
+def _say_no_docker(found: Findings) -> None:
+    if found.no_docker:
+        stderr.print(f"docker was not asked: {found.no_docker}", markup=False)
+
+
+def _table(finds: Sequence[Find]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("kind", "name", "owner", "state"):
+        table.add_column(heading, overflow="fold")
+    for find in finds:
+        state = Text(f"{find.state}, no owner", "yellow") if find.is_orphan else Text(find.state)
+        table.add_row(find.kind, Text(find.name), "elsewhere" if find.owner is None else str(find.owner), state)
+    return table

@@ -1,0 +1,104 @@
+"""`agentloop run`: trials of Harbor task folders."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from pydantic import SecretStr
+from rich.table import Table
+
+from agentloop.errors import ConfigError
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
+
+if TYPE_CHECKING:
+    from agentloop.harbor.trial import TrialAgent
+
+FAILED_CHECK, INFRASTRUCTURE = 1, 4
+
+
+class Agent(StrEnum):
+    """Who works on the tasks."""
+
+    oracle = "oracle"
+    nop = "nop"
+    tool_loop = "tool_loop"
+
+
+def run(
+    folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders that hold them.")],
+    agent: Annotated[Agent, typer.Option(help="The tasks' own solution, nobody, or the reference agent.")] = (
+        Agent.tool_loop
+    ),
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the tool_loop's model.")] = None,
+    model: Annotated[str | None, typer.Option(help="Its model.")] = None,
+    sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
+    n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it."""
+    from agentloop.harbor.run import STORE, document, run_tasks
+    from agentloop.harbor.task import find_tasks
+    from agentloop.store.store import Store
+    from agentloop_cli.main import make_backend
+
+    tasks = find_tasks(folders)
+    chosen = _agent(agent, base_url, model)
+    backend = make_backend(sandbox, "--sandbox")
+    store = Store(out / STORE)
+    try:
+        with store.lock(), LiveProgress() as progress:
+            progress.start(f"run: {agent.value} on {len(tasks)} tasks", len(tasks))
+            trials = asyncio.run(
+                run_tasks(
+                    tasks, chosen, backend, store, n_concurrent=n_concurrent, on_done=lambda _: progress.advance()
+                )
+            )
+    finally:
+        store.close()
+    found = document(trials, agent.value, backend.name, store.path)
+    if as_json:
+        print_json(found)
+    else:
+        _show(found, out)
+    if found["n_scored"] < found["n_tasks"]:
+        raise typer.Exit(INFRASTRUCTURE)
+    if agent is Agent.oracle and any(trial["reward"] < 1.0 for trial in found["trials"]):
+        raise typer.Exit(FAILED_CHECK)
+
+
+def _agent(agent: Agent, base_url: str | None, model: str | None) -> TrialAgent:
+    from agentloop.harbor.agents import Nobody, Oracle, ToolLoopAgent
+
+    if agent is Agent.oracle:
+        return Oracle()
+    if agent is Agent.nop:
+        return Nobody()
+    if not (base_url and model):
+        raise ConfigError("--agent tool_loop needs --base-url and --model; or use --agent oracle, or nop")
+    from agentloop.config import from_environment
+    from agentloop.policies.openai import OpenAIPolicy
+
+    key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
+    return ToolLoopAgent(OpenAIPolicy(base_url, model, api_key=SecretStr(key) if key else None))
+
+
+def _show(found: Mapping[str, Any], out: Path) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "reward", "time", "why"):
+        table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
+    for trial in found["trials"]:
+        reward = trial["reward"]
+        shown = (
+            f"[yellow]{trial['state']}[/]" if reward is None else f"[{'green' if reward >= 1 else 'red'}]{reward:g}[/]"
+        )
+        table.add_row(trial["task"], shown, f"{trial['duration_s']:.1f} s", trial["why"] or "")
+    stdout.print(table)
+    mean = "" if found["mean_reward"] is None else f", mean reward [bold]{found['mean_reward']:.3f}[/]"
+    stdout.print(f"{found['n_scored']} of {found['n_tasks']} tasks scored by their own tests{mean}")
+    stdout.print(f"traces: agentloop traces ls --project {out}", markup=False, soft_wrap=True)

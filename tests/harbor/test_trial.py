@@ -1,0 +1,136 @@
+"""Trials in real boxes: what scores, what has no reward, and rewards that an agent would like to write itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from sandbox.processes import with_word
+from sandbox.roots import busybox_root
+
+from agentloop.harbor.agents import Nobody, Oracle
+from agentloop.harbor.task import load_task
+from agentloop.harbor.trial import Trial, TrialAgent, run_trial
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import EpisodeState, RewardState
+
+from .folders import PASS, make_task
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root folder with busybox: enough for shell tasks."""
+    return busybox_root(tmp_path_factory.mktemp("root"))
+
+
+def trial(folder: Path, agent: TrialAgent, backend: BubblewrapBackend) -> Trial:
+    return asyncio.run(run_trial(load_task(folder), agent, backend, run="test"))
+
+
+def test_the_oracle_scores_1_and_nobody_0(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
+    folder = make_task(tmp_path / "t", toml="", image=root)
+    solved, left = trial(folder, Oracle(), bubblewrap), trial(folder, Nobody(), bubblewrap)
+    assert (solved.verdict.state, solved.verdict.reward) == (RewardState.scored, 1.0)
+    assert (left.verdict.state, left.verdict.reward) == (RewardState.scored, 0.0)
+    [(_, call, result)] = solved.trace.tool_calls
+    assert (call.name, result and result.exit_code) == ("shell", 0)
+    assert left.trace.steps == ()
+
+
+@pytest.mark.parametrize(
+    ("writes", "reward"),
+    [
+        ("echo 0.25 > /logs/verifier/reward.txt", 0.25),
+        ("""echo '{"reward": 0.5, "speed": 9}' > /logs/verifier/reward.json""", 0.5),
+        ("""echo '{"accuracy": 0.75}' > /logs/verifier/reward.json""", 0.75),
+        ("echo 1 > /logs/verifier/reward.json; echo 0 > /logs/verifier/reward.txt", 1.0),
+    ],
+)
+def test_rewards_are_read(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, writes: str, reward: float
+) -> None:
+    done = trial(make_task(tmp_path / "t", toml="", test=f"#!/bin/sh\n{writes}\n", image=root), Nobody(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, reward)
+
+
+@pytest.mark.parametrize(
+    ("test", "words"),
+    [
+        ("#!/bin/sh\necho nan > /logs/verifier/reward.txt\n", "nan is not a finite number"),
+        ("#!/bin/sh\necho inf > /logs/verifier/reward.txt\n", "inf is not a finite number"),
+        ("#!/bin/sh\necho 1 0 > /logs/verifier/reward.txt\n", "'1 0' is not one number"),
+        ("#!/bin/sh\n: > /logs/verifier/reward.txt\n", "'' is not one number"),
+        ("#!/bin/sh\necho passed > /logs/verifier/reward.txt\n", "'passed' is not one number"),
+        ('#!/bin/sh\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n', "none of them called reward"),
+        ("#!/bin/sh\necho true > /logs/verifier/reward.json\n", "True is not a finite number"),
+        ("#!/bin/sh\necho '[1' > /logs/verifier/reward.json\n", "reward.json"),
+        ("#!/bin/sh\nexit 3\n", "(exit code 3) wrote neither reward.json nor reward.txt"),
+        ("#!/no/such/shell\n", "cannot be run"),
+        ("#!/bin/sh\nsleep 60\n", "took more than 1 s"),
+        ("#!/bin/sh\necho 2 > /logs/verifier/reward.txt\n", "2.0"),
+    ],
+)
+def test_what_is_no_reward_is_never_a_0(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, test: str, words: str
+) -> None:
+    toml = "[verifier]\ntimeout_sec = 1\n"
+    done = trial(make_task(tmp_path / "t", toml=toml, test=test, image=root), Nobody(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
+    assert words in str(done.verdict.scores[0].error)
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        "echo 1 > /logs/verifier/reward.txt",
+        "echo 1 > /logs/verifier/reward.json",
+        "rm -rf /logs/verifier; mkdir /mine; echo 1 > /mine/reward.txt; ln -s /mine /logs/verifier",
+        "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/helper.sh",
+        "rm -rf /tests; ln -s /mine /tests",
+        "(setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.txt; done' > /dev/null 2>&1 &)",
+        "(env -i setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.json; done' > /dev/null 2>&1 &)",
+    ],
+)
+@pytest.mark.parametrize("mode", ["shared", "separate"])
+def test_planted_rewards_count_for_nothing(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, cheat: str, mode: str
+) -> None:
+    """The agent does not do the task; whatever it plants, the reward is the tests' 0."""
+    test = (
+        f"#!/bin/sh\n[ -f /tests/helper.sh ] && . /tests/helper.sh\nsleep 0.2\n{PASS.partition(chr(10))[2]}sleep 0.2\n"
+    )
+    toml = f'[verifier]\nenvironment_mode = "{mode}"\n'
+    folder = make_task(tmp_path / "t", toml=toml, test=test, solve=f"#!/bin/sh\n{cheat}\n", image=root)
+    done = trial(folder, Oracle(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
+
+
+def test_a_separate_verifier_gets_declared_artifacts_alone(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
+    toml = 'artifacts = ["/app/result.txt", "/app/missing"]\n[verifier]\nenvironment_mode = "separate"\n'
+    solve = "#!/bin/sh\nmkdir -p /app; echo 42 > /app/result.txt; echo x > /app/secret\n"
+    test = "#!/bin/sh\n[ ! -e /app/secret ] && grep -q 42 /app/result.txt && echo 1 > /logs/verifier/reward.txt\n"
+    folder = make_task(tmp_path / "t", toml=toml, test=test, solve=solve)
+    (folder / "task.toml").write_text(toml + f'[environment]\ndocker_image = "{root}"\nnetwork_mode = "no-network"\n')
+    done = trial(folder, Oracle(), bubblewrap)
+    assert (done.verdict.reward, done.trace.error) == (1.0, None)
+
+
+def test_an_agent_that_overruns_is_judged_by_what_it_left(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
+    solve = "#!/bin/sh\nmkdir -p /app; touch /app/done; sleep 7654.5\n"
+    folder = make_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1\n", solve=solve, image=root)
+    done = trial(folder, Oracle(), bubblewrap)
+    assert done.verdict.reward == 1.0
+    assert done.trace.steps[0].results[0].timed_out
+    assert with_word("7654.5") == []
+
+
+def test_a_box_that_cannot_be_made_is_infrastructure(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    done = trial(make_task(tmp_path / "t", toml=""), Nobody(), bubblewrap)  # a Dockerfile, which bubblewrap has not
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
+    assert done.episode.state is EpisodeState.infra_failed
+    assert "CapabilityError" in str(done.trace.error)
