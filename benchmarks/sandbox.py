@@ -21,10 +21,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox import cgroups
@@ -56,6 +56,7 @@ N_BUSY, BUSY_S = 32, 4.0
 N_OWNED, GONE_AFTER_S = 20, 5.0
 
 Figures = dict[str, float]
+T = TypeVar("T")
 
 
 # --------------------------------------------------------------------------------- commands
@@ -69,7 +70,7 @@ async def commands(backends: dict[str, SandboxBackend], n: int) -> Figures:
         if "docker" in made:
             ways["docker exec"] = by_engine(stack.enter_context(engine()), made["docker"].id)
         times_ms = await in_turn(ways, n)
-    await asyncio.gather(*(box.close() for box in made.values()))
+    await closed(list(made.values()))
     print(f"{'ms for `' + COMMAND + '`':34}{'median':>9}{'min':>9}{'max':>9}")
     for way, values in times_ms.items():
         print(f"{way:34}{statistics.median(values):>9.2f}{min(values):>9.2f}{max(values):>9.2f}", flush=True)
@@ -243,25 +244,24 @@ def below(pid: int) -> list[int]:
     return found
 
 
-async def boxes(backend: SandboxBackend, n: int) -> list[Sandbox]:
-    """So many, a few at a time: more at once only make each other late."""
-    turn = asyncio.Semaphore(MAX_STARTS)
-
-    async def one() -> Sandbox:
-        async with turn:
-            return await backend.create(SandboxSpec())
-
-    return await asyncio.gather(*(one() for _ in range(n)))
+async def boxes(backend: SandboxBackend, n: int, spec: SandboxSpec | None = None) -> list[Sandbox]:
+    """So many."""
+    return await a_few_at_a_time([backend.create(spec or SandboxSpec()) for _ in range(n)])
 
 
 async def closed(all_of: list[Sandbox]) -> None:
+    await a_few_at_a_time([box.close() for box in all_of])
+
+
+async def a_few_at_a_time(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """More at once only make each other late."""
     turn = asyncio.Semaphore(MAX_STARTS)
 
-    async def one(box: Sandbox) -> None:
+    async def one(part: Coroutine[Any, Any, T]) -> T:
         async with turn:
-            await box.close()
+            return await part
 
-    await asyncio.gather(*map(one, all_of))
+    return await asyncio.gather(*map(one, work))
 
 
 # --------------------------------------------------------------------------------- leftovers
@@ -269,16 +269,9 @@ async def closed(all_of: list[Sandbox]) -> None:
 
 async def own(kind: str) -> None:
     """Be the owner that is killed."""
-    backend = BACKENDS[kind]()
     limits = SandboxSpec(memory_mb=128, n_processes=64, cpus=1.0)
-    spec = limits if kind == "docker" or all(map(cgroups.find, cgroups.LIMITS.values())) else SandboxSpec()
-    turn = asyncio.Semaphore(MAX_STARTS)
-
-    async def one() -> Sandbox:
-        async with turn:
-            return await backend.create(spec)
-
-    held = await asyncio.gather(*(one() for _ in range(N_OWNED)))
+    has_groups = kind == "docker" or all(map(cgroups.find, cgroups.LIMITS.values()))
+    held = await boxes(BACKENDS[kind](), N_OWNED, limits if has_groups else None)
     running = [asyncio.ensure_future(box.exec("setsid sleep 600 & sleep 600", timeout_s=600.0)) for box in held]
     await asyncio.sleep(0.5)
     print("owns", *(box.id for box in held), flush=True)
