@@ -36,11 +36,11 @@ class Group:
 
     def wrapped(self, command: list[str]) -> list[str]:
         """`command` as a process in these groups, which are removed when it has ended."""
-        join = "; ".join(f"echo 0 > {shlex.quote(f'{folder}/cgroup.procs')}" for folder in self.folders)
+        join = " && ".join(f"echo 0 > {shlex.quote(f'{folder}/cgroup.procs')}" for folder in self.folders)
         leave = " ".join(shlex.quote(str(folder)) for folder in self.folders)
-        text = (
-            f'({join}; exec "$@"); code=$?; for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done'
-        )
+        # A group that could not be joined must not be left out: then nothing runs.
+        run = f'({join} && exec "$@"); code=$?'
+        text = f"{run}; for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done"
         return ["/bin/sh", "-c", f"{text}; exit $code", "sh", *command]
 
     def kills(self) -> int:
