@@ -5,6 +5,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 DEMO_OUT ?= demo-out
+# Two at once, because most tests wait for something.
+TWO := --numprocesses 2 --dist worksteal
 
 .PHONY: demo test quick check clean help
 
@@ -17,10 +19,11 @@ demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key, a few min
 test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be had
 	@export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
 	trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
-	sh tests/services.sh start; $(BIN)/pytest
+	sh tests/services.sh start; \
+	$(BIN)/pytest $(TWO) -m "not alone" && $(BIN)/pytest -m alone
 
 quick: $(VENV)/.dev  ## the tests that need no engine and no training, under a minute
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest $(TWO) -m "not slow and not alone"
 
 check: $(VENV)/.dev  ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

@@ -26,7 +26,8 @@ from pathlib import Path
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import cgroups, host, images, privileges, scratch, seccomp
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Connection, Door
+from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.door import Door
 from agentloop.sandbox.egress import Egress, Secret
 from agentloop.types import SandboxSpec
 
@@ -86,7 +87,7 @@ class BubblewrapBackend:
                 process = _start(program, spec, root, door.folder, group)
             connection = await _entered(door, process)
             memory = group if spec.memory_mb is not None else None
-            end = lambda: _end(process, door)  # noqa: E731
+            end = lambda: _end(process, door, group)  # noqa: E731
             return Box(f"bwrap-{name}", self.isolation, connection, end, memory=memory, egress=egress)
         except BaseException as error:
             door.remove()
@@ -142,7 +143,7 @@ def _kill(process: subprocess.Popen[bytes]) -> str:
     return process.communicate()[1].decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes], door: Door) -> None:
+def _end(process: subprocess.Popen[bytes], door: Door, group: cgroups.Group | None) -> None:
     """The supervisor leaves when its connection ends, and takes the namespace along; or it is made to."""
     try:
         process.wait(timeout=2.0)
@@ -154,6 +155,8 @@ def _end(process: subprocess.Popen[bytes], door: Door) -> None:
         if process.stderr:
             process.stderr.close()
         door.remove()
+        if group:
+            group.remove()
 
 
 def _root(spec: SandboxSpec, program: str) -> Path | None:
@@ -211,7 +214,8 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
         arguments += ["--overlay-src", str(root), *scratch.overlay(counted if spec.root else None)]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
     for path in filter(os.path.isfile, privileges.HIDDEN):
-        arguments += ["--ro-bind", "/dev/null", path]
+        if os.access(path, os.R_OK):
+            arguments += ["--ro-bind", "/dev/null", path]
     for path in host.read_only_paths() if root is None else ():
         arguments += ["--ro-bind", path, path]
     for path, target in host.links().items() if root is None else ():

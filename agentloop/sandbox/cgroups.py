@@ -7,8 +7,10 @@ by the shell that started it, when the box ends, so that they go even when its o
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from agentloop.types import SandboxSpec
 
 PREFIX = "agentloop-"
 PERIOD_US = 100_000
+REMOVE_S = 1.0
 LIMITS = {"memory_mb": "memory", "n_processes": "pids", "cpus": "cpu"}
 """Field of a spec -> the controller that holds it."""
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
@@ -36,22 +39,30 @@ class Group:
 
     def wrapped(self, command: list[str]) -> list[str]:
         """`command` as a process in these groups, which are removed when it has ended."""
+        # A command that cannot join all of them must not run without its limits.
         join = " && ".join(f"echo 0 > {shlex.quote(f'{folder}/cgroup.procs')}" for folder in self.folders)
         leave = " ".join(shlex.quote(str(folder)) for folder in self.folders)
-        # A group that could not be joined must not be left out: then nothing runs.
-        run = f'({join} && exec "$@"); code=$?'
-        text = f"{run}; for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done"
-        return ["/bin/sh", "-c", f"{text}; exit $code", "sh", *command]
+        again = f"for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done"
+        return ["/bin/sh", "-c", f'({join} && exec "$@"); code=$?; {again}; exit $code', "sh", *command]
 
     def kills(self) -> int:
         """See `box.MemoryWatch`."""
         return sum(_kills(folder) for folder in self.folders)
 
     def remove(self) -> None:
-        """Whatever is left of them."""
+        """Whatever is left of them; waits for processes in them that are just ending, for REMOVE_S at most."""
+        end = time.monotonic() + REMOVE_S
         for folder in self.folders:
-            with suppress(OSError):
-                folder.rmdir()
+            while not _is_removed(folder) and time.monotonic() < end:
+                time.sleep(0.01)
+
+
+def _is_removed(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError as error:
+        return error.errno != errno.EBUSY
+    return True
 
 
 def make(spec: SandboxSpec, name: str) -> Group | None:
@@ -88,9 +99,8 @@ def find(controller: str) -> Path | None:
         folder = mount / own.lstrip("/")
         if not is_v2:
             return folder if _is_ours(folder) else None
-        # Groups with processes of their own cannot have limited children: look further up.
         while folder.is_relative_to(mount):
-            if _is_ours(folder) and _enabled(folder, controller):
+            if _is_ours(folder) and _may_divide(folder) and _enabled(folder, controller):
                 return folder
             folder = folder.parent
     return None
@@ -134,6 +144,11 @@ def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str,
 
 def _is_ours(folder: Path) -> bool:
     return os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
+
+
+def _may_divide(folder: Path) -> bool:
+    """Whether it can have limited children: none with processes of its own can, but for the root, which has no type."""
+    return not (folder / "cgroup.type").exists() or not _words(folder / "cgroup.procs")
 
 
 def _enabled(folder: Path, controller: str) -> bool:

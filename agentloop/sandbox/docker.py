@@ -24,8 +24,9 @@ from typing import Any, TypeVar
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import builds, cgroups, host, images, privileges
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Connection, Door, is_alive
+from agentloop.sandbox.channel import Connection
 from agentloop.sandbox.container import options
+from agentloop.sandbox.door import Door, is_alive
 from agentloop.sandbox.egress import Egress, Secret
 from agentloop.sandbox.engine import (
     LOCAL,

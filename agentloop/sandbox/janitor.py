@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.errors import SandboxUnavailable
-from agentloop.sandbox import cgroups, channel, host
+from agentloop.sandbox import cgroups, door, host
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import LATE_S
 from agentloop.sandbox.inside.processes import kill
@@ -67,7 +67,7 @@ def sweep() -> tuple[list[Find], Findings]:
     with suppress(SandboxUnavailable):  # `look` says so
         DockerBackend().sweep()
     cgroups.sweep()
-    channel.sweep_doors()
+    door.sweep_doors()
     after = look()
     left = {(find.kind, find.name) for find in after.finds}
     return [find for find in before if (find.kind, find.name) not in left], after
@@ -93,11 +93,11 @@ def _bubblewrap_boxes() -> Iterator[Find]:
     for pid, words in _processes():
         if os.path.basename(words[0]) != "bwrap":
             continue
-        doors = (Path(word).parent.name for word in words if word.startswith(f"{channel.DOORS}/agentloop-"))
+        doors = (Path(word).parent.name for word in words if word.startswith(f"{door.DOORS}/agentloop-"))
         owner = next((_owner(name) for name in doors), None)
         if owner is not None:
             is_late = _age_s(pid) > _lifetime_s(words) + LATE_S
-            yield Find("bubblewrap", str(pid), owner, "running", is_late or not channel.is_alive(owner))
+            yield Find("bubblewrap", str(pid), owner, "running", is_late or not door.is_alive(owner))
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
@@ -124,9 +124,9 @@ def _age_s(pid: int) -> float:
 
 def _folders() -> Iterator[Find]:
     """Those of boxes that live are no find of their own."""
-    for folder in channel.DOORS.glob("agentloop-*-*"):
+    for folder in door.DOORS.glob("agentloop-*-*"):
         owner = _owner(folder.name)
-        if owner is not None and not channel.is_alive(owner):
+        if owner is not None and not door.is_alive(owner):
             with suppress(OSError):
                 if folder.lstat().st_uid == os.getuid():
                     yield Find("folder", str(folder), owner, "left", True)
@@ -136,7 +136,7 @@ def _groups() -> Iterator[Find]:
     for parent in {cgroups.find(controller) for controller in cgroups.LIMITS.values()} - {None}:
         for folder in parent.glob(f"{cgroups.PREFIX}*-*") if parent else ():
             owner = _owner(folder.name)
-            if owner is not None and not channel.is_alive(owner):
+            if owner is not None and not door.is_alive(owner):
                 yield Find("cgroup", str(folder), owner, "left", True)
 
 

@@ -88,8 +88,7 @@ class PipedCommand:
 
     async def _end_late(self) -> None:
         """It has not even begun: its pipes stay until it has, or its shell would wait for somebody to open them."""
-        for name in self.incoming.keys() - {"end"}:
-            self.incoming[name].feed(b"")
+        self.abandon()
         with suppress(SandboxGone):
             await self._end()
         self._finish()
@@ -99,6 +98,7 @@ class PipedCommand:
         self._over = True
         if self._abandoned:
             self._sweep()
+            self.close()
         for name in list(self._fds):
             if name in self.outgoing:
                 self._shut(name)
@@ -144,12 +144,15 @@ class PipedCommand:
         self._order(f"sweep {self.mark}")
 
     def abandon(self) -> None:
-        """End it and all that it started; nobody wants its channels any more."""
+        """End it and all that it started; whoever reads or writes its channels goes on."""
         self._abandoned = True
+        if self._over:
+            self.close()
         self.kill()
-        if self._pid or self._over:
-            for name in [name for name in self._fds if name != "end"]:
-                self._end_of(name)
+        for name in self.incoming.keys() - {"end"}:
+            self.incoming[name].feed(b"")
+        for outgoing in self.outgoing.values():
+            outgoing.stop()
 
     def control(self, what: str, numbers: tuple[int, ...]) -> None:
         """See `process.Process`."""
@@ -203,8 +206,6 @@ class PipedCommand:
         self._unlink()
         if self._signal:
             self.kill(self._signal)
-        if self._abandoned:
-            self.abandon()
 
     def _unlink(self) -> None:
         for name in (*self.incoming, *self.outgoing):

@@ -17,7 +17,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from agentloop.errors import SandboxGone
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.box import Lease, SharedBox
-from agentloop.sandbox.channel import sweep_doors
+from agentloop.sandbox.door import sweep_doors
 from agentloop.sandbox.stock import MIN_IDLE, Stock
 from agentloop.types import SandboxSpec
 

@@ -12,7 +12,6 @@ HIDDEN = (
     "/proc/asound",
     "/proc/kcore",
     "/proc/keys",
-    "/proc/kmsg",
     "/proc/kpagecgroup",
     "/proc/kpagecount",
     "/proc/kpageflags",

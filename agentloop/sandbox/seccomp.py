@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import struct
-import tempfile
+from functools import cache
 
 from agentloop.errors import SandboxUnavailable
 
@@ -101,6 +101,11 @@ ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 def program() -> bytes:
     """The filter as an array of struct sock_filter, for this machine. Raises SandboxUnavailable on others."""
     column, arch, _ = _machine()
+    return _program(column, arch)
+
+
+@cache
+def _program(column: int, arch: int) -> bytes:
     allow, refuse, unknown, kill = "allow", "refuse", "unknown", "kill"
     steps: list[tuple[int, int, str | None, str | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
     steps += [(LOAD, NUMBER, None, None)]
@@ -130,11 +135,10 @@ def program() -> bytes:
 
 def program_fd() -> int:
     """The filter in a file of its own, open at its beginning; who asked closes it."""
-    with tempfile.TemporaryFile() as file:
-        file.write(program())
-        file.flush()
-        file.seek(0)
-        return os.dup(file.fileno())
+    made = os.memfd_create("seccomp")
+    os.write(made, program())
+    os.lseek(made, 0, os.SEEK_SET)
+    return made
 
 
 def profile() -> str:

@@ -93,6 +93,7 @@ def test_doctor_where_nothing_works(process: Run, tmp_path: Path) -> None:
     assert (document["auto"], [b["works"] for b in document["backends"]]) == (None, [False, False])
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("bubblewrap")
 def test_ls_and_gc(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])

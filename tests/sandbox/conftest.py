@@ -1,7 +1,12 @@
-"""Fixtures of tests that look at the engine itself."""
+"""Fixtures that several of these tests share: an engine and its images; names and certificates of servers."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import socket
+import ssl
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +67,48 @@ def ours(client: Any) -> list[str]:
     """Containers of this process, in whatever state."""
     label = f"{OWNER}={labels(None)[OWNER]}"
     return [found["Id"] for found in client.api.containers(all=True, filters={"label": label})]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Addresses of names that are resolved here: each question takes the next, and the last one stays."""
+    known: dict[str, list[str]] = {"up.test": ["127.0.0.1"]}
+    real = socket.getaddrinfo
+
+    def resolve(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
+        if host not in known:
+            if str(host).endswith(".test"):
+                raise socket.gaierror("no such name")
+            return real(host, port, *rest, **more)
+        addresses = known[host]
+        address = addresses.pop(0) if len(addresses) > 1 else addresses[0]
+        return real(address, port, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    return known
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(certificate, key) of up.test, signed by itself."""
+    if shutil.which("openssl") is None:
+        message = "no openssl program. Remedy: `apt install openssl`"
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=up.test"
+    subprocess.run(
+        [*command.split(), "-addext", "subjectAltName=DNS:up.test", "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture
+def tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's context, whose certificate this machine trusts."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+    return context

@@ -1,4 +1,4 @@
-"""A process that owns boxes and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK [N]`.
+"""A process that owns boxes and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK [N [IMAGE]]`.
 
 Prints `ready NAME...` once two commands that have MARK on their command line run in each box.
 """
@@ -13,9 +13,9 @@ from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.types import SandboxSpec
 
 
-async def main(kind: str, mark: str, n: str = "1") -> None:
+async def main(kind: str, mark: str, n: str = "1", image: str = "host") -> None:
     backend: SandboxBackend = load_part("sandboxes", kind)
-    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(int(n))))
+    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(SandboxSpec(image=image)) for _ in range(int(n))))
     await asyncio.gather(*(box.exec(f"setsid sleep {mark} & sleep 0.1") for box in boxes))
     print("ready", *(box.id for box in boxes), flush=True)
     await asyncio.gather(*(box.exec(f"sleep {mark}", timeout_s=60.0) for box in boxes))

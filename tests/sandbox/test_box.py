@@ -13,7 +13,7 @@ import pytest
 from agentloop.errors import SandboxGone, SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import bubblewrap as bubblewrap_module
-from agentloop.sandbox import channel
+from agentloop.sandbox import door
 from agentloop.sandbox.box import Lease, SharedBox
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.testing import opened
@@ -25,7 +25,7 @@ SHARED = SandboxSpec(read_only=True)
 
 
 def my_doors() -> list[Path]:
-    return list(channel.DOORS.glob(f"agentloop-{os.getpid()}-*"))
+    return list(door.DOORS.glob(f"agentloop-{os.getpid()}-*"))
 
 
 def test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more(backend: SandboxBackend) -> None:

@@ -15,6 +15,8 @@ from agentloop.types import SandboxSpec
 
 from .attempts import CALLS, box_of, python
 
+pytestmark = pytest.mark.slow
+
 MARK = f"agentloop-secret-{os.getpid()}"
 CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID": 6, "SETUID": 7}
 """Bits of linux/capability.h."""

@@ -20,6 +20,8 @@ from agentloop.types import SandboxSpec
 
 from .attempts import box_of, python, shell_python
 
+pytestmark = pytest.mark.slow
+
 METADATA, ELSEWHERE = "169.254.169.254", "192.0.2.1"
 """Where clouds answer a machine's questions; an address that documents use."""
 

@@ -17,6 +17,8 @@ from agentloop.types import ExecResult, SandboxSpec
 from .attempts import CALLS, KILLED, box_of, python
 from .processes import comes_true, mentioning
 
+pytestmark = pytest.mark.slow
+
 GRACE_S = 0.5
 STRAYS = {
     "a session of its own": "setsid sleep {n} &",

@@ -21,6 +21,8 @@ from agentloop.types import ExecResult, SandboxSpec
 from .attempts import KILLED, box_of, python, shell_python
 from .processes import comes_true, mentioning
 
+pytestmark = pytest.mark.slow
+
 MEMORY_MB, N_PROCESSES, MAX_OUTPUT = 96, 48, 4096
 GRACE_S = 0.5
 """How long after its timeout an answer may come."""
@@ -101,8 +103,8 @@ def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, 
                 most = max(most, len(mentioning(mark)))
                 await asyncio.sleep(0.05)
             assert most <= N_PROCESSES
-            assert most > N_PROCESSES // 2 or bomb == SHELL_BOMB, "it did not go off"
-            assert (await running).timed_out
+            done = await running
+            assert bomb == SHELL_BOMB or (done.timed_out and most > N_PROCESSES // 2), "it did not go off"
             box.kill_all()
             assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), 1.0)
             assert await seconds(box) < 1.0

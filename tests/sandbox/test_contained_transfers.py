@@ -21,6 +21,8 @@ from agentloop.types import SandboxSpec
 
 from .attempts import box_of, python
 
+pytestmark = pytest.mark.slow
+
 SECRET = "of the host"
 TREE = """
 mkdir -p /tmp/t/sub && cd /tmp/t && echo plain > plain && echo deep > sub/deep

@@ -1,142 +1,22 @@
-"""The way out of a box: real servers on this machine, asked by real programs in real boxes."""
+"""The proxy, asked as a box's first process would: what it refuses, what it adds, what it says."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import os
-import shutil
 import socket
 import ssl
-import subprocess
-import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.protocols import SandboxBackend
-from agentloop.sandbox import egress as egress_module
-from agentloop.sandbox.box import Box
-from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.egress import Egress, Secret
 from agentloop.sandbox.process import Incoming, Outgoing
-from agentloop.testing import opened
-from agentloop.types import ExecResult, SandboxSpec
 
-MIB = 1 << 20
+from .upstream import serving
+
 VALUE = "Bearer agentloop-egress-test-secret"
-
-
-@dataclass
-class Server:
-    """An HTTP server on this machine's loopback that remembers what it was asked."""
-
-    port: int = 0
-    heads: list[str] = field(default_factory=list)
-    n_open: int = 0
-    n_read: int = 0
-    digests: list[str] = field(default_factory=list)
-
-    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.n_open += 1
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            self.heads.append(head)
-            await self.body(head.split()[1], head, reader, writer)
-            await writer.drain()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            self.n_open -= 1
-            writer.close()
-
-    async def body(self, path: str, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if path == "/hold":
-            await reader.read()
-        elif path == "/endless":
-            while True:
-                writer.write(bytes(MIB))
-                await writer.drain()
-                self.n_read += MIB
-        elif path == "/late":  # answers once it has been told that nothing more comes
-            data = await reader.read()
-            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + data[::-1])
-        elif path.startswith("/size/"):
-            n = int(path.rpartition("/")[2])
-            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {n}\r\n\r\n".encode())
-            for at in range(0, n, MIB):
-                writer.write(b"s" * min(MIB, n - at))
-                await writer.drain()
-        elif head.startswith("POST"):
-            n = int(head.lower().partition("content-length:")[2].split()[0])
-            self.digests.append(hashlib.sha256(await reader.readexactly(n)).hexdigest())
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ntook")
-        else:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
-
-
-@asynccontextmanager
-async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
-    server = Server()
-    listening = await asyncio.start_server(server.answer, "127.0.0.1", 0, ssl=tls, backlog=200)
-    server.port = listening.sockets[0].getsockname()[1]
-    try:
-        yield server
-    finally:
-        listening.close()
-
-
-@pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Addresses of names that are resolved here: each question takes the next, and the last one stays."""
-    known: dict[str, list[str]] = {"up.test": ["127.0.0.1"]}
-    real = socket.getaddrinfo
-
-    def resolve(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
-        if host not in known:
-            if str(host).endswith(".test"):
-                raise socket.gaierror("no such name")
-            return real(host, port, *rest, **more)
-        addresses = known[host]
-        address = addresses.pop(0) if len(addresses) > 1 else addresses[0]
-        return real(address, port, *rest, **more)
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    return known
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(certificate, key) of up.test, signed by itself."""
-    if shutil.which("openssl") is None:
-        message = "no openssl program. Remedy: `apt install openssl`"
-        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
-    folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=up.test"
-    subprocess.run(
-        [*command.split(), "-addext", "subjectAltName=DNS:up.test", "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=folder,
-        check=True,
-        capture_output=True,
-    )
-    return folder / "cert.pem", folder / "key.pem"
-
-
-@pytest.fixture
-def tls(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """A server's context, whose certificate this machine trusts."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(*certificate)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-    return context
-
-
-# ------------------------------------------------------------- the proxy, without a box
 
 
 class Client:
@@ -320,15 +200,18 @@ def test_a_list_that_changes_during_a_connect_holds(
                 egress.allow(())
                 return made
 
-            monkeypatch.setattr(egress_module.asyncio, "open_connection", slow)
+            monkeypatch.setattr(asyncio, "open_connection", slow)
             assert (await asked(egress, get(f"http://127.0.0.1:{server.port}/"))).startswith("HTTP/1.1 403")
             assert server.heads == []
 
     asyncio.run(scene())
 
 
-def test_a_secret_goes_to_its_host_by_tls_and_nowhere_else(names: dict[str, list[str]], tls: ssl.SSLContext) -> None:
+def test_a_secret_goes_to_its_host_by_tls_and_nowhere_else(
+    names: dict[str, list[str]], tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names["other.test"] = ["127.0.0.1"]
+    monkeypatch.setattr("agentloop.sandbox.egress.CONNECT_S", 1.0)  # how long the plain server may not speak TLS
 
     async def scene() -> None:
         async with serving(tls) as secure, serving() as plain:
@@ -371,245 +254,3 @@ def test_a_secret_is_not_told_to_an_impostor(
             assert server.heads == []
 
     asyncio.run(scene())
-
-
-# ----------------------------------------------------------------------- from a box
-
-
-def run(
-    backend: SandboxBackend, scene: Callable[[Box, Server], Awaitable[None]], tls: ssl.SSLContext | None = None
-) -> None:
-    async def go() -> None:
-        async with serving(tls) as server:
-            spec = SandboxSpec(allowed_hosts=(f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
-            async with opened(backend, spec) as box:
-                assert isinstance(box, Box)
-                await asyncio.wait_for(scene(box, server), 60)
-
-    asyncio.run(go())
-
-
-async def python(box: Box, text: str, *, timeout_s: float = 30.0) -> ExecResult:
-    await box.write("/tmp/program.py", textwrap.dedent(text).encode())
-    return await box.exec("python3 /tmp/program.py", timeout_s=timeout_s)
-
-
-def test_a_program_gets_what_it_may_and_no_more(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        done = await python(
-            box,
-            f"""
-            import socket, urllib.request, urllib.error
-            print(urllib.request.urlopen("http://up.test:{server.port}/").read())
-            for url in ("http://other.test/", "http://up.test/", "http://169.254.169.254/", "http://10.0.0.1/"):
-                try: urllib.request.urlopen(url)
-                except urllib.error.HTTPError as error: print(error.code)
-            for address in (("127.0.0.1", {server.port}), ("169.254.169.254", 80), ("1.1.1.1", 53)):
-                try: socket.create_connection(address, 2); print("connected", address)
-                except OSError: pass
-            try: socket.getaddrinfo("up.test", 80); print("resolved")
-            except OSError: pass
-            """,
-        )
-        assert (done.stdout, done.stderr) == ("b'hello'\n403\n403\n403\n403\n", "")
-        assert len(server.heads) == 1
-
-    run(backend, scene)
-
-
-def test_tls_goes_through_unread(
-    backend: SandboxBackend, names: dict[str, list[str]], tls: ssl.SSLContext, certificate: tuple[Path, Path]
-) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        await box.write("/tmp/ca.pem", certificate[0].read_bytes())
-        done = await python(
-            box,
-            f"""
-            import ssl, urllib.request
-            context = ssl.create_default_context(cafile="/tmp/ca.pem")
-            print(urllib.request.urlopen("https://up.test:{server.port}/", context=context).read())
-            """,
-        )
-        assert (done.stdout, done.stderr) == ("b'hello'\n", "")
-
-    run(backend, scene, tls)
-
-
-def test_a_box_with_no_network_has_nobody_to_ask(backend: SandboxBackend) -> None:
-    async def go() -> None:
-        async with opened(backend) as box:
-            ask = "import socket; socket.create_connection(('127.0.0.1', 3128), 2)"
-            assert "ConnectionRefusedError" in (await box.exec(f'python3 -c "{ask}"')).stderr
-            assert "proxy" not in (await box.exec("env")).stdout.lower()
-            take = "import socket; socket.create_server(('127.0.0.1', 3128))"
-            assert "in use" in (await box.exec(f'python3 -c "{take}"')).stderr, "a command can play the proxy"
-
-    asyncio.run(go())
-
-
-def test_a_program_talks_to_its_own_server_without_us(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        await box.exec(
-            "cd /tmp && echo mine > page && (python3 -m http.server 8765 --bind 127.0.0.1 > /dev/null 2>&1 &)"
-        )
-        done = await python(
-            box,
-            """
-            import time, urllib.request
-            for _ in range(100):
-                try: print(urllib.request.urlopen("http://127.0.0.1:8765/page").read()); break
-                except OSError: time.sleep(0.05)
-            """,
-        )
-        assert done.stdout == "b'mine\\n'\n"
-        assert server.heads == []
-
-    run(backend, scene)
-
-
-def test_much_goes_both_ways(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    size = 30 * MIB
-
-    async def scene(box: Box, server: Server) -> None:
-        done = await python(
-            box,
-            f"""
-            import hashlib, urllib.request
-            data = bytes(range(256)) * ({size} // 256)
-            print(urllib.request.urlopen("http://up.test:{server.port}/", data).read())
-            print(hashlib.sha256(urllib.request.urlopen("http://up.test:{server.port}/size/{size}").read()).hexdigest())
-            """,
-        )
-        assert done.stdout == f"b'took'\n{hashlib.sha256(b's' * size).hexdigest()}\n"
-        assert server.digests == [hashlib.sha256(bytes(range(256)) * (size // 256)).hexdigest()]
-
-    run(backend, scene)
-
-
-def test_a_reader_who_is_slow_or_dead_stops_the_sender(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        ask = (
-            f"import socket; s = socket.create_connection(('127.0.0.1', 3128)); "
-            f"s.sendall(b'GET http://up.test:{server.port}/endless HTTP/1.1\\r\\n\\r\\n'); s.recv(1); "
-        )
-        slow = asyncio.ensure_future(box.exec(f'python3 -c "{ask} import time; time.sleep(60)"', timeout_s=60))
-        await asyncio.sleep(1.0)
-        before = server.n_read
-        await asyncio.sleep(0.3)
-        assert server.n_read == before < 64 * MIB, "what nobody reads piles up"
-        slow.cancel()
-        for _ in range(100):
-            if not server.n_open:
-                break
-            await asyncio.sleep(0.05)
-        assert not server.n_open, "a host goes on sending to nobody"
-
-    run(backend, scene)
-
-
-def test_one_direction_may_end_before_the_other(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        done = await python(
-            box,
-            f"""
-            import socket
-            s = socket.create_connection(("127.0.0.1", 3128))
-            s.sendall(b"CONNECT up.test:{server.port} HTTP/1.1\\r\\n\\r\\n")
-            assert s.recv(4096).startswith(b"HTTP/1.1 200")
-            s.sendall(b"GET /late HTTP/1.1\\r\\n\\r\\n" + b"abc")
-            s.shutdown(socket.SHUT_WR)
-            print(s.makefile("rb").read()[-3:])
-            """,
-        )
-        assert (done.stdout, done.stderr) == ("b'cba'\n", "")
-
-    run(backend, scene)
-
-
-def test_more_connections_than_there_may_be(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        done = await python(
-            box,
-            f"""
-            import socket
-            held, codes = [], []
-            for n in range(200):
-                s = socket.create_connection(("127.0.0.1", 3128))
-                try:
-                    s.sendall(b"CONNECT up.test:{server.port} HTTP/1.1\\r\\n\\r\\n")
-                    codes.append(s.recv(4096)[9:12].decode() or "cut")
-                except OSError:
-                    codes.append("cut")
-                held.append(s)
-            print(codes.count("200"), sorted(set(codes) - {{"200"}})[0])
-            for s in held: s.close()
-            """,
-        )
-        assert (done.stdout, done.stderr) == ("64 503\n", "")
-        again = await python(
-            box,
-            f"""
-            import time, urllib.request
-            for _ in range(50):
-                try: print(urllib.request.urlopen("http://up.test:{server.port}/").read()); break
-                except OSError: time.sleep(0.1)
-            """,
-        )
-        assert again.stdout == "b'hello'\n"
-
-    run(backend, scene)
-
-
-def test_a_phase_ends_what_the_next_does_not_allow(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def scene(box: Box, server: Server) -> None:
-        hold = (
-            f"import socket; s = socket.create_connection(('127.0.0.1', 3128)); "
-            f"s.sendall(b'CONNECT up.test:{server.port} HTTP/1.1\\r\\n\\r\\n'); print(s.recv(99)[9:12], flush=True); "
-            "s.sendall(b'GET /hold HTTP/1.1\\r\\n\\r\\n'); print(s.recv(1))"
-        )
-        process = box.start(f'python3 -c "{hold}"')
-        assert await process.stdout.read() == b"b'200'\n"
-        box.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}", "more.test"))
-        await asyncio.sleep(0.2)
-        assert server.n_open == 1, "a connection that is still allowed was cut"
-        box.set_network(())
-        assert await asyncio.wait_for(process.stdout.read(), 5) == b"b''\n"
-        for _ in range(100):
-            if not server.n_open:
-                break
-            await asyncio.sleep(0.02)
-        assert server.n_open == 0
-        get_it = f"import urllib.request; urllib.request.urlopen('http://up.test:{server.port}/')"
-        assert "403" in (await box.exec(f'python3 -c "{get_it}"')).stderr
-        box.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
-        assert (await box.exec(f'python3 -c "{get_it}"')).exit_code == 0
-
-    run(backend, scene)
-
-
-def test_a_phase_may_open_what_was_closed(backend: SandboxBackend, names: dict[str, list[str]]) -> None:
-    async def go() -> None:
-        async with serving() as server, opened(backend) as box:
-            assert isinstance(box, Box)
-            box.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
-            get_it = f"import urllib.request; urllib.request.urlopen('http://up.test:{server.port}/')"
-            assert (await box.exec(f'python3 -c "{get_it}"')).exit_code == 0
-
-    asyncio.run(go())
-
-
-def test_a_box_never_has_a_secret_that_is_used_for_it(
-    bubblewrap: BubblewrapBackend, names: dict[str, list[str]], tls: ssl.SSLContext
-) -> None:
-    async def go() -> None:
-        async with serving(tls) as server:
-            backend = BubblewrapBackend(secrets={"up.test": Secret("X-Key", VALUE)})
-            spec = SandboxSpec(allowed_hosts=(f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
-            async with opened(backend, spec) as box:
-                get_it = f"import urllib.request; print(urllib.request.urlopen('http://up.test:{server.port}/').read())"
-                assert (await box.exec(f'python3 -c "{get_it}"')).stdout == "b'hello'\n"
-                assert f"X-Key: {VALUE}" in server.heads[0]
-                search = f"env; cat /proc/*/environ; grep -rl '{VALUE[7:]}' /tmp /work /run /dev/shm /etc 2>/dev/null"
-                assert VALUE[7:] not in (await box.exec(search)).stdout
-
-    asyncio.run(go())

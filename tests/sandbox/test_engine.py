@@ -19,13 +19,15 @@ from typing import Any
 import pytest
 
 from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
-from agentloop.sandbox import builds, channel
+from agentloop.sandbox import builds, door
 from agentloop.sandbox import docker as docker_module
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import DEADLINE, OWNER, labels, sweep
 from agentloop.types import SandboxSpec
 
 from .processes import comes_true, with_word
+
+pytestmark = pytest.mark.alone
 
 AWAY = ["unix:///no/such/socket", "tcp://127.0.0.1:9", "nonsense://x"]
 
@@ -113,7 +115,7 @@ class OwnEngine:
 
 
 def my_doors() -> list[Path]:
-    return list(channel.DOORS.glob(f"agentloop-{os.getpid()}-*"))
+    return list(door.DOORS.glob(f"agentloop-{os.getpid()}-*"))
 
 
 def naming(folder: str) -> list[int]:
@@ -144,7 +146,7 @@ def own_engine(docker: DockerBackend, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert comes_true(lambda: not naming(str(folder)))
         for line in Path("/proc/self/mounts").read_text().splitlines()[::-1]:
             if line.split()[1].startswith(str(folder)):
-                subprocess.run(["umount", line.split()[1]], check=False)
+                subprocess.run(["umount", "--lazy", line.split()[1]], check=False)
         shutil.rmtree(folder)
 
 

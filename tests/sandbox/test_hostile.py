@@ -16,6 +16,8 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
+pytestmark = pytest.mark.slow
+
 SHARED = SandboxSpec(read_only=True)
 DEEP = "cd; mkdir -p $(printf 'd/%.0s' $(seq 1500))"
 LOCKED = "cd; mkdir d; head -c 5000000 /dev/zero > d/x; chmod 000 d"

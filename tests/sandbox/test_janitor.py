@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.sandbox import cgroups, channel, janitor
+from agentloop.sandbox import cgroups, door, janitor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.janitor import Find
 
 from .processes import children, comes_true, with_word
 from .test_owner import owner
+
+pytestmark = pytest.mark.alone
 
 DEAD = 2**22 + 1
 """No process has this number: it is beyond the kernel's highest."""
@@ -97,7 +99,7 @@ def test_a_box_past_its_time_is_removed_though_its_owner_lives(
 
 
 def test_folders_and_groups_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "DOORS", tmp_path)
+    monkeypatch.setattr(door, "DOORS", tmp_path)
     theirs, ours = tmp_path / f"agentloop-{DEAD}-x", tmp_path / f"agentloop-{os.getpid()}-x"
     others = [tmp_path / name for name in ("agentloop-notes-2024", "agentloop-", "agentloop-99999999999999999999-x")]
     for folder in (theirs, ours, *others):

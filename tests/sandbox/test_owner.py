@@ -14,19 +14,21 @@ from pathlib import Path
 import pytest
 
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox import channel
+from agentloop.sandbox import door
 from agentloop.sandbox.engine import engine
 from agentloop.sandbox.pool import SandboxPool
 
 from .processes import comes_true, with_word
 
+pytestmark = pytest.mark.alone
+
 REPOSITORY = Path(__file__).parents[2]
 
 
 @contextmanager
-def owner(kind: str, mark: str, n: int = 1) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def owner(kind: str, mark: str, n: int = 1, image: str = "host") -> Iterator[tuple[subprocess.Popen[str], str]]:
     """(process, box ids with blanks between): MARK is its argument; in each of `n` boxes `sleep MARK` runs twice."""
-    command = [sys.executable, "-m", "tests.sandbox.owner", kind, mark, str(n)]
+    command = [sys.executable, "-m", "tests.sandbox.owner", kind, mark, str(n), image]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -39,7 +41,7 @@ def owner(kind: str, mark: str, n: int = 1) -> Iterator[tuple[subprocess.Popen[s
 
 
 def doors_of(pid: int) -> list[Path]:
-    return list(channel.DOORS.glob(f"agentloop-{pid}-*"))
+    return list(door.DOORS.glob(f"agentloop-{pid}-*"))
 
 
 def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
@@ -83,7 +85,7 @@ def test_what_a_killed_owner_left_is_swept_at_the_next_start(backend: SandboxBac
         assert len(doors_of(process.pid)) == 1, "the folder of a living owner was swept"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    left = [path for door in doors_of(process.pid) for path in door.rglob("*") if not path.is_dir()]
+    left = [path for folder in doors_of(process.pid) for path in folder.rglob("*") if not path.is_dir()]
     assert left == []
     SandboxPool(backend)
     assert doors_of(process.pid) == []
@@ -93,7 +95,7 @@ def test_what_a_killed_owner_left_is_swept_at_the_next_start(backend: SandboxBac
     "name", ["agentloop-notes-2024", "agentloop-", "agentloop-1-x", "agentloop-99999999999999999999-x"]
 )
 def test_the_sweep_touches_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "DOORS", tmp_path)
+    monkeypatch.setattr(door, "DOORS", tmp_path)
     (tmp_path / name).mkdir()
-    channel.sweep_doors()
+    door.sweep_doors()
     assert (tmp_path / name).exists()

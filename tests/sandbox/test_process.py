@@ -164,7 +164,7 @@ def test_many_streams_keep_apart(backend: SandboxBackend) -> None:
     run(backend, scene)
 
 
-def resident(pid: int | str) -> int:
+def resident(pid: int) -> int:
     """MiB of a process in memory now."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
@@ -173,11 +173,11 @@ def resident(pid: int | str) -> int:
 def test_a_flood_costs_neither_end_memory(bubblewrap: BubblewrapBackend) -> None:
     async def scene(box: Box) -> None:
         (supervisor,) = [pid for pid in children(os.getpid()) if b"inside.pid1" in _cmdline(pid)][-1:]
-        before, peaks = (resident("self"), resident(supervisor)), [0, 0]
+        before, peaks = (resident(os.getpid()), resident(supervisor)), [0, 0]
 
         async def watch() -> None:
             while True:
-                for place, pid in enumerate(("self", supervisor)):
+                for place, pid in enumerate((os.getpid(), supervisor)):
                     peaks[place] = max(peaks[place], resident(pid) - before[place])
                 await asyncio.sleep(0.01)
 

@@ -274,6 +274,7 @@ def test_a_ready_box_is_never_older_than_its_files(
     assert "after" in asyncio.run(scene()).lower()
 
 
+@pytest.mark.alone
 def test_a_warm_lease_and_its_first_command_take_milliseconds(backend: SandboxBackend) -> None:
     """The goal is 4 ms (docker 5); half of the cost of a start shows that none was in it, on a busy machine too."""
 

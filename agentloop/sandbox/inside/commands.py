@@ -5,7 +5,7 @@ The syntax is that of Python 3.6, which is why annotations are in quotes.
 
 import _signal as signal  # type: ignore[import-not-found]
 import fcntl
-import os
+import posix as os
 import struct
 import termios
 import time
@@ -41,6 +41,9 @@ DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 CANNOT_START = 126
 FIXED = {"LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
 """What would make two runs of one command differ without need."""
+# As ASCII, whatever the locale: what starts a command turns it back into the same bytes.
+given = {k.decode("ascii", "surrogateescape"): v.decode("ascii", "surrogateescape") for k, v in os.environ.items()}
+"""PID 1's own environment: what the image sets, nothing of the host's."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_TO_GO, LAST_TO_GO = b"1000", b"0"
 """What the kernel ends when memory runs out: what a command started, and only then PID 1 and with it the box."""
@@ -175,7 +178,7 @@ class Pipes:
         try:
             for channel in (STDIN, STDOUT, STDERR) + ((ORDERS, RECORDS) if how & CONTROL else ()):
                 if channel == STDIN and how & (STREAM | CONTROL) != STREAM:
-                    self.inside[channel] = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                    self.inside[channel] = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
                 elif channel in (STDIN, ORDERS):
                     self.inside[channel], self.outside[channel] = os.pipe2(os.O_CLOEXEC)
                 else:
@@ -238,7 +241,7 @@ def fork(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", ter
 def environment(home: str, mark: str) -> "dict[str, str]":
     """What the image sets (nothing of the host's gets here), then ours; a lease without a home has the image's."""
     variables = {"PATH": PATH}
-    variables.update(os.environ)
+    variables.update(given)
     variables.update(FIXED)
     if home:
         variables.update(HOME=home, TMPDIR=home)

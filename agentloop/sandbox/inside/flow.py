@@ -6,7 +6,7 @@ granted again as the command takes it. So a slow end holds up its own channel an
 
 import _socket as socket
 import fcntl
-import os
+import posix as os
 import select
 import sys
 import termios

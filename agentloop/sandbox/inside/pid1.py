@@ -8,15 +8,15 @@ All commands of a box are one user. They are told apart by a mark in their envir
 that cleared it and outlived its command is nobody's, and is ended at the next sweep.
 """
 
-# The C modules, because `signal` and `socket` spend more time making enums than the rest of a box's start takes.
+# The C modules, because `signal`, `socket` and `os` make classes for longer than the rest of a box's start takes.
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
-import os
+import posix as os
 import select
 import sys
 import time
 
-from .commands import CANNOT_START, PATH, SCRATCH, Command, keep_score, lease_of, resize, spawn
+from .commands import CANNOT_START, PATH, SCRATCH, Command, given, keep_score, lease_of, resize, spawn
 from .flow import Flow
 from .frames import (
     BYTE,
@@ -43,7 +43,7 @@ from .frames import (
     STDOUT,
     STREAM,
 )
-from .prepare import FILES, fill_work, keep_crashes, protect
+from .prepare import fill_work, keep_crashes, protect
 from .processes import end_all, sweep, ticks
 
 TERM_S = 0.1
@@ -303,8 +303,8 @@ class Supervisor:
         self.epoll.register(self.listener.fileno(), select.EPOLLIN)
         proxy = f"http://127.0.0.1:{PROXY_PORT}"
         for name in ("http_proxy", "https_proxy"):
-            os.environ[name] = os.environ[name.upper()] = proxy
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = "localhost,127.0.0.1,::1"
+            given[name] = given[name.upper()] = proxy
+        given["no_proxy"] = given["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
     def accept(self) -> None:
         try:
@@ -330,8 +330,7 @@ def main() -> None:
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door + "/s")
     try:
-        if os.path.isdir(FILES):
-            fill_work()
+        fill_work()
         os.chdir(folder)
     except OSError as error:
         reason = str(error).encode()

@@ -4,13 +4,13 @@
 # there, under names that cannot be guessed, and they are removed once they are open. So there are no frames, and
 # the host reads what a command prints at its source.
 #
-# What pid1.py does and a shell cannot: keep its memory and its commands' pipes from other commands of the same user;
-# tell the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
+# What pid1.py does and a shell cannot: keep its memory, and what tells an exit code, from other commands of the same
+# user; know the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
 #
 # Arguments: what Python would run, then what pid1.py takes: the door's folder, the folder to start in, a lifetime
 # (which the host keeps here).
-if command -v python3 >/dev/null 2>&1 &&
-    python3 -I -S -c 'import sys, ctypes, _posixsubprocess; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then
+needed='import sys, fcntl, select, struct, termios, _socket; sys.exit(sys.version_info < (3, 6))'
+if command -v python3 >/dev/null 2>&1 && python3 -I -S -c "$needed" 2>/dev/null; then
     exec python3 -I -S -c "$@"
 fi
 door=$2 folder=$3 files=/run/agentloop/files mark=AGENTLOOP_COMMAND ours= n=0
@@ -46,7 +46,7 @@ run() {
         { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
         # A shell gives a command in the background /dev/null for its input, unless it is told otherwise.
         exec 7<&0
-        setsid $heed sh -c "$(printf %b "$6")" <&7 7<&- 6>&- &
+        $heed setsid sh -c "$(printf %b "$6")" <&7 7<&- 6>&- &
         [ "$5" = 1 ] && exec 3<&- 4>&-
         exec </dev/null >/dev/null 2>&1 7<&-
         echo $! >&6
@@ -96,6 +96,7 @@ sweep() {
         done
         exit 1
     ) 3<&- || return
+    (:) # a shell waits for every child that has ended while it waits for one
     alive=
     for pid in $ours; do
         [ -d "/proc/$pid" ] && alive="$alive $pid"
@@ -136,8 +137,11 @@ reserve() {
 end_all() {
     kill -9 -1
     wait
-    ours=
-    (:) # waits for every child that has ended
+    ours= tries=0
+    while set -- /proc/[0-9]*; [ $# -gt 1 ] && [ $tries -lt 1000 ]; do
+        (:)
+        tries=$((tries + 1))
+    done
     reserve
 }
 

@@ -1,6 +1,6 @@
 """What PID 1 does before the first command: make itself safe from commands, and fill the working directory."""
 
-import os
+import posix as os
 
 from .commands import PATH, spawn
 
@@ -35,12 +35,14 @@ def keep_crashes() -> None:
 
 
 def fill_work() -> None:
-    """Copy the files into the writable /work. Raises OSError with what `cp` said about it."""
+    """Copy the files, when there are any, into the writable /work. Raises OSError with what `cp` said about it."""
+    if not os.access(FILES, os.F_OK):
+        return
     read, write = os.pipe2(os.O_CLOEXEC)
     text = f"cp -RPp {FILES}/. {WORK} && chmod u+rwx {WORK}"
     pid = spawn(text.encode(), {"PATH": PATH}, {2: write}, None)
     os.close(write)
-    with os.fdopen(read, "rb") as said:
+    with open(read, "rb") as said:
         words = said.read().decode(errors="replace").splitlines()
     if os.waitpid(pid, 0)[1]:
         raise OSError("cannot fill {}: {}".format(WORK, words[0] if words else "cp failed"))

@@ -1,7 +1,7 @@
 """The other processes of the box, as /proc tells them, and ending those that must not stay."""
 
 import _signal as signal  # type: ignore[import-not-found]
-import os
+import posix as os
 import time
 
 from .frames import MARK

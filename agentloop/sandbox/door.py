@@ -1,0 +1,161 @@
+"""How the first process of a box comes to its one connection.
+
+The host listens on a unix socket whose folder the box sees read-only, accepts exactly one peer, and
+removes the socket before any command runs. A first process that is a shell comes by a named pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
+from agentloop.sandbox.channel import Channel, Connection
+from agentloop.sandbox.fifo import Fifos
+
+START_TIMEOUT_S = 30.0
+"""Creating a container on a busy machine takes seconds; this is when it counts as failed."""
+WATCH_S, LOOK_S = 0.1, 0.005
+"""How often a box that is starting is asked whether it ended instead, and whether a shell waits at its door."""
+DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
+
+
+class Door:
+    """A private folder that a box sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
+
+    def __init__(self, lifetime_s: float | None = None) -> None:
+        """lifetime_s: when a box ends whose first process is a shell; another one keeps that itself."""
+        self._lifetime_s = lifetime_s
+        # Private, because whoever connects first is the box; the inner folder is what the box sees.
+        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=DOORS))
+        self.folder = self._private / "door"
+        self.folder.mkdir()
+        self.folder.chmod(0o711)  # names in it that cannot be guessed cannot be listed, either
+        self._server: asyncio.Server | None = None
+        self._channel: Channel | None = None
+        self._fifos: Fifos | None = None
+        self._hello = -1
+
+    async def open(self) -> None:
+        """Listen. Raises SandboxError when no socket can be made."""
+        self._channel = channel = Channel()
+        taken = False
+
+        def once() -> asyncio.Protocol:
+            nonlocal taken
+            if taken:
+                return _Refused()
+            taken = True
+            return channel
+
+        path = self.folder / "s"
+        try:
+            for name in ("orders", "hello"):
+                os.mkfifo(self.folder / name)
+                (self.folder / name).chmod(0o666)
+            self._hello = os.open(self.folder / "hello", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            # In two steps, because a cancellation within the first would lose the server unclosed.
+            self._server = await asyncio.get_running_loop().create_unix_server(once, path, start_serving=False)
+            path.chmod(0o666)
+            await self._server.start_serving()
+        except OSError as error:
+            raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
+
+    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> Connection:
+        """The connection, once the first process is there; nobody else can enter after that.
+
+        ended: whether what was started to make the box is over. Raises SandboxGone when it is, or
+        when nobody came in START_TIMEOUT_S.
+        """
+        if self._channel is None:
+            raise SandboxError("a door must be opened before anyone can enter")
+        ready, asked = self._channel.ready, time.monotonic()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not ready.done():
+                    await asyncio.wait({ready}, timeout=LOOK_S)
+                    if self._is_shell():
+                        return await self._shell()
+                    if time.monotonic() - asked > WATCH_S and not ready.done():
+                        asked = time.monotonic()
+                        if await ended() and not ready.done():
+                            raise SandboxGone("it ended before its first process connected")
+            await ready
+        except TimeoutError:
+            raise SandboxGone(f"its first process did not connect in {START_TIMEOUT_S:g} s") from None
+        finally:
+            self._shut()
+        return self._channel
+
+    def remove(self) -> None:
+        """The folder and whatever is in it; a connection that came through it ends."""
+        self._shut()
+        for connection in (self._channel, self._fifos):
+            if connection:
+                connection.close()
+        shutil.rmtree(self._private, ignore_errors=True)
+
+    def _is_shell(self) -> bool:
+        """Whether somebody waits at the pipe for orders."""
+        try:
+            orders = os.open(self.folder / "orders", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return False
+        self._fifos = Fifos(self.folder, orders, self._lifetime_s)
+        return True
+
+    async def _shell(self) -> Fifos:
+        """Raises SandboxUnavailable with the shell's words when it cannot begin."""
+        assert self._fifos is not None  # noqa: S101 - it was just made
+        said = b""
+        while not said.endswith(b"\n"):
+            with suppress(BlockingIOError):
+                said += os.read(self._hello, 4096)
+            if self._fifos.gone is not None and not said:
+                raise SandboxGone("its first process ended at once")
+            await asyncio.sleep(LOOK_S)
+        if problem := said.decode(errors="replace").strip():
+            raise SandboxUnavailable(f"the box cannot be used: {problem}")
+        return self._fifos
+
+    def _shut(self) -> None:
+        if self._server:
+            self._server.close()
+            self._server = None
+            os.close(self._hello)
+            for name in ("s", "orders", "hello"):
+                (self.folder / name).unlink(missing_ok=True)
+
+
+def sweep_doors() -> None:
+    """Remove the folders of this user's processes that were killed before they could do it."""
+    for folder in DOORS.glob("agentloop-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and not is_alive(int(owner)):
+            with suppress(OSError):  # another user's, or swept by someone else meanwhile
+                if folder.lstat().st_uid == os.getuid():
+                    shutil.rmtree(folder)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of that number exists, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+class _Refused(asyncio.Protocol):
+    """A second peer: shown out."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport.close()

@@ -1,0 +1,197 @@
+"""Limits of bubblewrap boxes, as the kernel tells of them; version 1 or 2, whichever the machine has."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import CapabilityError, SandboxUnavailable
+from agentloop.sandbox import cgroups
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import SandboxSpec
+
+from .attempts import box_of, python
+from .processes import children, comes_true
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
+REPOSITORY = Path(__file__).parents[2]
+LIMITED = SandboxSpec(memory_mb=80, n_processes=20, cpus=0.5, scratch_mb=8)
+HELD = {  # controller -> version -> file -> what it must say
+    "memory": {1: {"memory.limit_in_bytes": str(80 << 20)}, 2: {"memory.max": str(80 << 20)}},
+    "pids": {1: {"pids.max": "20"}, 2: {"pids.max": "20"}},
+    "cpu": {1: {"cpu.cfs_quota_us": "50000", "cpu.cfs_period_us": "100000"}, 2: {"cpu.max": "50000 100000"}},
+}
+
+
+@pytest.fixture(autouse=True)
+def possible() -> None:
+    """Skips where no groups can be made."""
+    missing = [name for name in cgroups.LIMITS.values() if cgroups.find(name) is None]
+    if missing:
+        pytest.skip(f"no {missing[0]} cgroup can be made. Remedy: run as root, or in a delegated systemd scope")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """No test leaves a group of this process."""
+    yield
+    assert comes_true(lambda: groups(os.getpid()) == [])
+
+
+def groups(pid: int) -> list[Path]:
+    """Groups of a process' boxes, in whatever tree."""
+    parents = {cgroups.find(controller) for controller in cgroups.LIMITS.values()} - {None}
+    return [folder for parent in parents if parent for folder in parent.glob(f"agentloop-{pid}-*")]
+
+
+def group_of(controller: str) -> Path:
+    """Of this process' only box."""
+    parent = cgroups.find(controller)
+    assert parent is not None
+    (found,) = parent.glob(f"agentloop-{os.getpid()}-*")
+    return found
+
+
+def without_shells() -> set[int]:
+    """This process' descendants, but for the shells that joined the groups or wait to remove them."""
+    return {pid for pid in children(os.getpid()) if Path(f"/proc/{pid}/comm").read_text() != "sh\n"}
+
+
+def test_the_kernel_holds_what_was_asked_for(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        async with box_of(bubblewrap, LIMITED) as box:
+            assert (await box.exec("true")).exit_code == 0
+            for controller, versions in HELD.items():
+                folder = group_of(controller)
+                version = 2 if (folder / "cgroup.controllers").exists() else 1
+                said = {name: (folder / name).read_text().strip() for name in versions[version]}
+                assert said == versions[version]
+
+    asyncio.run(scene())
+
+
+def test_every_process_of_the_box_is_in_them(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        async with box_of(bubblewrap, LIMITED) as box:
+            await box.exec("setsid sleep 30 & true")
+            # bwrap, the first process, and what it was told to leave running
+            assert await asyncio.to_thread(comes_true, lambda: len(without_shells()) == 3)
+            inside = without_shells()
+            for controller in HELD:
+                assert {int(pid) for pid in (group_of(controller) / "cgroup.procs").read_text().split()} == inside
+
+    asyncio.run(scene())
+
+
+def test_a_box_has_its_share_of_the_processor_and_no_more(bubblewrap: BubblewrapBackend) -> None:
+    spin = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
+
+    async def scene() -> float:
+        async with box_of(bubblewrap, SandboxSpec(cpus=0.25)) as box:
+            return float((await python(box, spin)).stdout)
+
+    assert asyncio.run(scene()) <= 0.25 * 2 + 0.1
+
+
+def test_a_command_that_cannot_join_its_groups_does_not_run(tmp_path: Path) -> None:
+    group = cgroups.Group((tmp_path / "no-such-group", tmp_path))
+    done = subprocess.run(group.wrapped(["touch", str(tmp_path / "ran")]), capture_output=True, check=False)
+    assert done.returncode != 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_end_of_a_command_is_passed_on_and_its_groups_go() -> None:
+    group = cgroups.make(LIMITED, "test")
+    assert group is not None
+    assert all(folder.is_dir() for folder in group.folders)
+    assert subprocess.run(group.wrapped(["/bin/sh", "-c", "exit 7"]), check=False).returncode == 7
+    assert not any(folder.exists() for folder in group.folders)
+
+
+def test_a_box_that_hangs_is_closed_with_its_groups(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        box = await bubblewrap.create(LIMITED)
+        for pid in children(os.getpid()):
+            os.kill(pid, signal.SIGSTOP)
+        await box.close()
+
+    asyncio.run(scene())
+    assert groups(os.getpid()) == []
+
+
+def test_a_box_that_does_not_start_leaves_no_groups(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentloop.sandbox.host.python", lambda: "/no/such/python")
+    with pytest.raises(SandboxUnavailable):
+        asyncio.run(bubblewrap.create(LIMITED))
+    assert groups(os.getpid()) == []
+
+
+OWNER = """
+import asyncio, sys
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import SandboxSpec
+async def main():
+    boxes = [await BubblewrapBackend().create(SandboxSpec(memory_mb=80, n_processes=20, cpus=0.5)) for _ in range(3)]
+    print("ready", flush=True)
+    await asyncio.gather(*(box.exec("setsid sleep 60 & sleep 60", timeout_s=60) for box in boxes))
+asyncio.run(main())
+"""
+
+
+def test_groups_go_with_an_owner_that_is_killed(bubblewrap: BubblewrapBackend) -> None:
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        assert len(groups(owner.pid)) in (3, 9)
+        owner.kill()
+    assert comes_true(lambda: groups(owner.pid) == [], within_s=5.0)
+
+
+def test_a_sweep_takes_what_the_dead_left_and_no_more() -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    parent = cgroups.find("pids")
+    assert parent is not None
+    of_the_dead, of_this = parent / f"agentloop-{dead.pid}-x", parent / f"agentloop-{os.getpid()}-x"
+    others = [parent / "agentloop-notes", parent / "agentloop-x-y"]
+    for folder in (of_the_dead, of_this, *others):
+        folder.mkdir()
+    try:
+        assert of_the_dead in cgroups.sweep()
+        assert not of_the_dead.exists()
+        assert all(folder.exists() for folder in (of_this, *others))
+    finally:
+        for folder in (of_this, *others):
+            folder.rmdir()
+
+
+def test_what_cannot_be_made_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cgroups, "find", lambda controller: tmp_path / "not" / "there")
+    with pytest.raises(CapabilityError, match=r"cannot hold memory_mb, n_processes, cpus here.*use docker"):
+        cgroups.make(LIMITED, "test")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_kill_for_want_of_memory_is_counted(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        async with box_of(bubblewrap, LIMITED) as box:
+            group = cgroups.Group((group_of("memory"),))
+            assert group.kills() == 0
+            done = await python(box, "x = bytearray(300 << 20)")
+            assert (done.exit_code, done.oom) == (137, True)
+            assert group.kills() >= 1
+
+    started = time.monotonic()
+    asyncio.run(scene())
+    assert time.monotonic() - started < 10.0
