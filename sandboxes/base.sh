@@ -2,7 +2,8 @@
 # Makes debian:bookworm-slim, which the recipes here begin with, where no registry can be reached:
 #     sh sandboxes/base.sh [TAG]
 # Needs root, a Docker Engine and debootstrap (`apt install debootstrap`), and takes about two minutes. An image
-# that is there already is left alone. MIRROR names another Debian mirror, PACKAGES what to install beside the base:
+# that is there already is left alone. MIRROR names another Debian mirror, PACKAGES what to install beside the base (then
+# commands start in /app, as in the recipe of that image):
 #     PACKAGES=python3,python3-pytest sh sandboxes/base.sh agentloop/python:1
 set -eu
 
@@ -36,5 +37,5 @@ if ! debootstrap --variant=minbase ${PACKAGES:+--include="$PACKAGES"} bookworm "
 fi
 rm -rf "$work"/root/var/cache/apt/archives/*.deb "$work"/root/var/lib/apt/lists/* \
     "$work"/root/usr/share/doc/* "$work"/root/usr/share/man/* "$work"/root/usr/share/locale/*
-tar -C "$work/root" --one-file-system -cf - . | docker import --change 'CMD ["/bin/bash"]' - "$TAG" >/dev/null
+tar -C "$work/root" --one-file-system -cf - . | docker import --change 'CMD ["/bin/bash"]' ${PACKAGES:+--change 'WORKDIR /app'} - "$TAG" >/dev/null
 say "made $TAG"

@@ -74,3 +74,12 @@ def test_the_settings_of_the_readme_are_settings(tmp_path):
     assert done.returncode == 4, "nothing listens there, so the run ends as an infrastructure failure"
     assert "127.0.0.1:8000/v1/chat/completions" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_python_of_the_sandboxes_page_runs(tmp_path: Path, bubblewrap: object) -> None:
+    page = (ROOT / "sandboxes" / "README.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "hi\n 3\n/tmp\n5\n\n1\n"
+    assert (tmp_path / "out" / "note").read_text() == "text"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.config import from_environment
 from agentloop.errors import ConfigError
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import MAX_OUTPUT, SOLUTION, Room
@@ -26,7 +28,7 @@ class Oracle:
         if not (task.folder / "solution" / "solve.sh").is_file():
             raise ConfigError(f"{task.folder}: no solution/solve.sh for the oracle to run")
         await room.box.upload(task.folder / "solution", SOLUTION)
-        exports = "".join(f"export {name}='{value}'; " for name, value in task.solution.env.items())
+        exports = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in task.solution.env.items())
         command = f"{exports}chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh; {SOLUTION}/solve.sh"
         started = time.perf_counter()
         done = await room.exec(command)
@@ -40,9 +42,10 @@ class Oracle:
             timed_out=done.timed_out,
             duration_s=done.duration_s,
         )
-        completion = Completion(message=Message(role="assistant", tool_calls=(call,)), finish_reason="stop")
+        said = Message(role="assistant", content="solution/solve.sh", tool_calls=(call,))
+        completion = Completion(message=said, finish_reason="stop")
         steps.append(Step(index=0, completion=completion, results=(result,), duration_s=time.perf_counter() - started))
-        return StopReason.no_tool_call
+        return StopReason.submitted
 
 
 class Nobody:
@@ -73,4 +76,5 @@ class ToolLoopAgent:
         )
         known = Task(id=task.name, instruction=task.instruction, sandbox=SandboxSpec(image=task.image), limits=limits)
         stop, _ = await ToolLoop().run(known, self._policy, room, seed=0, record=steps.append)
-        return stop
+        # The work is in the box: having no more to do is how it is handed in.
+        return StopReason.submitted if stop is StopReason.no_tool_call and steps else stop

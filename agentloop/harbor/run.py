@@ -8,13 +8,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agentloop.errors import CapabilityError, counted
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial
 from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import images
+from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
 from agentloop.types import RewardState
 
 STORE = Path("traces") / "store.db"
+
+
+def refuse_images(tasks: Sequence[HarborTask], backend: SandboxBackend) -> None:
+    """Raises CapabilityError, before anything runs, when `backend` cannot make the boxes of some tasks.
+
+    Only an engine builds Dockerfiles and has tags; the others take root folders and tars.
+    """
+    if backend.name == DockerBackend.name:
+        return
+    needing = [task.name for task in tasks if images.kind(task.image) in (images.Kind.recipe, images.Kind.tag)]
+    if not needing:
+        return
+    reason = DockerBackend().probe()
+    named = ", ".join(needing[:3]) + (f" and {len(needing) - 3} more" if len(needing) > 3 else "")
+    raise CapabilityError(
+        f"{counted(len(needing), 'task')} ({named}) cannot run in {backend.name}: an image from a Dockerfile or by tag "
+        f"needs docker, {'which works here: --sandbox docker' if reason is None else f'and {reason}'}; "
+        "or name a root folder or a tar of one: [environment] docker_image"
+    )
 
 
 async def run_tasks(
@@ -67,8 +89,13 @@ def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> 
 
 
 def why(trial: Trial) -> str | None:
-    """What stands in the way of a reward; None for a scored trial."""
-    if trial.verdict.state is RewardState.scored:
+    """What stands in the way of a reward, or of the whole one; None when nothing is known to."""
+    if trial.verdict.state is not RewardState.scored:
+        told = [score.error for score in trial.verdict.scores if score.error]
+        return trial.trace.error or "; ".join(told) or "no reason was recorded"
+    last = trial.trace.steps[-1].results[-1:] if trial.trace.steps else ()
+    if trial.verdict.reward == 1.0 or not last or last[0].ok:
         return None
-    told = [score.error for score in trial.verdict.scores if score.error]
-    return trial.trace.error or "; ".join(told) or "no reason was recorded"
+    ended = "ran out of time" if last[0].timed_out else f"ended with exit code {last[0].exit_code}"
+    words = last[0].content.strip().splitlines()
+    return f"the last command {ended}{f': {words[-1]}' if words else ''}"

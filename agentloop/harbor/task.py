@@ -6,8 +6,10 @@
     tests/test.sh                 writes /logs/verifier/reward.txt or reward.json
     solution/solve.sh             what `--agent oracle` runs
 
-Keys that this does not know are left alone, as the format asks; a known key with a wrong value is
-refused. What a task needs and we do not have (several containers, steps, GPUs) is refused by name.
+A key that is not the format's is left alone, as the format asks, and said (`HarborTask.remarks`); one
+that is a slip of the pen away from a key of the format is refused, because a limit that was misspelt
+is a limit that does not hold, and so is a known key with a wrong value. What a task needs and we do
+not have (several containers, steps, GPUs) is refused by name.
 Source: Harbor 0.25, models/task/config.py.
 """
 
@@ -15,18 +17,28 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from agentloop.errors import CapabilityError, ConfigError, boundary
+from agentloop.errors import CapabilityError, ConfigError, boundary, did_you_mean
 
 TASK, INSTRUCTION = "task.toml", "instruction.md"
 SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
 EVERYWHERE = ("*",)
-Model = TypeVar("Model", bound=BaseModel)
+OTHER_KEYS = {
+    "": {"schema_version", "version", "task", "metadata", "source", "steps", "multi_step_reward_strategy"},
+    "environment": {"memory", "storage", "allow_internet", "os", "gpu_types", "tpu", "mcp_servers", "skills_dir"},
+    "environment.healthcheck": {"start_period_sec", "start_interval_sec"},
+    "verifier.collect": {"service", "user"},
+}
+"""Table -> keys of the format that are read elsewhere, or mean nothing to us."""
+NEAR = 0.85
+"""How alike (difflib's ratio) an unknown key and one of the format are, when it is taken for a slip of the pen."""
 
 
 class NetworkMode(StrEnum):
@@ -137,6 +149,8 @@ class HarborTask(Table):
     solution: Solution = Solution()
     artifacts: tuple[str, ...] = ()
     """Paths in the agent's box that a separate verifier is given."""
+    remarks: tuple[str, ...] = ()
+    """What the task says and we do not do, a line each."""
 
     @property
     def name(self) -> str:
@@ -156,15 +170,28 @@ class HarborTask(Table):
 
 
 def find_tasks(paths: list[Path]) -> list[HarborTask]:
-    """The tasks that `paths` are, or hold as folders, by name. Raises ConfigError, CapabilityError."""
+    """The tasks that `paths` are, or hold as folders, by name.
+
+    Raises ConfigError or CapabilityError with a line for every task that cannot be taken.
+    """
     found: dict[Path, HarborTask] = {}
+    problems: list[ConfigError | CapabilityError] = []
     for path in paths:
         if not path.is_dir():
-            raise ConfigError(f"{path}: no such folder; name a task's folder, or one that holds tasks")
+            what = "is a file" if path.exists() else "no such folder"
+            raise ConfigError(f"{path}: {what}; name a task's folder, or one that holds tasks")
         folders = [path] if (path / TASK).is_file() else sorted(toml.parent for toml in path.glob(f"*/{TASK}"))
         if not folders:
-            raise ConfigError(f"{path}: no {TASK} in it or in its folders; a task is a folder with {TASK}")
-        found.update((folder.resolve(), load_task(folder.resolve())) for folder in folders)
+            below = sorted({str(toml.parents[1]) for toml in path.glob(f"*/*/{TASK}")})
+            hint = f"; did you mean {below[0]}?" if below else f"; a task is a folder with {TASK}"
+            raise ConfigError(f"{path}: no {TASK} in it or in its folders{hint}")
+        for folder in map(Path.resolve, folders):
+            try:
+                found[folder] = load_task(folder)
+            except (ConfigError, CapabilityError) as error:
+                problems.append(error)
+    if problems:
+        raise type(problems[0])("\n".join(map(str, problems)))
     return list(found.values())
 
 
@@ -182,10 +209,10 @@ def load_task(folder: Path) -> HarborTask:
         if not (folder / needed).is_file():
             raise ConfigError(f"{folder}: no {needed}; every task has one")
     artifacts = tuple(a if isinstance(a, str) else str(a.get("source")) for a in tables.pop("artifacts", []))
+    remarks = (*_unknown(path, tables), *_not_held(path, tables))
+    own = {"folder": folder, "instruction": (folder / INSTRUCTION).read_text(), "artifacts": artifacts}
     try:
-        task = HarborTask(
-            **{**tables, "folder": folder, "instruction": (folder / INSTRUCTION).read_text(), "artifacts": artifacts}
-        )
+        task = HarborTask(**{**tables, **own, "remarks": remarks})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -209,3 +236,51 @@ def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
     for what, is_asked in lacking.items():
         if is_asked:
             raise CapabilityError(f"{folder / TASK}: {what} is more than a box of ours has; leave this task out")
+
+
+def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
+    """A line for each key that is not the format's. Raises ConfigError for one that was meant to be."""
+    found = []
+    for name, table, model in _tables(tables):
+        known = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks"}
+        for key in table.keys() - known:
+            where = f"{path}: unknown key {key!r}{f' in [{name}]' if name else ''}"
+            if near := get_close_matches(key, known, n=1, cutoff=NEAR):
+                raise ConfigError(f"{where}; did you mean {near[0]!r}?")
+            found.append(f"{where} is left alone{did_you_mean(key, known)}")
+    return found
+
+
+def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[Table]]]:
+    """(name, keys, what is read of them) of each table that has a fixed set of keys."""
+    yield "", tables, HarborTask
+    below: dict[str, type[Table]] = {
+        "agent": Phase,
+        "environment": Environment,
+        "environment.healthcheck": Healthcheck,
+        "verifier": Verification,
+        "verifier.environment": Environment,
+        "verifier.collect": Collect,
+        "solution": Solution,
+    }
+    for name, model in below.items():
+        found: Any = tables
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        for table in found if isinstance(found, list) else [found]:
+            if isinstance(table, dict):
+                yield name, table, model
+
+
+def _not_held(path: Path, tables: dict[str, Any]) -> list[str]:
+    """A line for each thing that a task asks for and gets in part or not at all."""
+    environment = tables.get("environment")
+    table = environment if isinstance(environment, dict) else {}
+    told = []
+    if table.get("storage_mb") or table.get("storage"):
+        told.append("[environment] storage is not held: the box may write as much as the machine has room for")
+    if table.get("mcp_servers"):
+        told.append("[[environment.mcp_servers]] are not started; the agent has its own tools only")
+    if table.get("network_mode") == NetworkMode.allowlist and not table.get("allowed_hosts"):
+        told.append('[environment] network_mode = "allowlist" without allowed_hosts: nothing can be reached')
+    return [f"{path}: {line}" for line in told]

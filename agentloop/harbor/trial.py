@@ -48,6 +48,8 @@ FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
 COLLECTED = "/logs/artifacts"
 MAX_REWARD_BYTES = 65_536
 MAX_OUTPUT = 65_536
+MAX_SAID = 400
+"""Bytes of what the tests printed last that go into a message."""
 SPARE_S = 600.0
 """What a box may live beyond the agent's and the verifier's time."""
 
@@ -130,7 +132,7 @@ async def run_trial(task: HarborTask, agent: TrialAgent, backend: SandboxBackend
         isolation=backend.isolation,
         messages=(Message(role="user", content=task.instruction),),
         steps=tuple(steps),
-        answer=None,
+        answer=steps[-1].completion.message.content if steps and stop is StopReason.submitted else None,
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
         started_at=started_at,
@@ -226,11 +228,14 @@ async def _tested(task: HarborTask, box: Box) -> Outcome:
     await _must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh")
     room = Room(box, task.verifier, task.environment.env)
     done = await room.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
-    if done.timed_out:
-        return Outcome(error=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s")
-    if done.exit_code in (126, 127):
-        return Outcome(error=f"tests/test.sh cannot be run (exit code {done.exit_code}): {done.stderr.strip()[:200]}")
     box.kill_all()
+    told = await _printed(box)
+    if done.timed_out:
+        return Outcome(error=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
+    if done.exit_code in (126, 127):
+        shebang = (task.folder / "tests" / "test.sh").read_bytes().partition(b"\n")[0][:80]
+        why = f"its first line is {shebang.decode(errors='replace')!r}"
+        return Outcome(error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){told}")
     for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
         try:
             said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
@@ -239,8 +244,15 @@ async def _tested(task: HarborTask, box: Box) -> Outcome:
         try:
             return Outcome(value=_checked(read(said.decode())))
         except ValueError as error:
-            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}")
-    return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt")
+            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+    return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}")
+
+
+async def _printed(box: Box) -> str:
+    """The end of what the tests printed, for a person who asks why there is no reward."""
+    done = await box.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
+    text = " ".join(done.stdout.split())
+    return f"; it printed: {text}" if text else "; it printed nothing"
 
 
 def _from_text(text: str) -> object:
@@ -262,8 +274,8 @@ def _from_json(text: str) -> object:
 
 
 def _checked(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is not a finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is not a number from 0 to 1")
     return float(value)
 
 

@@ -48,6 +48,10 @@ def kind(image: str) -> Kind:
     if image == "host":
         return Kind.host
     if not path.is_absolute():
+        if image.startswith((".", "~")) or path.is_dir():
+            raise ImageError(
+                f"image {image!r} is a path from somewhere; write all of it: {path.expanduser().absolute()}"
+            )
         return Kind.tag
     if path.is_file():
         return Kind.packed

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pydantic import SecretStr
 from rich.table import Table
+from rich.text import Text
 
 from agentloop.errors import ConfigError
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.harbor.trial import TrialAgent
 
-FAILED_CHECK, INFRASTRUCTURE = 1, 4
+FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
 
 
 class Agent(StrEnum):
@@ -34,22 +35,33 @@ def run(
     agent: Annotated[Agent, typer.Option(help="The tasks' own solution, nobody, or the reference agent.")] = (
         Agent.tool_loop
     ),
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the tool_loop's model.")] = None,
-    model: Annotated[str | None, typer.Option(help="Its model.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint for tool_loop.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at that endpoint.")] = None,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
     n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
     as_json: AsJson = False,
 ) -> None:
-    """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it."""
-    from agentloop.harbor.run import STORE, document, run_tasks
+    """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it.
+
+    A task is a folder with task.toml, instruction.md, tests/test.sh and
+    environment/Dockerfile. The default agent needs --base-url and --model,
+    and its key, if any, in AGENTLOOP_POLICY__API_KEY.
+
+    Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
+    4 a trial gave no reward, 130 interrupted.
+    """
+    from agentloop.harbor.run import STORE, document, refuse_images, run_tasks
     from agentloop.harbor.task import find_tasks
     from agentloop.store.store import Store
     from agentloop_cli.main import make_backend
 
     tasks = find_tasks(folders)
     chosen = _agent(agent, base_url, model)
+    for remark in (remark for task in tasks for remark in task.remarks):
+        stderr.print(f"note: {remark}", markup=False)
     backend = make_backend(sandbox, "--sandbox")
+    refuse_images(tasks, backend)
     store = Store(out / STORE)
     try:
         with store.lock(), LiveProgress() as progress:
@@ -59,6 +71,11 @@ def run(
                     tasks, chosen, backend, store, n_concurrent=n_concurrent, on_done=lambda _: progress.advance()
                 )
             )
+    except KeyboardInterrupt:
+        stderr.print(
+            f"interrupted; trials that had ended are kept in {out}, and the same command starts anew", markup=False
+        )
+        raise typer.Exit(INTERRUPTED) from None
     finally:
         store.close()
     found = document(trials, agent.value, backend.name, store.path)
@@ -89,6 +106,8 @@ def _agent(agent: Agent, base_url: str | None, model: str | None) -> TrialAgent:
 
 
 def _show(found: Mapping[str, Any], out: Path) -> None:
+    from agentloop.gate.report import clean
+
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "reward", "time", "why"):
         table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
@@ -97,7 +116,9 @@ def _show(found: Mapping[str, Any], out: Path) -> None:
         shown = (
             f"[yellow]{trial['state']}[/]" if reward is None else f"[{'green' if reward >= 1 else 'red'}]{reward:g}[/]"
         )
-        table.add_row(trial["task"], shown, f"{trial['duration_s']:.1f} s", trial["why"] or "")
+        # Names and reasons hold what tasks printed: no markup, and nothing that moves a terminal's cursor.
+        task, why = (Text(clean(trial[name] or "")) for name in ("task", "why"))
+        table.add_row(task, shown, f"{trial['duration_s']:.1f} s", why)
     stdout.print(table)
     mean = "" if found["mean_reward"] is None else f", mean reward [bold]{found['mean_reward']:.3f}[/]"
     stdout.print(f"{found['n_scored']} of {found['n_tasks']} tasks scored by their own tests{mean}")

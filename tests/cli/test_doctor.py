@@ -23,6 +23,7 @@ def backends(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {backend["name"]: backend for backend in document["backends"]}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
 def test_doctor_tries_what_bubblewrap_holds(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])

@@ -71,6 +71,51 @@ def test_what_no_box_of_ours_has_is_refused_by_name(tmp_path: Path, toml: str, w
     assert words in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[environment]\nmemroy_mb = 256\n", "unknown key 'memroy_mb' in [environment]; did you mean 'memory_mb'?"),
+        ("[verifer]\ntimeout_sec = 5\n", "unknown key 'verifer'; did you mean 'verifier'?"),
+        ("[agent]\nallow_hosts = ['a.b']\n", "unknown key 'allow_hosts' in [agent]; did you mean 'allowed_hosts'?"),
+        ("[[verifier.collect]]\ncomand = 'ls'\n", "unknown key 'comand' in [verifier.collect]"),
+    ],
+)
+def test_a_slip_of_the_pen_is_refused(tmp_path: Path, toml: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_task(make_task(tmp_path / "t", toml=toml))
+    assert str(caught.value).startswith(f"{tmp_path}/t/task.toml: {words}")
+
+
+def test_what_is_left_alone_is_said_and_what_the_format_has_is_not(tmp_path: Path) -> None:
+    toml = """
+        schema_version = "1.4"
+        flavour = "sweet"
+        [task]
+        name = "us/t"
+        anything = 1
+        [metadata]
+        memroy_mb = 1
+        [agent]
+        timeout = 1
+        [environment]
+        skills_dir = "/skills"
+        storage_mb = 10240
+        network_mode = "allowlist"
+        [environment.env]
+        MEMROY_MB = "1"
+    """
+    remarks = load_task(make_task(tmp_path / "t", toml=toml)).remarks
+    said = [remark.removeprefix(f"{tmp_path}/t/task.toml: ") for remark in remarks]
+    assert said[:2] == [
+        "unknown key 'flavour' is left alone",
+        "unknown key 'timeout' in [agent] is left alone; did you mean 'timeout_sec'?",
+    ]
+    assert [line.split(" is ")[0].split(" without ")[0] for line in said[2:]] == [
+        "[environment] storage",
+        '[environment] network_mode = "allowlist"',
+    ]
+
+
 @pytest.mark.parametrize("missing", ["instruction.md", "tests/test.sh", "environment/Dockerfile"])
 def test_a_missing_file_is_named(tmp_path: Path, missing: str) -> None:
     folder = make_task(tmp_path / "t", toml="")
@@ -89,3 +134,19 @@ def test_tasks_are_found_below_a_folder(tmp_path: Path) -> None:
         find_tasks([tmp_path / "other"])
     with pytest.raises(ConfigError, match="no such folder"):
         find_tasks([tmp_path / "gone"])
+    with pytest.raises(ConfigError, match="is a file"):
+        find_tasks([tmp_path / "a" / "task.toml"])
+    make_task(tmp_path / "other" / "below" / "c", toml="")
+    with pytest.raises(ConfigError, match=f"did you mean {tmp_path}/other/below"):
+        find_tasks([tmp_path / "other"])
+
+
+def test_every_task_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
+    make_task(tmp_path / "a", toml="[agent]\ntimeout_sec = 0\n")
+    make_task(tmp_path / "b", toml="")
+    make_task(tmp_path / "c", toml="[environment]\ngpus = 1\n")
+    with pytest.raises(ConfigError) as caught:
+        find_tasks([tmp_path])
+    first, second = str(caught.value).splitlines()
+    assert "/a/task.toml: agent.timeout_sec" in first
+    assert "/c/task.toml: [environment] gpus" in second

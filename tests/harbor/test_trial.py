@@ -57,18 +57,21 @@ def test_rewards_are_read(
 @pytest.mark.parametrize(
     ("test", "words"),
     [
-        ("#!/bin/sh\necho nan > /logs/verifier/reward.txt\n", "nan is not a finite number"),
-        ("#!/bin/sh\necho inf > /logs/verifier/reward.txt\n", "inf is not a finite number"),
+        ("#!/bin/sh\necho nan > /logs/verifier/reward.txt\n", "nan is not a number from 0 to 1"),
+        ("#!/bin/sh\necho inf > /logs/verifier/reward.txt\n", "inf is not a number from 0 to 1"),
         ("#!/bin/sh\necho 1 0 > /logs/verifier/reward.txt\n", "'1 0' is not one number"),
         ("#!/bin/sh\n: > /logs/verifier/reward.txt\n", "'' is not one number"),
         ("#!/bin/sh\necho passed > /logs/verifier/reward.txt\n", "'passed' is not one number"),
         ('#!/bin/sh\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n', "none of them called reward"),
-        ("#!/bin/sh\necho true > /logs/verifier/reward.json\n", "True is not a finite number"),
+        ("#!/bin/sh\necho true > /logs/verifier/reward.json\n", "True is not a number from 0 to 1"),
         ("#!/bin/sh\necho '[1' > /logs/verifier/reward.json\n", "reward.json"),
-        ("#!/bin/sh\nexit 3\n", "(exit code 3) wrote neither reward.json nor reward.txt"),
-        ("#!/no/such/shell\n", "cannot be run"),
+        ("#!/bin/sh\nexit 3\n", "(exit code 3) wrote neither reward.json nor reward.txt; it printed nothing"),
+        ("#!/bin/sh\necho looking\npytset\n", "it printed: looking"),
+        ("#!/bin/sh\npytset; exit 1\n", "pytset: "),
+        ("#!/no/such/shell\n", "cannot be run (exit code 127; its first line is '#!/no/such/shell')"),
+        ("#!/bin/sh\r\nexit 0\n", "its first line is '#!/bin/sh\\r'"),
         ("#!/bin/sh\nsleep 60\n", "took more than 1 s"),
-        ("#!/bin/sh\necho 2 > /logs/verifier/reward.txt\n", "2.0"),
+        ("#!/bin/sh\necho 2 > /logs/verifier/reward.txt\n", "reward.txt: 2.0 is not a number from 0 to 1"),
     ],
 )
 def test_what_is_no_reward_is_never_a_0(
@@ -80,6 +83,7 @@ def test_what_is_no_reward_is_never_a_0(
     assert words in str(done.verdict.scores[0].error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat",
     [

@@ -200,6 +200,7 @@ def bubblewrap_here() -> None:
         pytest.skip(reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("write", "after"), CUTS)
 def test_cut_at_every_write_it_ends_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: object, write: str, after: bool

@@ -48,17 +48,19 @@ def test_what_an_image_names(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "root.tar.gz").touch()
     found = {
-        name: images.kind(name if name in ("host", "python:3.12", "./recipe") else f"{tmp_path}/{name}")
-        for name in ("host", "python:3.12", "./recipe", "recipe", "root", "root.tar.gz")
+        name: images.kind(name if name in ("host", "python:3.12") else f"{tmp_path}/{name}")
+        for name in ("host", "python:3.12", "recipe", "root", "root.tar.gz")
     }
     assert found == {
         "host": Kind.host,
         "python:3.12": Kind.tag,
-        "./recipe": Kind.tag,
         "recipe": Kind.recipe,
         "root": Kind.root,
         "root.tar.gz": Kind.packed,
     }
+    for relative in ("./recipe", "../recipe.tar", "~/recipe"):
+        with pytest.raises(ImageError, match="write all of it: /"):
+            images.kind(relative)
     with pytest.raises(ImageError, match=r"no /no/such/folder; an image is 'host', a local tag, or the path"):
         images.kind("/no/such/folder")
 
