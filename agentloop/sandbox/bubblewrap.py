@@ -27,6 +27,7 @@ from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUn
 from agentloop.sandbox import cgroups, host, images, privileges, scratch, seccomp
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.container import MAX_PROCESSES
 from agentloop.sandbox.door import Door
 from agentloop.sandbox.egress import Egress, Secret
 from agentloop.types import SandboxSpec
@@ -59,7 +60,7 @@ class BubblewrapBackend:
         filter_fd = seccomp.program_fd()
         try:
             done = subprocess.run(
-                [*_arguments(program, SandboxSpec(), None, None, filter_fd), "/bin/sh", "-c", "exit 0"],
+                [*_arguments(program, SandboxSpec(), None, None, filter_fd), "--", "/bin/sh", "-c", "exit 0"],
                 capture_output=True,
                 text=True,
                 timeout=PROBE_TIMEOUT_S,
@@ -81,7 +82,7 @@ class BubblewrapBackend:
         root, egress = await asyncio.to_thread(_root, spec, program), Egress(spec.allowed_hosts, self._secrets)
         door, name, process, group = Door(spec.lifetime_s), uuid.uuid4().hex[:8], None, None
         try:
-            group = cgroups.make(spec, name)
+            group = cgroups.make(_bounded(spec), name)
             with boundary(SandboxUnavailable, "bubblewrap cannot start a box"):
                 await door.open()
                 process = _start(program, spec, root, door.folder, group)
@@ -107,21 +108,31 @@ def _start(
     program: str, spec: SandboxSpec, root: Path | None, door: Path, group: cgroups.Group | None
 ) -> subprocess.Popen[bytes]:
     filter_fd = seccomp.program_fd()
+    # bwrap reads more arguments from the gate, of which there are none, and starts nothing before its end.
+    gate, ours = os.pipe()
     try:
         inside = host.supervisor(host.python() if root is None else None, spec)
-        command = [*_arguments(program, spec, root, door, filter_fd), *inside]
+        command = [*_arguments(program, spec, root, door, filter_fd), "--args", str(gate), "--", *inside]
         if scratch.is_needed(spec):
             command = scratch.wrapped(command, spec, _scratch(door))
-        return subprocess.Popen(
-            group.wrapped(command) if group else command,
+        process = subprocess.Popen(
+            command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            pass_fds=(filter_fd,),
+            pass_fds=(filter_fd, gate),
             start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
         )
+        try:
+            if group:
+                group.add(process.pid)
+        except BaseException:
+            _kill(process)
+            raise
+        return process
     finally:
-        os.close(filter_fd)
+        for fd in (filter_fd, gate, ours):
+            os.close(fd)
 
 
 def _scratch(door: Path) -> Path:
@@ -230,7 +241,14 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
     # /proc too: a box that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
     for path in ("/dev", "/proc") if spec.root else ("/dev", "/proc", "/"):
         arguments += ["--remount-ro", path]
-    return [*arguments, "--chdir", "/work", "--"]
+    return [*arguments, "--chdir", "/work"]
+
+
+def _bounded(spec: SandboxSpec) -> SandboxSpec:
+    """With a number of processes where one can be held, so that a fork bomb fills its box and not this machine."""
+    if spec.n_processes is not None or cgroups.find(cgroups.LIMITS["n_processes"]) is None:
+        return spec
+    return spec.model_copy(update={"n_processes": MAX_PROCESSES})
 
 
 def _explained(problem: str) -> str:

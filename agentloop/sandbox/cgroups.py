@@ -2,14 +2,13 @@
 
 Version 1 and 2, as root or where a folder of the tree is ours to write (a user's own systemd
 slice). Docker boxes are held by the engine, and only watched from here. A box's groups are removed
-by the shell that started it, when the box ends, so that they go even when its owner was killed.
+when it is closed; those of a process that was killed, by a shell that waits for its end (`_Watch`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,6 +25,23 @@ LIMITS = {"memory_mb": "memory", "n_processes": "pids", "cpus": "cpu"}
 """Field of a spec -> the controller that holds it."""
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
 """Files that only a kernel with swap accounting has: version 1 counts memory with swap, version 2 swap alone."""
+WATCH = """
+read -r _
+n=0
+while [ $n -lt 100 ]; do
+    left=
+    for prefix in "$@"; do
+        for folder in "$prefix"*; do
+            [ ! -d "$folder" ] || rmdir "$folder" || left=1
+        done
+    done
+    [ "$left" ] || exit 0
+    sleep 0.1
+    n=$((n + 1))
+done
+"""
+"""Waits until nobody can write to its input any more, then for the boxes to end: ten seconds at most."""
+_watched_by = 0
 REMEDY = (
     "run as root, or as `systemd-run --user --scope -p Delegate=yes agentloop …`, or use docker, or leave the limit out"
 )
@@ -37,13 +53,13 @@ class Group:
 
     folders: tuple[Path, ...]
 
-    def wrapped(self, command: list[str]) -> list[str]:
-        """`command` as a process in these groups, which are removed when it has ended."""
-        # A command that cannot join all of them must not run without its limits.
-        join = " && ".join(f"echo 0 > {shlex.quote(f'{folder}/cgroup.procs')}" for folder in self.folders)
-        leave = " ".join(shlex.quote(str(folder)) for folder in self.folders)
-        again = f"for n in 1 2 3 4 5 6 7 8 9; do rmdir {leave} 2>&- && break; sleep 0.1; done"
-        return ["/bin/sh", "-c", f'({join} && exec "$@"); code=$?; {again}; exit $code', "sh", *command]
+    def add(self, pid: int) -> None:
+        """Put a process, and whatever it starts from now on, into all of them. Raises CapabilityError."""
+        for folder in self.folders:
+            try:
+                (folder / "cgroup.procs").write_text(str(pid))
+            except OSError as error:
+                raise CapabilityError(f"bubblewrap cannot limit a box by {folder}: {error}; {REMEDY}") from error
 
     def kills(self) -> int:
         """See `box.MemoryWatch`."""
@@ -72,6 +88,7 @@ def make(spec: SandboxSpec, name: str) -> Group | None:
         return None
     folders: list[Path] = []
     try:
+        _watch()
         for limit, controller in wanted.items():
             parent = find(controller)
             if parent is None:
@@ -91,6 +108,24 @@ def make(spec: SandboxSpec, name: str) -> Group | None:
             raise
         raise CapabilityError(f"bubblewrap cannot hold {', '.join(wanted)} here: {error}; {REMEDY}") from error
     return Group(tuple(folders))
+
+
+def _watch() -> None:
+    """See that this process's groups are removed when it ends, however it does."""
+    global _watched_by
+    if _watched_by != os.getpid():  # never yet, or by our parent before we were forked
+        _watched_by = os.getpid()
+        prefixes = {f"{parent}/{PREFIX}{_watched_by}-" for parent in map(find, LIMITS.values()) if parent}
+        read, _ = os.pipe()  # the end for writing stays open here, and is closed by the kernel with this process
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            moves = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, null, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+            words = ["/bin/sh", "-c", WATCH, "agentloop-watch", *sorted(prefixes)]
+            # A session of its own, because Ctrl-C is for its owner.
+            os.posix_spawn("/bin/sh", words, {"PATH": os.defpath}, file_actions=moves, setsid=True)
+        finally:
+            os.close(read)
+            os.close(null)
 
 
 def find(controller: str) -> Path | None:

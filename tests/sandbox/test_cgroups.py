@@ -102,25 +102,45 @@ def test_a_box_has_its_share_of_the_processor_and_no_more(bubblewrap: Bubblewrap
     assert asyncio.run(scene()) <= 0.25 * 2 + 0.1
 
 
-def test_a_command_that_cannot_join_its_groups_does_not_run(tmp_path: Path) -> None:
-    group = cgroups.Group((tmp_path / "no-such-group", tmp_path))
-    done = subprocess.run(group.wrapped(["touch", str(tmp_path / "ran")]), capture_output=True, check=False)
-    assert done.returncode != 0
-    assert not (tmp_path / "ran").exists()
+def test_a_box_that_cannot_join_its_groups_does_not_run(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = cgroups.Group((tmp_path / "no-such-group",))
+    monkeypatch.setattr(cgroups, "make", lambda spec, name: gone)
+    before = children(os.getpid())
+    with pytest.raises(CapabilityError, match=r"no-such-group.*or leave the limit out"):
+        asyncio.run(bubblewrap.create(LIMITED))
+    assert set(children(os.getpid())) <= set(before)
 
 
-def test_the_end_of_a_command_is_passed_on_and_its_groups_go() -> None:
+def test_a_process_is_in_its_groups_until_they_are_removed() -> None:
     group = cgroups.make(LIMITED, "test")
     assert group is not None
-    assert all(folder.is_dir() for folder in group.folders)
-    assert subprocess.run(group.wrapped(["/bin/sh", "-c", "exit 7"]), check=False).returncode == 7
+    with subprocess.Popen(["sleep", "60"]) as process:
+        group.add(process.pid)
+        assert all((folder / "cgroup.procs").read_text().split() == [str(process.pid)] for folder in group.folders)
+        process.kill()
+    group.remove()
     assert not any(folder.exists() for folder in group.folders)
+
+
+def test_a_fork_bomb_in_a_box_that_names_no_limit_fills_that_box_alone(bubblewrap: BubblewrapBackend) -> None:
+    async def scene() -> None:
+        async with box_of(bubblewrap, SandboxSpec()) as box:
+            await box.exec("while :; do sleep 30 & done", timeout_s=5.0)
+            peak = int((group_of("pids") / "pids.current").read_text())
+            box.kill_all()
+            assert (await box.exec("echo fine")).stdout == "fine\n"
+            assert 900 < peak <= 1024
+
+    asyncio.run(scene())
 
 
 def test_a_box_that_hangs_is_closed_with_its_groups(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
+        before = children(os.getpid())
         box = await bubblewrap.create(LIMITED)
-        for pid in children(os.getpid()):
+        for pid in set(children(os.getpid())) - set(before):
             os.kill(pid, signal.SIGSTOP)
         await box.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.errors import SandboxGone
 from agentloop.sandbox import cgroups, door, janitor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.janitor import Find
+from agentloop.types import SandboxSpec
 
 from .processes import children, comes_true, with_word
 from .test_owner import owner
@@ -67,24 +70,35 @@ asyncio.run(main())
             process.kill()
 
 
-def test_a_box_that_hangs_when_its_owner_dies_is_removed(bubblewrap: BubblewrapBackend) -> None:
-    """Its first process is stopped and cannot see its connection end; limited, it is no direct child of its owner."""
+def test_a_box_that_hangs_and_whose_owner_is_dead_is_removed(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel ends a box with its owner, so this one is made under the number of a process that never was."""
     if cgroups.find("pids") is None:
         pytest.skip(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
-    with owning("n_processes=50") as process:
-        mark = f"{process.pid}.5"
-        (box,) = of(process.pid)
-        os.kill(children(int(box.name))[0], signal.SIGSTOP)
-        process.kill()
-        process.wait()
-        assert not comes_true(lambda: not with_word(mark), within_s=1.0), "it ended by itself: nothing is tested"
-        orphans = of(process.pid)
-        assert [find.is_orphan for find in orphans] == [True] * len(orphans)
-        assert {find.kind for find in orphans} == {"bubblewrap", "folder", "cgroup"}
-        removed, after = janitor.sweep()
-        assert {(find.kind, find.name) for find in orphans} <= {(find.kind, find.name) for find in removed}
-        assert [find for find in after.finds if find.owner == process.pid] == []
+    mark = f"95{os.getpid()}.5"
+
+    async def scene() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: DEAD)
+            box = await bubblewrap.create(SandboxSpec(n_processes=50))
+        running = asyncio.ensure_future(box.exec(f"sleep {mark}", timeout_s=60.0))
+        await box.exec("true")
+        assert {(find.kind, find.is_orphan) for find in of(DEAD)} == {
+            (k, True) for k in ("bubblewrap", "folder", "cgroup")
+        }
+        (pid,) = [int(find.name) for find in of(DEAD) if find.kind == "bubblewrap"]
+        os.kill(children(pid)[0], signal.SIGSTOP)
+        found = of(DEAD)
+        removed, _ = await asyncio.to_thread(janitor.sweep)
+        assert {(find.kind, find.name) for find in found} <= {(find.kind, find.name) for find in removed}
+        assert of(DEAD) == []
         assert comes_true(lambda: not with_word(mark))
+        with pytest.raises(SandboxGone):
+            await running
+        await box.close()
+
+    asyncio.run(scene())
 
 
 def test_a_box_past_its_time_is_removed_though_its_owner_lives(
