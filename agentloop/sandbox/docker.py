@@ -152,7 +152,8 @@ class DockerBackend:
                 self._swept = True
                 sweep(client)
             limits = client.api.create_host_config(**told.pop("host_config"))
-            limits["MaskedPaths"] = list(privileges.HIDDEN)  # a key of the API that the SDK does not know
+            # Keys of the API that the SDK does not know.
+            limits["MaskedPaths"], limits["ReadonlyPaths"] = list(privileges.HIDDEN), list(privileges.READ_ONLY)
             try:
                 made = client.api.create_container(image, host_config=limits, **told)
                 ignored = _ignored(made.get("Warnings") or ())

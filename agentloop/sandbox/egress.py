@@ -21,9 +21,11 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
@@ -36,7 +38,7 @@ PORTS = (80, 443)
 MAX_HEAD = 32_768
 HEAD_S, CONNECT_S, IDLE_S = 30.0, 10.0, 60.0
 """For a request's head; for a connection; how long a host may be silent that was told it will hear no more."""
-MAX_CONNECTIONS = 64
+MAX_CONNECTIONS, MAX_LOOKUPS = 64, 4
 HOP_BY_HOP = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
 EMBEDDING = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
 """IPv6 ranges whose addresses stand for IPv4 ones, which is a way around a list."""
@@ -72,6 +74,8 @@ class Egress:
         self._allowed = tuple(_Entry.of(host) for host in allowed_hosts)
         self._open: dict[asyncio.Task[None], tuple[str, int, Address]] = {}
         self._tls: ssl.SSLContext | None = None
+        # Its own, because a name server can be slow, and the loop's threads are every box's.
+        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
         self._n = 0
 
     @property
@@ -141,7 +145,7 @@ class Egress:
             raise Refused(f"{host}:{port} is not among the allowed hosts of this sandbox")
         problem: Exception = Refused(f"{host} has no address")
         async with asyncio.timeout(CONNECT_S):
-            for address in [literal] if literal else await _resolve(host, port):
+            for address in [literal] if literal else await self._resolve(host, port):
                 if not self._may(host, port, address):
                     problem = Refused(f"{host}:{port} is {address}, which this sandbox may not connect to")
                     continue
@@ -153,6 +157,11 @@ class Egress:
                     continue
                 return reader, writer, address
         raise problem
+
+    async def _resolve(self, host: str, port: int) -> list[Address]:
+        ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._lookups, ask)
+        return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in found))
 
     def _may(self, host: str, port: int, address: Address) -> bool:
         if any(entry.covers(address, port) for entry in self._allowed):
@@ -223,11 +232,6 @@ def _is_public(address: Address) -> bool:
     if not address.is_global or address.is_multicast or address.is_reserved:
         return False
     return not any(address in network for network in (*EMBEDDING, SITE_LOCAL))
-
-
-async def _resolve(host: str, port: int) -> list[Address]:
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in found))
 
 
 async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:

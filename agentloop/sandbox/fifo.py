@@ -22,8 +22,27 @@ from agentloop.sandbox.process import Incoming, Outgoing, Process, escaped
 from agentloop.types import ExecResult
 
 T = TypeVar("T")
+NO_MOVE = "its first process does not end what runs"
 NEEDS_PYTHON = "needs python3 in the image, whose first process is a shell; use an image with Python 3.6 or newer"
-ENDED = "its first process ended"
+END_ALL, ENDED = "end", "its first process ended"
+MOVE_S = 10.0
+"""How long its first process may take to end everything and take orders by another pipe; then the box is gone."""
+
+
+class _Move:
+    """A new pipe for orders, open both ways until the first process has opened it."""
+
+    def __init__(self, path: Path, timer: asyncio.TimerHandle) -> None:
+        self.path, self._timer = path, timer
+        os.mkfifo(path)
+        path.chmod(0o666)  # the box may be another user
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def end(self) -> None:
+        """The name is not needed any more."""
+        self._timer.cancel()
+        os.close(self._fd)
+        self.path.unlink(missing_ok=True)
 
 
 class Fifos:
@@ -37,11 +56,13 @@ class Fifos:
         self.gone: str | None = None
         self._door, self._orders, self._n = door, orders, 0
         self._unsent = bytearray()
+        self._move: _Move | None = None
+        self._held: list[str] = []
         self._running: set[PipedCommand] = set()
         self._queued: dict[object, str] = {}
         self._places = asyncio.Semaphore(2 * (os.cpu_count() or 1))
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(orders, self.close, ENDED)
+        self._loop.add_reader(orders, self._left)
         self._at_end: asyncio.TimerHandle | None = None
         if lifetime_s is not None:
             self._at_end = self._loop.call_later(lifetime_s, self.close, "its lifetime is over")
@@ -94,7 +115,7 @@ class Fifos:
         """See `channel.Channel.discard`."""
         self._queued = {ticket: name for ticket, name in self._queued.items() if lease and name != lease}
         with suppress(SandboxGone):
-            self._order(f"discard {lease}" if lease else "end")
+            self._order(f"discard {lease}" if lease else END_ALL)
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
         """Raises CapabilityError: a shell cannot lead to a proxy."""
@@ -107,9 +128,9 @@ class Fifos:
         self.gone = reason
         if self._at_end:
             self._at_end.cancel()
-        self._loop.remove_reader(self._orders)
-        self._loop.remove_writer(self._orders)
-        os.close(self._orders)
+        self._shut()
+        if self._move:
+            self._move.end()
         for running in list(self._running):
             running.lose(reason)
 
@@ -133,9 +154,36 @@ class Fifos:
     def _order(self, line: str) -> None:
         """One line for the shell, whenever it takes it. Raises SandboxGone."""
         self._must_stand()
+        if self._move:
+            self._held.append(line)
+            return
+        if line == END_ALL:
+            # A command can write to its first process's pipe, and would so begin another that outlives everything.
+            self._move = _Move(self._door / secrets.token_hex(12), self._loop.call_later(MOVE_S, self.close, NO_MOVE))
+            line += f" {self._move.path.name}"
         self._unsent += line.encode(errors="replace") + b"\n"
         self._flush()
         self._must_stand()
+
+    def _left(self) -> None:
+        """Nobody reads the orders: the first process ended, or takes them by another pipe now."""
+        if self._move is None or self._unsent:
+            self.close(ENDED)
+            return
+        move, self._move = self._move, None
+        self._shut()
+        self._orders = os.open(move.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        move.end()
+        self._loop.add_reader(self._orders, self._left)
+        held, self._held = self._held, []
+        with suppress(SandboxGone):
+            for line in held:
+                self._order(line)
+
+    def _shut(self) -> None:
+        self._loop.remove_reader(self._orders)
+        self._loop.remove_writer(self._orders)
+        os.close(self._orders)
 
     def _flush(self) -> None:
         try:

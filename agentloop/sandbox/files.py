@@ -15,6 +15,7 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -136,7 +137,10 @@ async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Proc
 
 async def _beside(process: Process, work: Callable[[], T]) -> T:
     """Run `work` in a thread to its end, which is brought about when the caller gives up."""
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+    # A thread of its own: a box that says nothing keeps it for as long as TIMEOUT_S, and the loop's few are everyone's.
+    thread = ThreadPoolExecutor(1)
+    running = asyncio.get_running_loop().run_in_executor(thread, work)
+    thread.shutdown(wait=False)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

@@ -149,6 +149,7 @@ class PipedCommand:
         if self._over:
             self.close()
         self.kill()
+        self._give_up()
         for name in self.incoming.keys() - {"end"}:
             self.incoming[name].feed(b"")
         for outgoing in self.outgoing.values():
@@ -206,6 +207,13 @@ class PipedCommand:
         self._unlink()
         if self._signal:
             self.kill(self._signal)
+        if self._abandoned:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Wait no longer than this for its end: a command can stop the one who tells it."""
+        if self._pid and not self._over:
+            self._loop.call_later(GIVE_UP_S, self.incoming["end"].feed, b"")
 
     def _unlink(self) -> None:
         for name in (*self.incoming, *self.outgoing):

@@ -26,3 +26,13 @@ HIDDEN = (
     "/sys/firmware",
 )
 """Of the machine, not of the box; readable to the kernel's user 0, who a root box is, and any box that root starts."""
+READ_ONLY = (
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+    "/proc/1/mem",
+    "/proc/1/task/1/mem",
+)
+"""Of a /proc that may be written: what an engine protects anyway, and what a shell that is PID 1 cannot protect."""

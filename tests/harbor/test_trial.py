@@ -12,6 +12,7 @@ from sandbox.roots import busybox_root
 from agentloop.harbor.agents import Nobody, Oracle
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial
+from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import EpisodeState, RewardState
 
@@ -24,7 +25,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return busybox_root(tmp_path_factory.mktemp("root"))
 
 
-def trial(folder: Path, agent: TrialAgent, backend: BubblewrapBackend) -> Trial:
+def trial(folder: Path, agent: TrialAgent, backend: SandboxBackend) -> Trial:
     return asyncio.run(run_trial(load_task(folder), agent, backend, run="test"))
 
 
@@ -98,7 +99,7 @@ def test_what_is_no_reward_is_never_a_0(
 )
 @pytest.mark.parametrize("mode", ["shared", "separate"])
 def test_planted_rewards_count_for_nothing(
-    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, cheat: str, mode: str
+    backend: SandboxBackend, root: Path, tmp_path: Path, cheat: str, mode: str
 ) -> None:
     """The agent does not do the task; whatever it plants, the reward is the tests' 0."""
     test = (
@@ -106,7 +107,7 @@ def test_planted_rewards_count_for_nothing(
     )
     toml = f'[verifier]\nenvironment_mode = "{mode}"\n'
     folder = make_task(tmp_path / "t", toml=toml, test=test, solve=f"#!/bin/sh\n{cheat}\n", image=root)
-    done = trial(folder, Oracle(), bubblewrap)
+    done = trial(folder, Oracle(), backend)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
 
 

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 from agentloop.plugins import load_part
 from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.sandbox import cgroups
 from agentloop.types import SandboxSpec
 
 
 async def main(kind: str, mark: str, n: str = "1", image: str = "host") -> None:
     backend: SandboxBackend = load_part("sandboxes", kind)
-    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(SandboxSpec(image=image)) for _ in range(int(n))))
+    limits: dict[str, Any] = {"scratch_files": 1000}  # so that there are mounts and groups which could stay
+    if kind == "docker" or all(cgroups.find(name) for name in cgroups.LIMITS.values()):
+        limits.update(memory_mb=256, n_processes=64, cpus=1.0)
+    spec = SandboxSpec(image=image, **limits)
+    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(spec) for _ in range(int(n))))
     await asyncio.gather(*(box.exec(f"setsid sleep {mark} & sleep 0.1") for box in boxes))
     print("ready", *(box.id for box in boxes), flush=True)
     await asyncio.gather(*(box.exec(f"sleep {mark}", timeout_s=60.0) for box in boxes))

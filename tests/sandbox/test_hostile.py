@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from agentloop.errors import SandboxUnavailable
 from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
+
+from .processes import children
 
 pytestmark = pytest.mark.slow
 
@@ -107,3 +111,64 @@ def test_unusual_files_are_copied_and_can_be_added_to(backend: SandboxBackend, t
 
     asyncio.run(scene())
     tmp_path.chmod(0o755)
+
+
+def test_a_time_longer_than_the_kernel_counts_is_a_long_time(backend: SandboxBackend) -> None:
+    async def scene() -> None:
+        async with opened(backend, SandboxSpec(lifetime_s=1e8)) as box:
+            assert (await box.exec("echo x", timeout_s=1e9)).stdout == "x\n"
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    asyncio.run(scene())
+
+
+def test_no_signal_and_no_size_ends_the_first_process(backend: SandboxBackend) -> None:
+    async def scene() -> None:
+        async with opened(backend) as box:
+            assert isinstance(box, Box)
+            running, left = box.start("sleep 70"), box.terminal("exec <&- >&- 2>&-; sleep 70")
+            await asyncio.sleep(0.3)
+            for number in (65, 200, 255):  # none of them is a signal
+                running.signal(number)
+            left.resize(10, 10)  # nothing has that terminal open any more
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+
+    asyncio.run(scene())
+
+
+def test_transfers_that_hang_hold_up_no_other_box(backend: SandboxBackend, python_tar: Path, tmp_path: Path) -> None:
+    n = min(32, (os.cpu_count() or 1) + 4)  # threads that an event loop has for everyone
+    silent = "mkdir /t; printf '#!/bin/sh\\nexec sleep 75\\n' > /s; chmod 755 /s; mv -f /s $(command -v tar)"
+
+    async def scene() -> None:
+        async with opened(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
+            assert isinstance(box, Box)
+            assert (await box.exec(silent)).exit_code == 0
+            hanging = [asyncio.ensure_future(box.download("/t", tmp_path / str(i))) for i in range(n)]
+            await asyncio.sleep(0.5)
+            async with asyncio.timeout(10), opened(backend) as other:
+                assert (await other.exec("echo alive")).stdout == "alive\n"
+            for task in hanging:
+                task.cancel()
+            await asyncio.gather(*hanging, return_exceptions=True)
+
+    asyncio.run(scene())
+
+
+def test_the_first_process_needs_nothing_that_a_user_has_so_much_of_on_the_machine(
+    bubblewrap: BubblewrapBackend,
+) -> None:
+    # A command of the same user, in this box or another, could take all of it; doing so would harm the machine.
+    def opened_by(pid: int) -> list[str]:
+        with suppress(OSError):
+            return [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+        return []
+
+    async def scene() -> None:
+        async with opened(bubblewrap) as box:
+            await box.exec("true")
+            found = [link for pid in children(os.getpid()) for link in opened_by(pid)]
+            assert any(link.startswith("socket:") for link in found), "the first process was not seen"
+            assert not [link for link in found if "eventpoll" in link or "inotify" in link]
+
+    asyncio.run(scene())

@@ -197,3 +197,13 @@ async def _connected() -> tuple[Channel, asyncio.BaseTransport]:
     _, ours = await asyncio.get_running_loop().create_connection(Channel, sock=a)
     theirs, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=b)
     return ours, theirs
+
+
+def test_an_environment_is_not_read_to_its_end() -> None:
+    """A box full of processes that have 2 MB each would hold up every answer that waits for a sweep."""
+    long = {f"E{n}": "x" * 100_000 for n in range(15)}
+    for variables, mark in (({frames.MARK: "a.1", **long}, "a.1"), ({**long, frames.MARK: "a.1"}, None)):
+        with subprocess.Popen(["/bin/sleep", "60"], env=variables) as process:
+            found = processes.mark_of(process.pid)
+            process.kill()
+        assert found == mark

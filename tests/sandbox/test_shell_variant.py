@@ -209,6 +209,75 @@ def test_a_full_box_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
     assert not with_word("7655.5")
 
 
+@both
+@pytest.mark.parametrize("n_processes", [24, 25, 26, 27])
+def test_a_command_that_finds_no_room_never_seems_to_have_worked(backend: WithImage, n_processes: int) -> None:
+    """Whatever number of processes is left: one for its shell is not enough."""
+
+    async def scene(box: Box) -> None:
+        running = [box.start("sleep 60") for _ in range(n_processes)]
+        await asyncio.sleep(1.0)
+        for _ in range(3):
+            done = await box.exec("echo it ran; exit 5", timeout_s=5.0)
+            assert (done.exit_code, done.stdout) in ((5, "it ran\n"), (126, "")), done
+        for process in running:
+            process.kill()
+
+    run(backend, scene, SandboxSpec(n_processes=n_processes))
+
+
+ORDER = "run ../../../tmp/q/x - 9 0 0 while sleep 0.1; do echo more > /tmp/more; done"
+"""For the first process, with files of the command's own instead of the host's pipes."""
+
+
+@both
+def test_orders_of_a_command_end_with_it(backend: WithImage) -> None:
+    # Many that mean nothing before it: so there is a line, and what comes behind the host's own order is taken later.
+    order = f"mkdir /tmp/q; cd /tmp/q; : > x.end; : > x.out; : > x.err; (seq 4000; echo '{ORDER}') > order"
+    insist = "while :; do cat /tmp/q/order > /proc/1/fd/3; done"
+
+    async def scene(box: Box) -> None:
+        await box.exec(f"{order}; ( {insist} ) > /dev/null 2>&1 &")
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            box.kill_all()
+            try:
+                done = await box.exec("rm -f /tmp/more; sleep 0.4; cat /tmp/more; ls -d /proc/[0-9]* | wc -l")
+            except SandboxGone:
+                return
+            assert done.stdout.strip().isdecimal(), done
+            assert int(done.stdout) < 8
+
+    run(backend, scene)
+
+
+@both
+@pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
+def test_no_command_writes_to_its_memory(backend: WithImage, root: bool) -> None:
+    async def scene(box: Box) -> None:
+        for path in ("/proc/1/mem", "/proc/1/task/1/mem"):
+            assert (await box.exec(f"exec 3<> {path}")).exit_code != 0
+        assert (await box.exec("exec 3<> /dev/null")).exit_code == 0
+
+    run(backend, scene, SandboxSpec(root=root))
+
+
+@both
+def test_a_session_ends_though_who_tells_it_is_stopped(backend: WithImage) -> None:
+    stop = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done"
+
+    async def scene(box: Box) -> None:
+        session = box.session()
+        await session.exec("x=1")
+        await box.exec(stop, timeout_s=1.0)
+        done = await asyncio.wait_for(session.exec("echo $x", timeout_s=1.0), 5)
+        assert (done.timed_out, done.restarted) == (True, True)
+        assert (await session.exec("echo ${x-new}")).stdout == "new\n"
+        await session.close()
+
+    run(backend, scene)
+
+
 def test_daemons_end_with_a_command_whose_time_is_up_and_no_others(backend: SandboxBackend) -> None:
     async def scene(box: Box) -> None:
         await box.exec("setsid sleep 7651.5 > /dev/null 2>&1 &")

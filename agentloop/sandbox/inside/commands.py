@@ -163,7 +163,7 @@ class Command:
         """The whole group, which the shell cannot leave: it leads a session."""
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:
+        except OSError:  # it is gone; or no signal has that number
             pass
 
 
@@ -204,8 +204,11 @@ class Terminal(Pipes):
 
 
 def resize(fd: int, rows: int, columns: int) -> None:
-    """Tell a terminal its size; what runs in it gets SIGWINCH."""
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    """Tell a terminal its size; what runs in it gets SIGWINCH. Nothing happens once all that ran there left it."""
+    try:
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    except OSError:
+        pass
 
 
 def spawn(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", terminal: "str | None") -> int:

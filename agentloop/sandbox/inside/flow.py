@@ -29,8 +29,8 @@ class Sink:
 class Flow:
     """Every open channel of the box."""
 
-    def __init__(self, epoll: "select.epoll", send: "Callable[[int, int, bytes], None]") -> None:
-        self.epoll, self.send = epoll, send
+    def __init__(self, poll: "select.poll", send: "Callable[[int, int, bytes], None]") -> None:
+        self.poll, self.send = poll, send
         self.sources = {}  # type: dict[tuple[int, int], Sent | Kept]
         self.sinks = {}  # type: dict[tuple[int, int], Sink]
         self.keys = {}  # type: dict[int, tuple[int, int]]
@@ -51,10 +51,10 @@ class Flow:
         """Connections from the box that have not been closed by the host."""
         return sum(ident >= FROM_BOX for ident in {ident for ident, _ in [*self.sources, *self.sinks]})
 
-    def connect(self, ident: int, fd: int) -> None:
-        """Open the two channels of a connection that came from the box."""
+    def connect(self, ident: int, fd: int, other: int) -> None:
+        """Open the two channels of a connection that came from the box; `other` is a second descriptor of it."""
         os.set_blocking(fd, False)
-        self.sinks[ident, STDIN] = Sink(os.dup(fd))
+        self.sinks[ident, STDIN] = Sink(other)
         self.sources[ident, STDOUT] = Sent(fd, ident, STDOUT, self.send)
         self.resume(ident, STDOUT)
 
@@ -74,11 +74,11 @@ class Flow:
         fd = self.sources[ident, channel].fd
         if fd not in self.keys:
             self.keys[fd] = (ident, channel)
-            self.epoll.register(fd, select.EPOLLIN)
+            self.poll.register(fd, select.POLLIN)
 
     def pause(self, fd: int) -> None:
         if self.keys.pop(fd, None):
-            self.epoll.unregister(fd)
+            self.poll.unregister(fd)
 
     def read(self, ident: int, channel: int) -> bool:
         """Take what a channel has; False when nothing more can be taken for now."""
@@ -204,7 +204,7 @@ class Flow:
             self.shut(key)
         elif sink.waiting and sink.fd not in self.keys:
             self.keys[sink.fd] = key
-            self.epoll.register(sink.fd, select.EPOLLOUT)
+            self.poll.register(sink.fd, select.POLLOUT)
         elif not sink.waiting:
             self.pause(sink.fd)
 

@@ -48,6 +48,8 @@ from .processes import end_all, sweep, ticks
 
 TERM_S = 0.1
 """How long a command whose time is up gets to end by itself; then its group is killed."""
+MAX_WAIT_S = 86_400.0
+"""The kernel counts a wait in milliseconds, and refuses one of more than 24 days."""
 KILLED = 128 + signal.SIGKILL
 MAX_CONNECTIONS = 128
 """Connections to the proxy at once, each of which takes two descriptors; commands need some, too."""
@@ -59,9 +61,10 @@ class Supervisor:
     def __init__(self, connection: socket.socket, ends_at: float) -> None:
         self.connection, self.ends_at = connection, ends_at
         self.incoming, self.outgoing = bytearray(), bytearray()
-        self.epoll = select.epoll()
-        self.wanted = select.EPOLLIN
-        self.flow = Flow(self.epoll, self.send)
+        # Not epoll: of that a user has so much on the whole machine, and a command in any box could take it all.
+        self.poll = select.poll()
+        self.wanted = select.POLLIN
+        self.flow = Flow(self.poll, self.send)
         self.queue = []  # type: list[tuple[int, bytes]]
         self.running = {}  # type: dict[int, Command]
         self.removers = set()  # type: set[int]
@@ -79,17 +82,17 @@ class Supervisor:
 
     def run(self) -> None:
         self.connection.setblocking(False)
-        self.epoll.register(self.connection, self.wanted)
-        self.epoll.register(self.wake_r, select.EPOLLIN)
+        self.poll.register(self.connection, self.wanted)
+        self.poll.register(self.wake_r, select.POLLIN)
         self.send(0, READY, b"")
         while True:
             ended = False
-            for fd, events in self.epoll.poll(self.patience()):
+            for fd, events in self.poll.poll(self.patience()):
                 if fd == self.wake_r:
                     os.read(fd, 4096)
                     ended = True
                 elif fd == self.connection.fileno():
-                    if events & ~select.EPOLLOUT:
+                    if events & ~select.POLLOUT:
                         self.receive()
                     self.flush()
                 elif fd == self.listener.fileno():
@@ -102,9 +105,9 @@ class Supervisor:
             self.start()
 
     def patience(self) -> "float | None":
-        """Seconds until the next deadline; None when there is none."""
+        """Milliseconds until the next deadline, or until it is worth another look; None when there is none."""
         first = min([self.ends_at] + [command.deadline for command in self.running.values()])
-        return None if first == float("inf") else max(0.0, first - time.monotonic())
+        return None if first == float("inf") else 1000.0 * min(MAX_WAIT_S, max(0.0, first - time.monotonic()))
 
     # ------------------------------------------------------------------ the connection
 
@@ -166,10 +169,10 @@ class Supervisor:
                 pass
             except OSError:
                 os._exit(0)
-        wanted = select.EPOLLIN | (select.EPOLLOUT if self.outgoing else 0)
+        wanted = select.POLLIN | (select.POLLOUT if self.outgoing else 0)
         if wanted != self.wanted:
             self.wanted = wanted
-            self.epoll.modify(self.connection, wanted)
+            self.poll.modify(self.connection, wanted)
 
     # -------------------------------------------------------------------- the commands
 
@@ -300,7 +303,7 @@ class Supervisor:
         self.listens = True
         self.listener.listen(64)
         self.listener.setblocking(False)
-        self.epoll.register(self.listener.fileno(), select.EPOLLIN)
+        self.poll.register(self.listener.fileno(), select.POLLIN)
         proxy = f"http://127.0.0.1:{PROXY_PORT}"
         for name in ("http_proxy", "https_proxy"):
             given[name] = given[name.upper()] = proxy
@@ -311,13 +314,17 @@ class Supervisor:
             fd, _ = self.listener._accept()  # type: ignore[attr-defined]
         except OSError:  # it gave up already
             return
-        if self.flow.n_connections >= MAX_CONNECTIONS:
+        try:
+            if self.flow.n_connections >= MAX_CONNECTIONS:
+                raise OSError
+            other = os.dup(fd)
+        except OSError:  # no room for it
             os.close(fd)
             return
         self.n_opened += 1
         ident = FROM_BOX + self.n_opened
         self.send(ident, OPEN, b"")
-        self.flow.connect(ident, fd)
+        self.flow.connect(ident, fd, other)
 
 
 def main() -> None:

@@ -4,8 +4,8 @@
 # there, under names that cannot be guessed, and they are removed once they are open. So there are no frames, and
 # the host reads what a command prints at its source.
 #
-# What pid1.py does and a shell cannot: keep its memory, and what tells an exit code, from other commands of the same
-# user; know the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
+# What pid1.py does and a shell cannot: keep its pipes, and what tells an exit code, from other commands of the same
+# user (until all of them are ended: then orders come by a new pipe); know the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
 #
 # Arguments: what Python would run, then what pid1.py takes: the door's folder, the folder to start in, a lifetime
 # (which the host keeps here).
@@ -46,7 +46,9 @@ run() {
         { echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null
         # A shell gives a command in the background /dev/null for its input, unless it is told otherwise.
         exec 7<&0
-        $heed setsid sh -c "$(printf %b "$6")" <&7 7<&- 6>&- &
+        # The text first: what cannot fork in the background ends there, in some shells with the exit code 0.
+        set -- "$1" "$2" "$3" "$4" "$5" "$(printf %b "$6")"
+        $heed setsid sh -c "$6" <&7 7<&- 6>&- &
         [ "$5" = 1 ] && exec 3<&- 4>&-
         exec </dev/null >/dev/null 2>&1 7<&-
         echo $! >&6
@@ -147,7 +149,9 @@ end_all() {
 
 # A shell that cannot fork gives up. `command eval` keeps PID 1 from that, and with it the box; but its child as well.
 attempt() {
-    command eval "$1" && return
+    did=
+    command eval "$1 && did=1" # busybox gives 0 for what ended in the middle
+    [ "$did" ] && return
     read -r self rest </proc/self/stat
     [ "$self" = 1 ] && return 1
     echo 0 126 >&6
@@ -168,6 +172,9 @@ while read -r verb a b c d e text <&3; do
         attempt 'sweep "$a."' || end_all
         attempt 'remove "$a"' || end_all
         ;;
-    end) end_all ;;
+    end) # what was killed may have put orders of its own into the pipe they came by
+        end_all
+        exec 3<"$door/$a"
+        ;;
     esac
 done

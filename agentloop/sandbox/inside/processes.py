@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 MAX_PASSES = 10
 """Sweeps for what is to end: each catches what was forked during the one before."""
+MAX_ENVIRON = 1 << 17
+"""Of a process's environment, bytes that are read: a box full of longer ones would hold up every answer."""
 CLOCK_BOOTTIME = 7  # `time` has the name since Python 3.7
 
 
@@ -34,7 +36,7 @@ def mark_of(pid: int) -> "str | None":
     """The mark a process was started with; None when it has none or shows none."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as handle:
-            variables = handle.read().split(b"\0")
+            variables = handle.read(MAX_ENVIRON).split(b"\0")
     except OSError:
         return None
     start = MARK.encode() + b"="
