@@ -9,6 +9,9 @@ from agentloop.errors import SandboxGone
 from agentloop.sandbox.inside.frames import CHUNK, WINDOW
 from agentloop.types import ExecResult
 
+MAX_SIGNAL, MAX_SIDE = 65, 65_535
+"""One above Linux' last signal; rows and columns of a terminal, as the kernel counts them."""
+
 
 class Incoming:
     """Bytes from the box. What is not read here is, beyond a window, not read there either."""
@@ -132,11 +135,15 @@ class Process:
         return await asyncio.shield(self._done)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process group."""
+        """Send a signal to its process group. Raises ValueError for what is none."""
+        if not 0 < number < MAX_SIGNAL:
+            raise ValueError(f"signal {number}; there are 1 to {MAX_SIGNAL - 1}")
         self._control("signal", (number,))
 
     def resize(self, rows: int, columns: int) -> None:
-        """Tell its terminal a new size; no effect without one."""
+        """Tell its terminal a new size; no effect without one. Raises ValueError for one that no terminal has."""
+        if not (0 < rows <= MAX_SIDE and 0 < columns <= MAX_SIDE):
+            raise ValueError(f"a terminal of {rows} rows and {columns} columns; each is 1 to {MAX_SIDE}")
         self._control("resize", (rows, columns))
 
     def kill(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import shlex
+import shutil
 import time
 from pathlib import Path
 
@@ -162,7 +163,19 @@ def test_a_bomb_of_zeros_fills_the_scratch_and_no_more(backend: SandboxBackend) 
     asyncio.run(scene())
 
 
-def test_what_is_larger_than_asked_for_is_not_brought(backend: SandboxBackend, tmp_path: Path) -> None:
+def test_what_is_larger_than_asked_for_is_not_brought(
+    backend: SandboxBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[int] = []
+    real = shutil.rmtree
+
+    def weighed(path: Path, **more: bool) -> None:
+        """What was written before it was given up, when it is thrown away."""
+        brought.append(sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file()))
+        real(path, **more)
+
+    monkeypatch.setattr("agentloop.sandbox.files.shutil.rmtree", weighed)
+
     async def scene() -> None:
         async with box_of(backend) as box:
             await box.exec(
@@ -178,6 +191,8 @@ def test_what_is_larger_than_asked_for_is_not_brought(backend: SandboxBackend, t
 
     asyncio.run(scene())
     assert list(tmp_path.iterdir()) == [], "part of a refused transfer was left"
+    assert len(brought) >= 2
+    assert max(brought) <= 1_000_000, "more was written than the bound"
 
 
 MANY = {

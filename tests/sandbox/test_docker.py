@@ -66,6 +66,16 @@ def test_the_engine_runs_no_health_check_of_an_image(docker: DockerBackend, tag:
     asyncio.run(scene())
 
 
+def test_what_a_box_prints_is_in_no_log_of_the_engine(docker: DockerBackend, client: Any) -> None:
+    async def scene() -> None:
+        async with opened(docker) as box:
+            await box.exec("seq 1 100000; echo to the first process > /proc/1/fd/1")
+            told = client.api.inspect_container(box.id)
+            assert (told["HostConfig"]["LogConfig"]["Type"], told["LogPath"]) == ("none", "")
+
+    asyncio.run(scene())
+
+
 def test_root_writes_where_it_likes_and_starts_where_the_image_says(docker: DockerBackend, tag: str) -> None:
     text = "pwd; id -u; echo x > /etc/new && chmod 4755 /etc/new && echo written"
     assert said(docker, SandboxSpec(image=tag, root=True), text) == "/app\n0\nwritten\n"

@@ -86,6 +86,9 @@ def test_a_signal_reaches_the_command(backend: SandboxBackend) -> None:
     async def scene(box: Box) -> None:
         process = box.start("trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
         assert await process.stdout.read() == b"ready\n"
+        for number in (-1, 0, 65, 999):
+            with pytest.raises(ValueError, match="there are 1 to 64"):
+                process.signal(number)
         process.signal(15)
         out, _, code = await everything(process)
         assert (out.splitlines()[-1], code) == (b"caught", 9)
@@ -117,6 +120,8 @@ def test_a_terminal_is_one(backend: SandboxBackend) -> None:
         shown = b""
         while b"33 77" not in shown:
             shown += await process.stdout.read()
+        with pytest.raises(ValueError, match="each is 1 to 65535"):
+            process.resize(11, 1 << 16)
         process.resize(11, 99)
         await process.stdin.write(b"word\n")
         shown += b"".join([piece async for piece in process.stdout])
