@@ -93,7 +93,7 @@ def _bubblewrap_boxes() -> Iterator[Find]:
     for pid, words in _processes():
         if os.path.basename(words[0]) != "bwrap":
             continue
-        doors = (Path(word).parent.name for word in words if word.startswith(f"{door.DOORS}/agentloop-"))
+        doors = (word.removeprefix(f"{door.DOORS}/") for word in words if word.startswith(f"{door.DOORS}/agentloop-"))
         owner = next((_owner(name) for name in doors), None)
         if owner is not None:
             is_late = _age_s(pid) > _lifetime_s(words) + LATE_S
