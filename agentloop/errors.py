@@ -2,9 +2,11 @@
 
 AgentLoopError
 ├── ConfigError (ValueError)            a setting, path or task the user can mend        exit 2
-│   └── PluginError                     a part that was named but cannot be loaded
+│   ├── PluginError                     a part that was named but cannot be loaded
+│   └── FormatError                     a file or record that is not what its format says
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
+│   └── NoSuchTrace (LookupError)       a trace that the store does not have
 ├── SandboxError (OSError)              the box, not the agent, failed: never a reward   exit 4
 │   ├── SandboxUnavailable              no backend can make a box here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
@@ -43,6 +45,10 @@ class PluginError(ConfigError):
     """A part was named that is not installed or does not fit its Protocol."""
 
 
+class FormatError(ConfigError):
+    """A file, or a record in it, that cannot be read; the message names file, record and field."""
+
+
 class StateError(AgentLoopError, ValueError):
     """An illegal move in a state table; the message names both states."""
 
@@ -51,6 +57,10 @@ class StateError(AgentLoopError, ValueError):
 
 class StoreError(AgentLoopError, OSError):
     """The trace store cannot be opened, read or written."""
+
+
+class NoSuchTrace(StoreError, LookupError):
+    """A trace was named by its id that is not in the store, or not in that project."""
 
 
 class SandboxError(AgentLoopError, OSError):

@@ -6,12 +6,15 @@ raise plain Python errors; the loop blames them on the boundary that they crosse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+from agentloop.errors import FormatError
 from agentloop.types import (
     Completion,
     ExecResult,
+    Imported,
     Message,
     SandboxSpec,
     Step,
@@ -92,4 +95,45 @@ class Verifier(Protocol):
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """A number in [0, 1]. Whatever it raises makes the reward `unscored`, never 0."""
+        ...
+
+
+class Records(Protocol):
+    """A file on disk, read as JSON however it was written; `formats/source.py` is one."""
+
+    name: str
+    """What messages call it."""
+    path: Path
+
+    @property
+    def is_zip(self) -> bool:
+        """Whether it is an archive; then it has no head, no document and no records."""
+        ...
+
+    @property
+    def head(self) -> list[Any]:
+        """Its first records that can be read; of one document that document alone."""
+        ...
+
+    @property
+    def document(self) -> Any:
+        """The whole as one JSON value. Raises FormatError when it is none."""
+        ...
+
+    def records(self) -> Iterator[tuple[str, Any]]:
+        """(name for messages, JSON value or the FormatError of a broken line) of each line or list item."""
+        ...
+
+
+class Format(Protocol):
+    """A kind of file that holds traces. What it lacks is left out of a trace, never made up."""
+
+    name: str
+
+    def recognises(self, source: Records) -> bool:
+        """Whether a file is of this kind, told by what is in it and never by its name. Raises FormatError for none."""
+        ...
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """Its traces, in order; in place of a record that is broken the FormatError, after which the others follow."""
         ...

@@ -13,7 +13,7 @@ import json
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -138,8 +138,12 @@ class Message(Frozen):
 
     role: str
     content: str = ""
+    reasoning: str = ""
+    """What the model thought before it answered, where that was kept."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    name: str | None = None
+    """Who speaks, where several agents or users share a role."""
     token_ids: tuple[int, ...] = ()
 
 
@@ -152,8 +156,12 @@ class Completion(Frozen):
     prompt_token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
+    model: str | None = None
     n_prompt_tokens: int = 0
+    n_cached_tokens: int = 0
+    """Of the prompt's tokens, those that the endpoint had kept from an earlier call."""
     n_completion_tokens: int = 0
+    cost_usd: float | None = None
 
 
 class ToolResult(Frozen):
@@ -185,12 +193,19 @@ class ExecResult(Frozen):
 
 
 class Step(Frozen):
-    """One agent turn: what the policy answered and what its tool calls gave."""
+    """One agent turn: what the policy was told since the last one, what it answered, and what its tool calls gave."""
 
     index: int
+    heard: tuple[Message, ...] = ()
+    """Messages since the last step that are no results of its tool calls: a user's next turn, another agent's words."""
     completion: Completion
     results: tuple[ToolResult, ...] = ()
+    started_at: datetime | None = None
     duration_s: float = 0.0
+    compacted: bool = False
+    """The context was shortened before this turn: what came earlier may no longer have been before the policy."""
+    copied: bool = False
+    """The turn was taken over from another trace, for context: it is not trained on."""
 
 
 class StopReason(StrEnum):
@@ -200,7 +215,12 @@ class StopReason(StrEnum):
     no_tool_call = "no_tool_call"
     step_limit = "step_limit"
     context_limit = "context_limit"
+    time_limit = "time_limit"
+    cost_limit = "cost_limit"
+    cancelled = "cancelled"
     error = "error"
+    unknown = "unknown"
+    """Nothing that was imported tells it."""
 
 
 class EpisodeState(StrEnum):
@@ -235,22 +255,34 @@ class Episode(Frozen):
 
 
 class Trace(Frozen):
-    """The record of an episode: first messages, then the steps in order."""
+    """The record of one run of an agent: first messages, then the steps in order.
+
+    An imported one knows nothing of our episodes, and lacks what its source did not write down.
+    """
 
     id: str
-    episode_id: str
-    task_id: str
-    policy_version: int
-    isolation: str
-    """What held the actions: container, namespaces, or none."""
+    """Of an imported one 32 hex digits, as OpenTelemetry has them, made from what was imported."""
+    episode_id: str | None = None
+    task_id: str | None = None
+    policy_version: int | None = None
+    isolation: str | None = None
+    """What held the actions: container, namespaces, or none; None where nobody said."""
+    source: str = "agentloop"
+    """The format it came in."""
+    source_id: str | None = None
+    """What its source calls it."""
+    session: str | None = None
+    """The conversation of several traces that this one belongs to."""
+    agent: str | None = None
     messages: tuple[Message, ...]
     steps: tuple[Step, ...] = ()
+    children: tuple[SubTrace, ...] = ()
     answer: str | None = None
     """What was submitted; None when nothing was."""
     stop_reason: StopReason = StopReason.error
     error: str | None = None
     """What broke outside the agent; None when nothing did."""
-    started_at: datetime
+    started_at: datetime | None = None
     duration_s: float = 0.0
 
     @property
@@ -261,6 +293,16 @@ class Trace(Frozen):
             for step in self.steps
             for call in step.completion.message.tool_calls
         ]
+
+
+class SubTrace(Frozen):
+    """A sub-agent's run, and where in its parent's it was asked for."""
+
+    trace: Trace
+    step: int | None = None
+    """Index of the parent's step; None where nobody said."""
+    call_id: str | None = None
+    """The tool call that started it."""
 
 
 # ------------------------------------------------------------------------------------- Verdict
@@ -343,6 +385,45 @@ class Verdict(Frozen):
     def critical(self) -> Failure | None:
         """The failure that decided the outcome; None for a success."""
         return next((f for f in self.failures if f.critical), None)
+
+
+class Span(NamedTuple):
+    """One OpenTelemetry span as it is stored. A plain tuple, because thousands arrive in a second."""
+
+    trace_id: str
+    """32 hex digits."""
+    span_id: str
+    """16 hex digits, unique in its trace."""
+    parent_id: str | None
+    name: str
+    kind: str
+    """chat, tool, agent, or other: what its attributes say it did; event for a log record, which has a row, too."""
+    start_ns: int
+    """Since 1970; 0 where nobody said."""
+    end_ns: int
+    error: str | None
+    """Why it failed, `error` when nothing more was said; None for one that did not."""
+    session: str | None
+    agent: str | None
+    model: str | None
+    tool: str | None
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    cost_usd: float | None
+    head: bytes
+    """JSON: {"attributes", "events", "links", "resource", "scope", ...} as they came, where `{"$": n}` stands for
+    the n-th of `bodies`."""
+    bodies: tuple[bytes, ...]
+    """JSON of each message, tool argument and result: what repeats from span to span and is searched."""
+
+
+class Imported(Frozen):
+    """A trace from elsewhere, with what its source said it was worth, and what had no place in it."""
+
+    trace: Trace
+    scores: tuple[Score, ...] = ()
+    raw: dict[str, Any] = Field(default_factory=dict)
+    """Path of a field -> its value: what could not be mapped is kept."""
 
 
 # ------------------------------------------------------------------------- Sample, PolicyVersion

@@ -40,6 +40,23 @@ busybox() { # a static one, of which tests make images
     fi
 }
 
+postgres() { # of which the tests start a server of their own
+    if [ -n "$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null)" ] || command -v initdb >/dev/null; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "postgresql: none here; install it"
+        return
+    fi
+    mkdir -p "$STATE"
+    if { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends postgresql; } \
+        >"$STATE/apt-postgresql.log" 2>&1 </dev/null; then
+        echo "postgresql: installed"
+    else
+        echo "postgresql: cannot be installed; see $STATE/apt-postgresql.log"
+    fi
+}
+
 base_image() { # what the tasks under evals/ begin with
     if ! answers || ! command -v docker >/dev/null || docker image inspect agentloop/python:1 >/dev/null 2>&1; then
         return
@@ -136,6 +153,7 @@ stop() {
 case "${1:-}" in
 start)
     busybox
+    postgres
     start
     base_image
     ;;

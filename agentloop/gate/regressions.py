@@ -36,6 +36,8 @@ class Pinned(Frozen):
     def _is_a_failure(self) -> Pinned:
         if self.verdict.trace_id != self.trace.id:
             raise ValueError(f"the verdict is on trace {self.verdict.trace_id!r}, not on {self.trace.id!r}")
+        if self.trace.task_id is None:
+            raise ValueError(f"trace {self.trace.id!r} is of no task; only a task can be repeated")
         if self.verdict.state is not RewardState.scored:
             raise ValueError(f"trace {self.trace.id!r} is {self.verdict.state}; only a scored trace can have failed")
         if self.verdict.reward is None or self.verdict.reward >= 1:
@@ -127,12 +129,12 @@ def _case(failure: Pinned) -> Case:
     kind = critical.type if critical else FailureType.unclassified
     return Case(
         id=content_hash([trace.task_id, trace.id, kind.value])[:12],
-        task_id=trace.task_id,
+        task_id=str(trace.task_id),
         failure=kind,
         evidence=critical.evidence if critical else "",
         step=critical.step if critical else None,
         trace_id=trace.id,
-        policy_version=trace.policy_version,
+        policy_version=trace.policy_version or 0,
         sentence=_sentence(failure),
     )
 

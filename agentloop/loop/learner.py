@@ -152,7 +152,7 @@ class TinyLearner:
                 "give its tasks a solution, or add easier ones"
             )
         chosen = rng.sample(passed, min(N_REVIVAL, len(passed)))
-        return [demonstration(tasks[row.task_id], unpack(row.body)[0], policy.chat) for row in chosen]
+        return [demonstration(tasks[str(row.task_id)], unpack(row.body)[0], policy.chat) for row in chosen]
 
     def _publish(
         self,

@@ -90,7 +90,7 @@ class Summary:
         """What held the actions of the episodes that are compared."""
         stages = {gate_stage(self.project, version.number) for version in (self.first, self.live)}
         found = {trace.isolation for stage in stages for trace, _ in stored_attempts(self.project, stage)}
-        return " and ".join(sorted(found))
+        return " and ".join(sorted(filter(None, found)))
 
     def n_episodes(self) -> int:
         """Over all stages."""
@@ -218,12 +218,13 @@ class Summary:
         pairs: dict[str, TracePair] = {}
         for trace, verdict in stored_attempts(self.project, gate_stage(self.project, self.first.number)):
             critical = verdict.critical
-            if verdict.reward == 0.0 and critical and trace.task_id in passed and critical.type.value not in pairs:
+            task = tasks.get(trace.task_id or "")
+            if task and verdict.reward == 0.0 and critical and task.id in passed and critical.type.value not in pairs:
                 pairs[critical.type.value] = TracePair(
-                    task_id=trace.task_id,
-                    instruction=tasks[trace.task_id].instruction,
+                    task_id=task.id,
+                    instruction=task.instruction,
                     before=Attempt(trace=trace, verdict=verdict),
-                    after=passed[trace.task_id],
+                    after=passed[task.id],
                 )
         return tuple(pairs.values())[:N_PAIRS]
 

@@ -1,92 +1,93 @@
-"""The one door to what is remembered: a SQLite file in WAL mode.
+"""The one door to what is remembered: a SQLite file in WAL mode, or a PostgreSQL database by its URL.
 
 A write returns after it is committed to disk (synchronous=FULL), so what was acknowledged survives
 `kill -9` and a power cut. Every write can be repeated with the same ids and has the same effect.
+Whatever is written was redacted before (`redact.py`).
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
+from secrets import token_bytes
 from typing import Any
 
-from sqlalchemy import URL, Engine, event, func, or_, text
-from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.exc import DatabaseError
-from sqlmodel import Session, SQLModel, col, create_engine, delete, select
+from sqlalchemy import func, or_
+from sqlmodel import col, select
 
-from agentloop.errors import StoreError
-from agentloop.store.bodies import pack, unpack
-from agentloop.store.tables import SCHEMA_VERSION, DecisionRow, EvalRow, PolicyRow, StageRow, TraceRow
-from agentloop.types import Decision, Episode, EvalReport, PolicyVersion, Task, Trace, Verdict
+from agentloop.errors import NoSuchTrace, StoreError
+from agentloop.store import find, retention, spans, traces, verdicts
+from agentloop.store.bodies import unpack
+from agentloop.store.database import Database, insert_rows
+from agentloop.store.keys import Keys
+from agentloop.store.migrations import migrate
+from agentloop.store.record import Record
+from agentloop.store.redact import Redactor
+from agentloop.store.shared import SharedBodies
+from agentloop.store.tables import SettingRow, TraceRow
+from agentloop.store.traces import Judged
+from agentloop.types import Failure, Imported, RewardState, Score, Span, Trace, Verdict
 
-Judged = tuple[Task, Episode, Trace, Verdict]
-"""An episode with everything that is known of it."""
+__all__ = ["Judged", "Store"]
 
 
-class Store:
-    """Open with `Store(path)`; `lock()` it while a loop writes, so that only one does."""
+class Store(Record, Keys):
+    """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
-        """Raises StoreError when there is no store at `path` (create=False) or it cannot be used."""
-        self.path = path
-        if not create and not path.is_file():
+    Threads and processes may share a store. `project` is the tenant: what is asked of one never shows another's.
+    """
+
+    def __init__(self, where: Path | str, *, create: bool = True, secrets: Iterable[str] = ()) -> None:
+        """secrets: values that must never be stored. An older store is upgraded.
+
+        Raises StoreError when there is no store (create=False) or it cannot be used, ConfigError for a wrong URL.
+        """
+        self._database = Database(where)
+        self.path = self._database.path
+        """The file; None on a server."""
+        self._engine = self._database.engine
+        if self.path is not None and not create and not self.path.is_file():
             raise StoreError(
-                f"no trace store at {path}; name the folder of a project that has run with -p/--project, "
+                f"no trace store at {self.path}; name the folder of a project that has run with -p/--project, "
                 "or make traces with `agentloop loop` or `agentloop demo`"
             )
-        with self._explained():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._engine = _engine(path)
-            self._check_schema()
+        try:
+            with self._database.explained():
+                if self.path is not None:
+                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                migrate(self._database)
+                self._shared = SharedBodies(Redactor(self._hash_key(), secrets))
+            traces.index_old_episodes(self._database, self._shared)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the database."""
         self._engine.dispose()
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> AbstractContextManager[None]:
         """Hold the store for one writer; the lock dies with the process. Raises StoreError when it is taken."""
-        with ExitStack() as held:
-            with self._explained():
-                handle = held.enter_context(open(self.path.with_suffix(".lock"), "a+"))
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    handle.seek(0)
-                    raise StoreError(
-                        f"{self.path} is in use by process {handle.read().strip()}; wait for it or end it"
-                    ) from None
-                handle.truncate(0)
-                handle.write(str(os.getpid()))
-                handle.flush()
-            yield
+        return self._database.lock()
 
-    # ------------------------------------------------------------------------------ traces
+    # ------------------------------------------------------------------ a loop's own episodes
 
     def put_judged(self, stage: str, judged: Sequence[Judged], *, first: int = 0) -> None:
         """Write episodes with traces and verdicts in one transaction; ids that are there are replaced."""
-        rows = [_trace_row(stage, first + i, *item) for i, item in enumerate(judged)]
-        if not rows:
-            return
-        statement = insert(TraceRow)
-        changed = {
-            c.name: statement.excluded[c.name] for c in SQLModel.metadata.tables["trace"].columns if c.name != "id"
-        }
-        with self._session() as session:
-            session.execute(statement.on_conflict_do_update(index_elements=["id"], set_=changed), rows)
+        traces.put_judged(self._database, self._shared, stage, judged, first)
 
     def forget_stage(self, stage: str) -> int:
         """Remove the traces of a stage that was cut short and will be done again; their number."""
-        with self._session() as session:
-            return session.exec(delete(TraceRow).where(col(TraceRow.stage) == stage)).rowcount
+        with self._database.write(removes=True) as connection:
+            keys = connection.execute(select(col(TraceRow.key)).where(TraceRow.stage == stage)).scalars().all()
+            traces.remove_traces(connection, [key for key in keys if key is not None])
+        return len(keys)
 
     def stage_traces(self, stage: str) -> list[TraceRow]:
         """The rows of one stage in the order in which they were made."""
-        with self._session() as session:
+        with self._database.session() as session:
             return list(session.exec(select(TraceRow).where(TraceRow.stage == stage).order_by(col(TraceRow.n))))
 
     def passing(self, pool: str, purpose: str, limit: int = 64) -> list[TraceRow]:
@@ -94,7 +95,7 @@ class Store:
         query = select(TraceRow).where(
             TraceRow.pool == pool, TraceRow.split == "train", TraceRow.purpose == purpose, TraceRow.reward == 1.0
         )
-        with self._session() as session:
+        with self._database.session() as session:
             return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
 
     def find_traces(self, *, limit: int, stage: str | None = None, **equal: object) -> list[TraceRow]:
@@ -111,25 +112,26 @@ class Store:
             if value is not None:
                 query = query.where(getattr(TraceRow, column) == value)
         query = query.order_by(col(TraceRow.started_at).desc(), col(TraceRow.id)).limit(limit)
-        with self._session() as session:
+        with self._database.session() as session:
             return list(session.exec(query))
 
     def values(self, column: str) -> list[Any]:
         """What traces have in `column`, each value once, in order."""
-        query = select(getattr(TraceRow, column)).distinct().order_by(getattr(TraceRow, column))
-        with self._session() as session:
+        query = select(getattr(TraceRow, column)).distinct().where(getattr(TraceRow, column).is_not(None))
+        query = query.order_by(getattr(TraceRow, column))
+        with self._database.session() as session:
             return list(session.exec(query))
 
     def task_ids(self, *purposes: str) -> set[str]:
         """Tasks that were rolled out for any of `purposes`, whatever came of it."""
         query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
-        with self._session() as session:
-            return set(session.exec(query))
+        with self._database.session() as session:
+            return {task for task in session.exec(query) if task is not None}
 
     def trace(self, prefix: str) -> tuple[TraceRow, Trace, Verdict]:
         """The one trace whose id begins with `prefix`. Raises StoreError when there is none or more than one."""
         query = select(TraceRow).where(col(TraceRow.id).startswith(prefix, autoescape=True)).limit(2)
-        with self._session() as session:
+        with self._database.session() as session:
             rows = list(session.exec(query))
         if not rows:
             raise StoreError(f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them")
@@ -138,147 +140,118 @@ class Store:
             raise StoreError(
                 f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
             )
-        return rows[0], *unpack(rows[0].body)
+        row = rows[0]
+        if row.episode_id is not None:
+            return row, *unpack(row.body)
+        if row.bodies is None:
+            raise StoreError(f"trace {row.id} was sent as spans, and has no steps of its own; ask for its spans")
+        with self._database.read() as connection:
+            imported, verdict = traces.read_imported(connection, row)
+        return row, imported.trace, verdict
 
     def n_traces(self, **equal: object) -> int:
         """How many traces there are whose columns have the given values."""
         query = select(func.count()).select_from(TraceRow)
         for column, value in equal.items():
             query = query.where(getattr(TraceRow, column) == value)
-        with self._session() as session:
+        with self._database.session() as session:
             return session.exec(query).one()
 
-    # ------------------------------------------------------------- stages, versions, decisions
+    # ------------------------------------------------------------------ traces from anywhere
 
-    def put_stage(self, row: StageRow) -> None:
-        """Mark a stage as finished."""
-        with self._session() as session:
-            session.merge(row)
+    def put_spans(self, project: str, new: Sequence[Span]) -> None:
+        """Store spans of any traces in one transaction; those that are there already are left as they are."""
+        spans.put_spans(self._database, self._shared, project, new)
 
-    def stages(self) -> dict[str, StageRow]:
-        """Finished stages by name, in the order in which they finished."""
-        with self._session() as session:
-            rows = session.exec(select(StageRow).order_by(text("rowid")))
-            return {row.name: row for row in rows}
+    def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> spans.SpanPage:
+        """Spans of a trace by start time, a page at a time; none for an unknown trace."""
+        return spans.read_spans(self._database, project, trace_id, after=after, limit=limit)
 
-    def put_version(self, version: PolicyVersion) -> None:
-        """Insert or update by number."""
-        with self._session() as session:
-            session.merge(PolicyRow(**version.model_dump()))
+    def span_ids(self, project: str, trace_id: str) -> list[str]:
+        """The ids of all spans of a trace by start time."""
+        return spans.span_ids(self._database, project, trace_id)
 
-    def versions(self) -> list[PolicyVersion]:
-        """All versions by number."""
-        with self._session() as session:
-            rows = session.exec(select(PolicyRow).order_by(col(PolicyRow.number)))
-            return [PolicyVersion.model_validate(row.model_dump()) for row in rows]
+    def put_imported(self, project: str, items: Sequence[Imported]) -> int:
+        """Store traces from elsewhere in one transaction; how many were new. Those that are there are left."""
+        return traces.put_imported(self._database, self._shared, project, items)
 
-    def put_report(self, report: EvalReport) -> None:
-        """Insert or replace."""
-        row = EvalRow(
-            suite_hash=report.suite_hash,
-            policy_version=report.policy_version,
-            body=report.model_dump(mode="json"),
-        )
-        with self._session() as session:
-            session.merge(row)
+    def imported(self, project: str, trace_id: str) -> Imported:
+        """An imported trace as it came. Raises NoSuchTrace."""
+        row = self.row(project, trace_id)
+        if row.bodies is None:
+            raise NoSuchTrace(f"trace {trace_id!r} in project {project!r} was not imported")
+        with self._database.read() as connection:
+            return traces.read_imported(connection, row)[0]
 
-    def report(self, suite_hash: str, policy_version: int) -> EvalReport | None:
-        """What is known of a version on exactly this suite."""
-        with self._session() as session:
-            row = session.get(EvalRow, (suite_hash, policy_version))
-            return EvalReport.model_validate(row.body) if row else None
+    def row(self, project: str, trace_id: str) -> TraceRow:
+        """One trace by its whole id. Raises NoSuchTrace."""
+        with self._database.session() as session:
+            found = session.exec(select(TraceRow).where(TraceRow.project == project, TraceRow.id == trace_id)).first()
+        if found is None:
+            raise NoSuchTrace(f"no trace {trace_id!r} in project {project!r}")
+        return found
 
-    def put_decision(self, decision: Decision, versions: Iterable[PolicyVersion]) -> None:
-        """A decision and the states it brings, in one transaction."""
-        with self._session() as session:
-            session.merge(DecisionRow(candidate=decision.candidate, body=decision.model_dump(mode="json")))
-            for version in versions:
-                session.merge(PolicyRow(**version.model_dump()))
+    def find(
+        self, filter: str = "", *, project: str | None = None, cursor: str | None = None, limit: int = 50
+    ) -> find.TracePage:
+        """Traces for which a filter (`query.py`) holds, newest first; project: None is all. Raises ConfigError."""
+        return find.find(self._database, project, filter, cursor, limit)
 
-    def decisions(self) -> dict[int, Decision]:
-        """Decision by candidate number."""
-        with self._session() as session:
-            rows = session.exec(select(DecisionRow).order_by(col(DecisionRow.candidate)))
-            return {row.candidate: Decision.model_validate(row.body) for row in rows}
+    # ------------------------------------------------------------------ what traces are worth
 
-    # ------------------------------------------------------------------------------ inside
+    def put_score(self, project: str, trace_id: str, score: Score, *, source: str = "api") -> None:
+        """Attach a verifier's number; the last word of a source counts. Raises NoSuchTrace."""
+        with self._database.write() as connection:
+            key = verdicts.trace_key(connection, project, trace_id)
+            verdicts.put_scores(connection, key, [score], source)
 
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        with self._explained(), Session(self._engine, expire_on_commit=False) as session, session.begin():
-            yield session
+    def put_label(self, project: str, trace_id: str, failure: Failure) -> None:
+        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace."""
+        with self._database.write() as connection:
+            key = verdicts.trace_key(connection, project, trace_id)
+            clean = failure.model_copy(update={"evidence": self._shared.redactor.text(failure.evidence)})
+            verdicts.put_labels(connection, key, [clean])
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """SQLite's and the file system's words, with the file and the next move."""
-        try:
-            yield
-        except DatabaseError as error:
-            raise StoreError(f"{self.path}: {error.orig}; {_remedy(str(error.orig))}") from error
-        except OSError as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"{error.filename or self.path}: {error.strerror}; {_remedy(str(error))}") from error
+    def put_reward(self, project: str, trace_id: str, state: RewardState, reward: float | None) -> None:
+        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None. Raises NoSuchTrace."""
+        with self._database.write() as connection:
+            verdicts.put_reward(connection, verdicts.trace_key(connection, project, trace_id), state, reward)
 
-    def _check_schema(self) -> None:
-        with self._engine.begin() as connection:
-            found = connection.execute(text("PRAGMA user_version")).scalar_one()
-            if found == 0:
-                SQLModel.metadata.create_all(connection)
-                connection.execute(text(f"PRAGMA user_version = {SCHEMA_VERSION}"))
-            elif found != SCHEMA_VERSION:
-                raise StoreError(
-                    f"{self.path} has schema {found}, this agentloop writes {SCHEMA_VERSION}; use another folder"
-                )
+    def verdict(self, project: str, trace_id: str) -> Verdict:
+        """All scores and labels of a trace, whoever gave them. Raises NoSuchTrace."""
+        row = self.row(project, trace_id)
+        with self._database.read() as connection:
+            return verdicts.read_verdict(connection, row)
 
+    # ------------------------------------------------------------------ retention
 
-def _engine(path: Path) -> Engine:
-    # Made from its parts, because in a URL that is written out a `?` in the path would begin the options.
-    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": 30})
+    def forget(
+        self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
+    ) -> int:
+        """Remove traces by age and by size, oldest first, but none of a loop's stages; how many it were."""
+        n = retention.forget(self._database, before=before, max_bytes=max_bytes, project=project)
+        self._shared.forget()
+        return n
 
-    @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _: object) -> None:
-        for pragma in ("journal_mode = WAL", "synchronous = FULL", "busy_timeout = 30000"):
-            connection.execute(f"PRAGMA {pragma}")
+    def check(self) -> None:
+        """Raises StoreError when it cannot be read."""
+        with self._database.read() as connection:
+            connection.execute(select(1))
 
-    return engine
+    def size(self) -> int:
+        """Bytes in use."""
+        return retention.size(self._database)
 
+    # ------------------------------------------------------------------ inside
 
-def _remedy(problem: str) -> str:
-    lowered = problem.lower()
-    if "full" in lowered or "no space" in lowered:
-        return "free some space there, then run the same command again: it continues"
-    if "read" in lowered or "permission" in lowered or "unable to open" in lowered:
-        return "choose a folder that can be written"
-    if "not a database" in lowered or "malformed" in lowered:
-        return "this is no trace store; choose another folder"
-    return "then run the same command again"
-
-
-def _trace_row(stage: str, n: int, task: Task, episode: Episode, trace: Trace, verdict: Verdict) -> dict[str, object]:
-    critical = verdict.critical
-    return {
-        "id": trace.id,
-        "episode_id": episode.id,
-        "stage": stage,
-        "n": n,
-        "task_id": task.id,
-        "pool": task.pool,
-        "split": task.split.value,
-        "purpose": episode.purpose,
-        "group": episode.group,
-        "policy_version": episode.policy_version,
-        "seed": episode.seed,
-        "episode_state": episode.state.value,
-        "stop_reason": trace.stop_reason.value,
-        "reward_state": verdict.state.value,
-        "reward": verdict.reward,
-        "failure": critical.type.value if critical else None,
-        "n_steps": len(trace.steps),
-        "n_tool_calls": sum(len(step.completion.message.tool_calls) for step in trace.steps),
-        "answer": trace.answer,
-        "error": trace.error,
-        "started_at": trace.started_at,
-        "duration_s": trace.duration_s,
-        "body": pack(trace, verdict),
-    }
+    def _hash_key(self) -> bytes:
+        """What secrets are hashed with before they are forgotten: made once for a store."""
+        query = select(SettingRow.value).where(SettingRow.name == "hash_key")
+        with self._database.read() as connection:
+            key = connection.execute(query).scalar()
+        if key is None:
+            with self._database.write() as connection:
+                row = ("hash_key", token_bytes(32))
+                insert_rows(connection, "setting", ("name", "value"), [row], ignore=True)
+                key = connection.execute(query).scalar_one()
+        return bytes(key)

@@ -1,51 +1,210 @@
-"""The storage form of the domain types: one row each, with columns only for what is searched.
+"""The storage form of the domain types: one row each, with columns only for what is searched or listed.
 
-What is only shown lives in a compressed body beside the columns (`bodies.py`).
+What is only shown lives in compressed bodies beside the columns (`bodies.py`). Whoever changes a table here raises
+SCHEMA_VERSION and adds a file to `migrations/versions/`. Full text is in `body_text`, which each database makes its own
+way (`fulltext.py`).
 """
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import JSON, Column, Index, LargeBinary
+from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
 from sqlmodel import Field, SQLModel
 
-SCHEMA_VERSION = 1
-"""Raised with every change of a table; a store of another version is refused, never guessed at."""
+SCHEMA_VERSION = 2
+"""Raised with every change of a table. An older store is upgraded when it is opened, a newer one is refused."""
+
+Key = BigInteger().with_variant(Integer, "sqlite")
+"""64 bits; in SQLite the name has to be INTEGER for the column to be the row id itself."""
+DEFAULT_PROJECT = "default"
+"""The tenant of those who have only one, and of a loop's own episodes."""
 
 
-class TraceRow(SQLModel, table=True):
-    """An episode with its trace and verdict: written once, together, so none exists without the others."""
+class TraceSummary(SQLModel):
+    """What is known of a trace without reading its bodies.
+
+    One that was imported or sent as spans has no episode, and None in the columns that speak of one.
+    """
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    """In the order in which traces were first stored."""
+    project: str = DEFAULT_PROJECT
+    id: str
+    """Unique in its project."""
+    source: str = "agentloop"
+    """The format it came in; `otlp` for one that was sent as spans."""
+    source_id: str | None = None
+    name: str | None = None
+    """Of the root span."""
+    session: str | None = None
+    agent: str | None = None
+    model: str | None = None
+    episode_id: str | None = None
+    stage: str | None = None
+    n: int | None = None
+    """Position within the stage: reading a stage in this order repeats the run's order."""
+    task_id: str | None = Field(default=None, index=True)
+    pool: str | None = None
+    split: str | None = None
+    purpose: str | None = None
+    group: str | None = None
+    policy_version: int | None = Field(default=None, index=True)
+    seed: int | None = Field(default=None, sa_type=BigInteger)
+    episode_state: str | None = None
+    stop_reason: str | None = None
+    reward_state: str = "unscored"
+    reward: float | None = None
+    failure: str | None = None
+    """The critical failure's type; None for a success, and for what nobody classified."""
+    n_steps: int = 0
+    n_tool_calls: int = 0
+    n_spans: int = 0
+    n_errors: int = 0
+    n_prompt_tokens: int = Field(default=0, sa_type=BigInteger)
+    n_completion_tokens: int = Field(default=0, sa_type=BigInteger)
+    cost_usd: float | None = None
+    answer: str | None = None
+    error: str | None = None
+    started_at: datetime | None = None
+    duration_s: float = 0.0
+    stored_at: datetime
+    """When something was last added to it."""
+
+
+class TraceRow(TraceSummary, table=True):
+    """A trace. An episode's is written once with its verdict, so none exists without the other."""
 
     __tablename__ = "trace"
-    __table_args__ = (Index("trace_by_pool", "pool", "split", "reward"), Index("trace_by_stage", "stage", "n"))
+    __table_args__ = (
+        UniqueConstraint("project", "id"),
+        UniqueConstraint("project", "episode_id"),
+        Index("trace_by_pool", "pool", "split", "reward"),
+        Index("trace_by_stage", "stage", "n"),
+        Index("trace_by_failure", "project", "failure", "key"),
+        Index("trace_by_session", "project", "session", "key"),
+        Index("trace_by_project", "project", "key"),
+        Index("trace_by_source", "source"),
+        Index("trace_by_age", "stored_at"),
+    )
+
+    body: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    """An episode's Trace and Verdict, whole; of an imported trace the head; None where there are only spans."""
+    bodies: bytes | None = Field(default=None, sa_column=Column(LargeBinary))
+    """Of an imported trace: keys of the bodies that its head refers to."""
+
+
+class SpanRow(SQLModel, table=True):
+    """One OpenTelemetry span (`types.Span`)."""
+
+    __tablename__ = "span"
+    __table_args__ = (Index("span_by_time", "trace_key", "start_ns", "span_id"),)
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    span_id: str = Field(primary_key=True)
+    parent_id: str | None
+    name: str
+    kind: str
+    start_ns: int = Field(sa_type=BigInteger)
+    end_ns: int = Field(sa_type=BigInteger)
+    error: str | None
+    session: str | None
+    agent: str | None
+    model: str | None
+    tool: str | None
+    n_prompt_tokens: int = Field(sa_type=BigInteger)
+    n_completion_tokens: int = Field(sa_type=BigInteger)
+    cost_usd: float | None
+    head: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    bodies: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class BodyRow(SQLModel, table=True):
+    """A message, argument or result: whoever says it again refers to the same row."""
+
+    __tablename__ = "body"
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    hash: bytes = Field(sa_column=Column(LargeBinary, nullable=False, unique=True))
+    """BLAKE2b of the content, keyed by the project: no tenant can tell what another one has."""
+    data: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class TraceBodyRow(SQLModel, table=True):
+    """Which traces a body is part of: for search, and to know when nobody needs it any more."""
+
+    __tablename__ = "trace_body"
+    __table_args__ = (Index("trace_body_by_body", "body_key", "trace_key"), {"sqlite_with_rowid": False})
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    body_key: int = Field(primary_key=True, sa_type=BigInteger)
+
+
+class FacetRow(SQLModel, table=True):
+    """A tool, model or agent that occurs in a trace, each value once."""
+
+    __tablename__ = "facet"
+    __table_args__ = (Index("facet_by_value", "name", "value", "trace_key"), {"sqlite_with_rowid": False})
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    name: str = Field(primary_key=True)
+    value: str = Field(primary_key=True)
+
+
+class ScoreRow(SQLModel, table=True):
+    """One verifier's number on a trace, or why there is none. The last word of a source counts."""
+
+    __tablename__ = "score"
+    __table_args__ = (Index("score_by_verifier", "verifier", "value", "trace_key"),)
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    verifier: str = Field(primary_key=True)
+    source: str = Field(primary_key=True)
+    """Who gave it: `judge` for our own verdicts, `import` for the source of a trace, or what a caller says."""
+    version: str
+    value: float | None
+    error: str | None
+    given_at: datetime
+
+
+class LabelRow(SQLModel, table=True):
+    """A `types.Failure` of a trace. The last word of a detector on a type and step counts."""
+
+    __tablename__ = "label"
+    __table_args__ = (Index("label_by_type", "type", "trace_key"),)
+
+    trace_key: int = Field(primary_key=True, sa_type=BigInteger)
+    detector: str = Field(primary_key=True)
+    type: str = Field(primary_key=True)
+    step: int = Field(primary_key=True)
+    """-1 when the whole trace is meant."""
+    evidence: str
+    confidence: float
+    critical: bool
+    given_at: datetime
+
+
+class SettingRow(SQLModel, table=True):
+    """What a store knows of itself: the key of its hashes."""
+
+    __tablename__ = "setting"
+
+    name: str = Field(primary_key=True)
+    value: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+
+
+class KeyRow(SQLModel, table=True):
+    """A key of the trace service (`keys.py`)."""
+
+    __tablename__ = "api_key"
 
     id: str = Field(primary_key=True)
-    episode_id: str = Field(unique=True)
-    stage: str
-    n: int
-    """Position within the stage: reading a stage in this order repeats the run's order."""
-    task_id: str = Field(index=True)
-    pool: str
-    split: str
-    purpose: str
-    group: str
-    policy_version: int = Field(index=True)
-    seed: int
-    episode_state: str
-    stop_reason: str
-    reward_state: str
-    reward: float | None
-    failure: str | None = Field(index=True)
-    """The critical failure's type; None for a success."""
-    n_steps: int
-    n_tool_calls: int
-    answer: str | None
-    error: str | None
-    started_at: datetime
-    duration_s: float
-    body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
-    """The Trace and the Verdict, whole."""
+    sha256: str
+    project: str
+    scopes: str
+    """Separated by blanks."""
+    made_at: datetime
 
 
 class PolicyRow(SQLModel, table=True):
@@ -89,6 +248,8 @@ class StageRow(SQLModel, table=True):
     __tablename__ = "stage"
 
     name: str = Field(primary_key=True)
+    position: int = 0
+    """In the order in which stages finished; given by the store."""
     n_episodes: int = 0
     n_tool_calls: int = 0
     wall_s: float = 0.0
@@ -96,3 +257,8 @@ class StageRow(SQLModel, table=True):
     dropped: dict[str, int] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     """Why rows did not train -> how many."""
     metrics: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+def columns(table: type[SQLModel], *, without: tuple[str, ...] = ()) -> list[Any]:
+    """The columns of `table`, to select them."""
+    return [column for column in table.__table__.columns if column.name not in without]  # type: ignore[attr-defined]

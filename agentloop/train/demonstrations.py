@@ -31,10 +31,10 @@ def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
             ids += seen
             mask += [0] * len(seen)
     return Sample(
-        episode_id=trace.episode_id,
+        episode_id=trace.episode_id or trace.id,
         group=task.id,
         pool=task.pool,
-        policy_version=trace.policy_version,
+        policy_version=trace.policy_version or 0,
         token_ids=tuple(ids),
         action_mask=tuple(mask),
         logprobs=(0.0,) * len(ids),

@@ -14,8 +14,10 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.doctor import doctor
+from agentloop_cli.imports import import_traces
 from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
+from agentloop_cli.serve import keys, serve
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 
@@ -37,8 +39,11 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(run)
+traces.command("import")(import_traces)
 app.add_typer(traces, name="traces")
 app.add_typer(sandbox_group, name="sandbox")
+app.command()(serve)
+app.add_typer(keys, name="keys")
 app.command()(doctor)
 
 

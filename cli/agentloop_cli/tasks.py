@@ -78,7 +78,7 @@ def run(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         store.close()
-    found = document(trials, agent.value, backend.name, store.path)
+    found = document(trials, agent.value, backend.name, out / STORE)
     if as_json:
         print_json(found)
     else:

@@ -88,9 +88,9 @@ def _why_none(store: Store, asked: Mapping[str, str]) -> str:
     return f"no trace with {' '.join(f'--{name} {value}' for name, value in asked.items())}"
 
 
-def _stage(name: str) -> str:
-    """Without the state of the suite: `gate-v1` of `gate-v1.1a2b3c`."""
-    return name.partition(".")[0]
+def _stage(name: str | None) -> str:
+    """Without the state of the suite: `gate-v1` of `gate-v1.1a2b3c`; nothing for a trace from elsewhere."""
+    return (name or "").partition(".")[0]
 
 
 def _cells(row: TraceRow) -> tuple[Text, ...]:
@@ -99,8 +99,8 @@ def _cells(row: TraceRow) -> tuple[Text, ...]:
     return (
         Text(row.id[:10] if sys.stdout.isatty() else row.id),
         Text(_stage(row.stage)),
-        Text(f"v{row.policy_version}"),
-        Text(_on_one_line(row.task_id)),
+        Text("" if row.policy_version is None else f"v{row.policy_version}"),
+        Text(_on_one_line(row.task_id or "")),
         Text(row.reward_state if row.reward is None else f"{row.reward:g}", style=colour),
         Text(row.failure or ""),
         Text(str(row.n_steps)),
@@ -141,9 +141,10 @@ def show_trace(
     if as_json:
         print_json({"trace": trace.model_dump(mode="json"), "verdict": verdict.model_dump(mode="json")})
         return
-    facts = (trace.task_id, f"policy v{trace.policy_version}", row.stage, trace.isolation, f"{trace.duration_s:.2f} s")
+    version = None if trace.policy_version is None else f"policy v{trace.policy_version}"
+    facts = (trace.task_id, version, row.stage, trace.isolation, f"{trace.duration_s:.2f} s")
     _print_block(Text(), Text(trace.id, style="bold"))
-    _print_block(Text(), Text(_on_one_line(GAP.join(facts))))
+    _print_block(Text(), Text(_on_one_line(GAP.join(filter(None, facts)))))
     stdout.print()
     for message in trace.messages:
         _print_block(Text(f"{message.role}  ", style="dim"), Text(_clean(message.content)))

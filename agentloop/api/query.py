@@ -1,0 +1,171 @@
+"""`/api/v1`: stored traces by filter and by id, their spans by page, and scores and labels that come later.
+
+Every answer is about the project of the key that asked. Cursors are what an answer gave as `next`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, Field
+
+from agentloop.formats.spans import trace_of
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.types import Failure, FailureType, Imported, RewardState, Score, Span, Trace, Verdict
+
+MAX_PAGE = 1000
+MAX_STEPS_SPANS = 2000
+"""Spans of a trace up to which it is shown as steps, too; a longer one is read by its spans, a page at a time."""
+TraceId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
+Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]
+Cursor = Annotated[str | None, Query(max_length=100, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+def project_of(request: Request) -> str:
+    """Whose traces a request is about, as `auth.Guard` found."""
+    project: str = request.state.project
+    return project
+
+
+Project = Annotated[str, Depends(project_of)]
+
+
+class Traces(BaseModel):
+    """A page of traces, newest first."""
+
+    traces: list[TraceSummary]
+    next: str | None
+
+
+class SpanItem(BaseModel):
+    """One span without its messages."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    error: str | None
+    session: str | None
+    agent: str | None
+    model: str | None
+    tool: str | None
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    cost_usd: float | None
+
+
+class Spans(BaseModel):
+    """A page of spans by start time."""
+
+    spans: list[SpanItem]
+    next: str | None
+
+
+class TraceDocument(BaseModel):
+    """Everything known of a trace."""
+
+    summary: TraceSummary
+    trace: Trace | None = Field(description="As steps; null for one of very many spans, which is read by its spans.")
+    verdict: Verdict
+    raw: dict[str, Any] = Field(description="What its source said and a trace has no place for.")
+    span_ids: list[str]
+
+
+class GivenScore(BaseModel):
+    """A verifier's number for a trace, or why there is none. The last word of a source counts."""
+
+    value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    error: str | None = Field(default=None, max_length=2000)
+    version: str = Field(default="1", max_length=100)
+    source: str = Field(default="api", min_length=1, max_length=100)
+
+
+class GivenLabel(BaseModel):
+    """A failure that a person or program found. The last word of a detector on a type and step counts."""
+
+    step: int | None = Field(default=None, ge=0, lt=2**31)
+    evidence: str = Field(default="", max_length=10_000)
+    confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
+    critical: bool = False
+
+
+class GivenReward(BaseModel):
+    """What a trace is worth as a whole, such as an outcome that is known days later."""
+
+    state: RewardState = RewardState.scored
+    reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+
+
+def router(store: Store) -> APIRouter:
+    """The routes over `store`."""
+    routes = APIRouter(prefix="/api/v1")
+
+    @routes.get("/traces")
+    def list_traces(
+        project: Project,
+        filter: Annotated[str, Query(max_length=4000, description="See the filter language.")] = "",
+        cursor: Cursor = None,
+        limit: Limit = 50,
+    ) -> Traces:
+        """Traces for which a filter holds, newest first."""
+        page = store.find(filter, project=project, cursor=cursor, limit=limit)
+        return Traces(traces=page.traces, next=page.next)
+
+    @routes.get("/traces/{trace_id}")
+    def show_trace(project: Project, trace_id: TraceId) -> TraceDocument:
+        """One trace with its verdict and the ids of all its spans."""
+        row = store.row(project, trace_id)
+        found = _imported(store, project, trace_id, row.body is not None, row.n_spans)
+        return TraceDocument(
+            summary=TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"})),
+            trace=found.trace if found else None,
+            verdict=store.verdict(project, trace_id),
+            raw=found.raw if found else {},
+            span_ids=store.span_ids(project, trace_id),
+        )
+
+    @routes.get("/traces/{trace_id}/spans")
+    def list_spans(project: Project, trace_id: TraceId, cursor: Cursor = None, limit: Limit = 200) -> Spans:
+        """The spans of a trace by start time."""
+        store.row(project, trace_id)
+        page = store.spans(project, trace_id, after=cursor, limit=limit)
+        return Spans(spans=[_item(span) for span in page.spans], next=page.next)
+
+    @routes.put("/traces/{trace_id}/scores/{verifier}")
+    def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
+        """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
+        store.put_score(project, trace_id, score, source=given.source)
+        return store.verdict(project, trace_id)
+
+    @routes.put("/traces/{trace_id}/labels/{detector}/{kind}")
+    def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, given: GivenLabel) -> Verdict:
+        """Attach a failure."""
+        store.put_label(project, trace_id, Failure(type=kind, detector=detector, **given.model_dump()))
+        return store.verdict(project, trace_id)
+
+    @routes.put("/traces/{trace_id}/reward")
+    def put_reward(project: Project, trace_id: TraceId, given: GivenReward) -> Verdict:
+        """Say what a trace is worth."""
+        store.put_reward(project, trace_id, given.state, given.reward)
+        return store.verdict(project, trace_id)
+
+    return routes
+
+
+def _imported(store: Store, project: str, trace_id: str, has_body: bool, n_spans: int) -> Imported | None:
+    """As steps: as it was stored, or as its spans tell it."""
+    if has_body:
+        return store.imported(project, trace_id)
+    if n_spans > MAX_STEPS_SPANS:
+        return None
+    return Imported(trace=trace_of(store.spans(project, trace_id, limit=MAX_STEPS_SPANS).spans))
+
+
+def _item(span: Span) -> SpanItem:
+    return SpanItem(**{name: getattr(span, name) for name in SpanItem.model_fields})

@@ -1,0 +1,110 @@
+"""ATIF 1.0 to 1.8: Harbor's Agent Trajectory Interchange Format (RFC 0001), one trajectory a document or line.
+
+One reader for all versions, because each only added fields. What `write` cannot say in ATIF's own words is in
+`extra.agentloop`, where a writer may put anything, and is taken from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.atif_steps import AtifSteps
+from agentloop.formats.atif_write import OWN, ROOT, totals, write
+from agentloop.formats.fields import Fields
+from agentloop.formats.made import keep_unheard, make, read_each, scores
+from agentloop.formats.steps import trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Score, StopReason, SubTrace, Trace
+
+__all__ = ["AtifFormat", "write"]
+
+MAX_DEPTH = 32
+"""Sub-agents within sub-agents; more could not be printed or stored."""
+
+
+class AtifFormat:
+    """Documents that say so: `schema_version` is `ATIF-v1.N`."""
+
+    name = "atif"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and all(
+            isinstance(record, dict) and str(record.get("schema_version")).startswith("ATIF-v")
+            for record in source.head
+        )
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        yield from read_each(source, _imported)
+
+
+def _imported(fields: Fields, record: Any) -> Imported:
+    child, found = _trajectory(fields, record, trace_id(AtifFormat.name, record), 0)
+    return Imported(trace=child.trace, scores=found, raw=fields.left())
+
+
+def _trajectory(fields: Fields, record: Any, made: str, depth: int) -> tuple[SubTrace, tuple[Score, ...]]:
+    """The trace, where in its parent's it says it was asked for, and what its root says it was worth.
+
+    made: its id. depth: how many traces it is within.
+    """
+    if depth > MAX_DEPTH:
+        raise FormatError(f"{fields.where}: nested too deeply")
+    version = fields.peek("schema_version")
+    if not isinstance(version, str) or not re.fullmatch(r"ATIF-v1\.\d+", version):
+        raise FormatError(f"{fields.where}: schema_version: {str(version)[:40]!r} is no version 1 of ATIF")
+    agent, extra = fields.fields("agent"), fields.fields("extra")
+    own = (extra.fields(OWN) if extra else None) or Fields({}, fields.where)
+    place = {"step": own.integer("parent_step"), "call_id": own.text("parent_call_id")}
+    steps = AtifSteps(fields, agent.text("model_name") if agent else None)
+    trace = make(
+        Trace,
+        fields.where,
+        {
+            "source_id": fields.text("trajectory_id"),
+            "session": fields.text("session_id"),
+            "agent": agent.text("name") if agent else None,
+            "stop_reason": StopReason.unknown,
+            **steps.span(),
+            **{key: own.take(key) for key in ROOT if key in own},
+            "id": made,
+            "source": AtifFormat.name,
+            "messages": steps.first,
+            "steps": steps.made,
+            "children": list(_children(fields, record, made, depth, steps.asked)),
+        },
+    )
+    if steps.made:
+        keep_unheard(fields, steps.heard)
+    _drop_totals(fields, trace, len(record.get("steps") or ()))
+    return make(SubTrace, fields.where, {"trace": trace, **place}), scores(
+        extra, "atif", ("reward", "score", "resolved")
+    )
+
+
+def _children(
+    fields: Fields, record: dict[str, Any], parent: str, depth: int, asked: dict[str, dict[str, Any]]
+) -> Iterator[SubTrace]:
+    """The embedded trajectories. What they were worth stays with what is left: scores are the whole trace's."""
+    for n, child in enumerate(fields.objects("subagent_trajectories")):
+        made, found = _trajectory(
+            child, record["subagent_trajectories"][n], trace_id(AtifFormat.name, [parent, n]), depth + 1
+        )
+        for score in found:
+            child.keep(f"extra.{score.verifier.partition(':')[2]}", score.value)
+        place = asked.get(str(made.trace.source_id), {}) if made.step is None and made.call_id is None else {}
+        yield SubTrace(trace=made.trace, **{"step": made.step, "call_id": made.call_id, **place})
+
+
+def _drop_totals(fields: Fields, trace: Trace, n_steps: int) -> None:
+    """Totals that are no more than the sum of the steps are no loss."""
+    final = fields.fields("final_metrics")
+    if final is None:
+        return
+    for key, value in {**totals(trace), "total_steps": n_steps}.items():
+        if final.peek(key) == value:
+            final.take(key)

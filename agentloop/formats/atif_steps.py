@@ -1,0 +1,162 @@
+"""The steps of an ATIF trajectory: those of the agent, and what was said between them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.atif_write import OWN
+from agentloop.formats.chat import arguments, content
+from agentloop.formats.fields import Fields
+from agentloop.formats.made import make, numbers, whole_numbers
+from agentloop.types import Completion, Message, Step, ToolCall, ToolResult
+
+
+class AtifSteps:
+    """The steps of one trajectory: those of the agent, and what was said between them."""
+
+    def __init__(self, fields: Fields, model: str | None) -> None:
+        self._model = model
+        self.first: list[Message] = []
+        self.heard = self.first
+        self.made: list[Step] = []
+        self.asked: dict[str, dict[str, Any]] = {}
+        """Id of an embedded trajectory -> where it was asked for."""
+        self._times: list[datetime] = []
+        self._compacted = False
+        embedded = fields.peek("subagent_trajectories")
+        self._embedded = [
+            child.get("trajectory_id")
+            for child in (embedded if isinstance(embedded, list) else ())
+            if isinstance(child, dict)
+        ]
+        for n, step in enumerate(fields.objects("steps"), start=1):
+            self._add(n, step)
+
+    def span(self) -> dict[str, Any]:
+        """From the first time to the last."""
+        if not self._times:
+            return {}
+        return {"started_at": self._times[0], "duration_s": (max(self._times) - self._times[0]).total_seconds()}
+
+    def _add(self, n: int, step: Fields) -> None:
+        if step.peek("step_id") == n:
+            step.take("step_id")
+        source, extra, time = step.text("source"), step.fields("extra"), step.time("timestamp")
+        self._times += [time] if time else []
+        management = extra.peek("context_management") if extra else None
+        self._compacted |= isinstance(management, dict) and management.get("type") == "compaction"
+        if source == "agent":
+            self._answer(step, (extra.fields(OWN) if extra else None) or Fields({}, step.where), time)
+        elif source in ("system", "user"):
+            self.heard.append(
+                make(
+                    Message,
+                    step.where,
+                    {"role": source, "content": content(step, "message")},
+                    extra.take(OWN) if extra else None,
+                )
+            )
+            self.heard += self._results(step, (), len(self.made) - 1 if self.made else None)[1]
+            step.keep("timestamp", time.isoformat() if time else None)  # a Message has none
+        else:
+            raise FormatError(f"{step.where}: source: {source!r} is none of agent, system, user")
+
+    def _answer(self, step: Fields, own: Fields, time: datetime | None) -> None:
+        calls = tuple(_call(call, n) for n, call in enumerate(step.objects("tool_calls")))
+        metrics = step.fields("metrics") or Fields({}, step.where)
+        message = Message(
+            role="assistant",
+            content=content(step, "message"),
+            reasoning=step.text("reasoning_content") or "",
+            tool_calls=calls,
+            name=own.text("name"),
+            token_ids=whole_numbers(metrics, "completion_token_ids"),
+        )
+        completion = Completion(
+            message=message,
+            finish_reason=own.text("finish_reason") or ("tool_calls" if calls else "stop"),
+            prompt_token_ids=whole_numbers(metrics, "prompt_token_ids"),
+            logprobs=numbers(metrics, "logprobs"),
+            model=self._model if step.peek("model_name") is None else step.text("model_name"),
+            n_prompt_tokens=metrics.integer("prompt_tokens") or 0,
+            n_cached_tokens=metrics.integer("cached_tokens") or 0,
+            n_completion_tokens=metrics.integer("completion_tokens") or 0,
+            cost_usd=metrics.number("cost_usd"),
+        )
+        heard, self.heard = self.heard if self.made else [], []
+        results, orphans = self._results(step, calls, len(self.made))
+        self.made.append(
+            Step(
+                index=len(self.made),
+                heard=tuple(heard),
+                completion=completion,
+                results=tuple(results),
+                started_at=time,
+                duration_s=own.number("duration_s") or 0.0,
+                compacted=own.truth("compacted") or self._compacted,
+                copied=step.truth("is_copied_context"),
+            )
+        )
+        self.heard += orphans
+        self._compacted = False
+
+    def _results(
+        self, step: Fields, calls: tuple[ToolCall, ...], at: int | None
+    ) -> tuple[list[ToolResult], list[Message]]:
+        """Results of `calls`; and those of nothing that was called, which are something the agent was told.
+
+        at: index of the step that sub-agents were asked for in.
+        """
+        results: list[ToolResult] = []
+        orphans: list[Message] = []
+        observation = step.fields("observation")
+        for result in observation.objects("results") if observation else ():
+            extra = result.fields("extra")
+            own = (extra.fields(OWN) if extra else None) or Fields({}, result.where)
+            call_id, said = result.text("source_call_id") or own.text("call_id"), content(result)
+            if call_id is None:  # an action without an id; with calls that wait, the first of those is meant
+                given = {made.call_id for made in results}
+                call_id = next((call.id for call in calls if call.id not in given), None)
+            self._ask(result, at, call_id)
+            if "is_result" in own and not own.truth("is_result"):
+                continue
+            call = next((call for call in calls if call.id == call_id), None)
+            name = own.text("name") or (call.name if call else None)
+            if call_id is None or name is None:
+                orphans.append(Message(role="tool", content=said, tool_call_id=call_id))
+                continue
+            known = {"call_id": call_id, "name": name, "content": said, **_end(extra)}
+            kept = {key: own.take(key) for key in ToolResult.model_fields if key in own}
+            results.append(make(ToolResult, result.where, known, kept))
+        return results, orphans
+
+    def _ask(self, result: Fields, at: int | None, call_id: str | None) -> None:
+        for ref in result.objects("subagent_trajectory_ref"):
+            name = ref.peek("trajectory_id")
+            if isinstance(name, str) and name in self._embedded:
+                self.asked[name] = {"step": at, "call_id": call_id}
+                ref.take("trajectory_id")
+
+
+def _call(call: Fields, n: int) -> ToolCall:
+    extra = call.fields("extra")
+    known = {
+        "id": call.text("tool_call_id") or f"call_{n}",
+        "name": call.text("function_name") or "",
+        **arguments(call),
+    }
+    return make(ToolCall, call.where, known, extra.take(OWN) if extra else None)
+
+
+def _end(extra: Fields | None) -> dict[str, Any]:
+    """How the call ended, where its `extra` says so in the words that Harbor's agents use."""
+    exit_code = extra.peek("exit_code") if extra else None
+    is_error = extra.peek("is_error") if extra else None
+    if extra and isinstance(exit_code, int) and not isinstance(exit_code, bool):
+        extra.take("exit_code")
+        return {"ok": exit_code == 0 and is_error is not True, "exit_code": exit_code}
+    if extra and isinstance(is_error, bool):
+        return {"ok": not extra.take("is_error")}
+    return {"ok": True}

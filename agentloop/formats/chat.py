@@ -1,0 +1,130 @@
+"""OpenAI chat messages: `{"messages": [...], "tools"?: [...]}` a line, as fine-tuning files and most logs have them.
+
+Source: the Chat Completions API reference of OpenAI. The first messages up to the first answer are
+what the policy was told; each assistant message begins a step, and what follows it belongs to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.fields import Fields
+from agentloop.formats.leftover import unheard
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
+
+ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+
+
+class ChatFormat:
+    """`messages` and nothing that another format would have beside it."""
+
+    name = "chat"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and all(_is_chat(record) for record in source.head)
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        for where, record in source.records():
+            try:
+                if isinstance(record, FormatError):
+                    raise record
+                yield self._trace(Fields(record, where), record)
+            except FormatError as error:
+                yield error
+
+    def _trace(self, fields: Fields, record: Any) -> Imported:
+        steps = Steps()
+        add_messages(steps, fields)
+        return Imported(
+            trace=Trace(
+                id=trace_id(self.name, record),
+                source=self.name,
+                messages=steps.first,
+                steps=steps.done(),
+                stop_reason=StopReason.unknown,
+            ),
+            raw={**fields.left(), **unheard(steps)},
+        )
+
+
+def add_messages(steps: Steps, fields: Fields, key: str = "messages") -> None:
+    """The chat messages at `key`, in order, added to `steps`. Raises FormatError with the place of the broken one."""
+    for message in fields.objects(key):
+        role = message.text("role")
+        if role not in ROLES:
+            raise FormatError(f"{message.where}: role: {role!r} is none of {', '.join(sorted(ROLES))}")
+        if role == "assistant":
+            steps.answer(assistant(message))
+        elif role in ("tool", "function"):
+            call_id, name = message.text("tool_call_id"), message.text("name")
+            steps.result(call_id, content(message), name=name)
+        else:
+            steps.hear(Message(role=role, content=content(message), name=message.text("name")))
+
+
+def assistant(message: Fields) -> Message:
+    """An assistant's message with its calls, of which the arguments stay the text that was sampled."""
+    calls = []
+    for n, call in enumerate(message.objects("tool_calls")):
+        call.take("type")
+        function = call.fields("function") or call
+        calls.append(
+            ToolCall(id=call.text("id") or f"call_{n}", name=function.text("name") or "", **arguments(function))
+        )
+    reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
+    return Message(
+        role="assistant",
+        content=content(message),
+        reasoning=reasoning,
+        tool_calls=tuple(calls),
+        name=message.text("name"),
+    )
+
+
+def arguments(function: Fields, key: str = "arguments") -> dict[str, Any]:
+    """`arguments` as JSON text, and `error` when they are none: what a ToolCall takes."""
+    value = function.take(key)
+    if value is None:
+        return {"arguments": "{}"}
+    if not isinstance(value, str):
+        return {"arguments": json.dumps(value, ensure_ascii=False)}
+    try:
+        json.loads(value)
+    except ValueError as error:
+        return {"arguments": value, "error": f"arguments are no JSON: {error}"}
+    return {"arguments": value}
+
+
+def content(message: Fields, key: str = "content") -> str:
+    """Text, or the text of its parts; parts that are none (images, sound) stay in `left`."""
+    value = message.take(key)
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise FormatError(f"{message.where}: {key}: neither text nor a list of parts")
+    texts, others = [], []
+    for part in value:
+        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
+        if is_text or isinstance(part, str):
+            texts.append(part["text"] if is_text else part)
+        else:
+            others.append(part)
+    if others:
+        message.keep(key, others)
+    return "".join(texts)
+
+
+def _is_chat(record: Any) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("messages"), list) or not record["messages"]:
+        return False
+    known = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id"}
+    return record.keys() <= known and all(isinstance(m, dict) and m.get("role") in ROLES for m in record["messages"])

@@ -1,0 +1,224 @@
+"""Claude Code sessions: a JSON line an event in ~/.claude/projects, or `{"loglines": [...]}` as its web page has them.
+
+The format is undocumented; sources: simonw/claude-code-transcripts and daaain/claude-code-log. One
+answer is written as several lines with one `message.id`; a sub-agent's lines have `isSidechain`, stand in the same
+file or in `agent-<id>.jsonl` beside it, and become children of the call that started them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.claude_lines import ROLES, Line, lines, unwrapped
+from agentloop.formats.leftover import MAX_AGENTS, unheard
+from agentloop.formats.source import Source
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, StopReason, SubTrace, Trace
+
+SAME = {"cwd", "version", "gitBranch", "userType", "entrypoint", "slug"}
+"""Said again on every line: kept where it changes."""
+
+
+class ClaudeCodeFormat:
+    """`type` and `message` side by side, with the `uuid` or `sessionId` of the line."""
+
+    name = "claude_code"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return any(_is_line(line, line is record) for record in source.head for line in unwrapped(record))
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        sessions: dict[str | None, list[Line]] = {}
+        session = None
+        for line in lines(source):
+            if isinstance(line, FormatError):
+                yield line
+            else:
+                session = line.session or session
+                sessions.setdefault(session, []).append(line)
+        untold = sessions.pop(None, []) if len(sessions) > 1 else []  # such as the titles at the top of a file
+        for found in sessions.values():
+            chains: dict[str, list[Line]] = {}
+            for line in [*untold, *found]:
+                chains.setdefault(line.chain, []).append(line)
+            untold = []
+            yield from _add_agent_files(chains, source.path)
+            yield from self._traces({key: _Run(key, chain) for key, chain in chains.items()})
+
+    def _traces(self, runs: dict[str, _Run]) -> Iterator[Imported]:
+        """The main one with the others below the calls that started them; of a sub-agent's own file that agent."""
+        parents = {key: _parent(key, run, runs) for key, run in runs.items()}
+        for key in runs:
+            above, n = parents[key], 0
+            while above is not None and n < MAX_AGENTS:
+                above, n = parents[above[0]], n + 1
+            if above is not None:
+                parents[key] = None
+        tops = [key for key in runs if parents[key] is None]
+        placed = set(tops)
+
+        def trace(key: str, raw: dict[str, Any], prefix: str) -> Trace:
+            raw.update({prefix + path: value for path, value in runs[key].raw.items()})
+            children = []
+            for below, parent in parents.items():
+                if parent is not None and parent[0] == key and below not in placed:
+                    placed.add(below)
+                    child, call_id = trace(below, raw, f"agents[{below}]."), parent[1]
+                    children.append(SubTrace(trace=child, step=runs[key].step_of.get(call_id), call_id=call_id))
+            return runs[key].trace(self.name, tuple(children))
+
+        for key in tops:
+            raw: dict[str, Any] = {}
+            yield Imported(trace=trace(key, raw, ""), raw=raw)
+
+
+class _Run:
+    """One chain of lines as steps."""
+
+    def __init__(self, key: str, chain: list[Line]) -> None:
+        self.key, self.chain = key, chain
+        self.steps, self.raw = Steps(), _raw(chain)
+        self.started: dict[str, str | None] = {}
+        self.prompts: dict[str, str] = {}
+        self.step_of: dict[str | None, int] = {}
+        n = 0
+        for line in _merged(chain):
+            if line.compact:
+                self.steps.compact()
+            if line.kind == "assistant":
+                calls = tuple(line.calls)
+                message = Message(role="assistant", content=line.text, reasoning=line.reasoning, tool_calls=calls)
+                self.steps.answer(message, started_at=line.at, **line.usage)
+                self.step_of.update({call.id: n for call in calls})
+                self.prompts.update({prompt: call.id for call in calls if (prompt := _prompt(call.arguments))})
+                n += 1
+            for result in line.results:
+                self.steps.result(**result)
+            if line.starts:
+                self.started[line.starts] = line.results[0]["call_id"] if line.results else None
+            if line.kind == "user" and (line.text or not line.results):
+                self.steps.hear(Message(role="user", content=line.text))
+        self.raw |= unheard(self.steps)
+
+    def trace(self, name: str, children: tuple[SubTrace, ...]) -> Trace:
+        times = [line.at for line in self.chain if line.at]
+        last = next((line for line in reversed(self.chain) if line.kind in ROLES), None)
+        stop = StopReason.unknown
+        if last and last.failed:
+            stop = StopReason.error
+        elif last and last.kind == "user" and last.text.startswith("[Request interrupted by user"):
+            stop = StopReason.cancelled
+        elif last and last.usage.get("finish_reason") == "end_turn":
+            stop = StopReason.no_tool_call
+        session = next((line.session for line in self.chain if line.session), None)
+        return Trace(
+            id=trace_id(name, [line.record for line in self.chain]),
+            source=name,
+            source_id=self.key or session,
+            session=session,
+            agent=self.key or None,
+            messages=self.steps.first,
+            steps=self.steps.done(),
+            children=children,
+            answer=last.text if last and stop is StopReason.no_tool_call else None,
+            stop_reason=stop,
+            error=last.text if last and last.failed else None,
+            started_at=min(times, default=None),
+            duration_s=(max(times) - min(times)).total_seconds() if times else 0.0,
+        )
+
+
+def _merged(chain: list[Line]) -> Iterator[Line]:
+    """Lines of one answer as one: its blocks in order, and the last count of its tokens."""
+    whole: dict[str, Line] = {}
+    out: list[Line] = []
+    for line in chain:
+        first = whole.get(line.message_id or "") if line.kind == "assistant" else None
+        if first is None:
+            first = replace(line, calls=[*line.calls])
+            out.append(first)
+            whole.update({line.message_id: first} if line.message_id and line.kind == "assistant" else {})
+        else:
+            first.text = "\n".join(text for text in (first.text, line.text) if text)
+            first.reasoning = "\n".join(text for text in (first.reasoning, line.reasoning) if text)
+            first.calls += line.calls
+            first.usage |= {key: value for key, value in line.usage.items() if value is not None}
+    return iter(out)
+
+
+def _raw(chain: list[Line]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    last: dict[str, Any] = {}
+    begun: set[str | None] = set()
+    for line in chain:
+        if line.kind != "assistant" or line.message_id in begun:  # else it is when the step started
+            line.raw["timestamp"] = line.record.get("timestamp")
+        begun |= {line.message_id} - {None}
+        for path, value in line.raw.items():
+            if value is not None and (path not in SAME or last.get(path) != value):
+                found[f"lines[{line.n}].{path}"] = value
+            last[path] = value
+        if line.kind not in ROLES:
+            found[f"lines[{line.n}].type"] = line.kind
+    return found
+
+
+def _parent(key: str, run: _Run, runs: dict[str, _Run]) -> tuple[str, str | None] | None:
+    """(chain, call) that started this one: named by the call's result, or told by its prompt."""
+    others = [(name, other) for name, other in runs.items() if name != key]
+    if not key:
+        return None
+    for name, other in others:
+        if key in other.started:
+            return name, other.started[key]
+    said = run.steps.first[0].content if run.steps.first else ""
+    for name, other in others:
+        if said in other.prompts:
+            return name, other.prompts[said]
+    return ("", None) if "" in runs else None
+
+
+def _prompt(arguments: str) -> str | None:
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return None
+    prompt = value.get("prompt") if isinstance(value, dict) else None
+    return prompt if isinstance(prompt, str) else None
+
+
+def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[FormatError]:
+    """Adds the sub-agents that have files of their own; yields what is broken in those."""
+    asked: set[str] = set()
+    while wanted := {line.starts for chain in chains.values() for line in chain if line.starts} - {*chains, *asked}:
+        asked |= wanted
+        for agent in sorted(wanted):
+            name = f"agent-{agent}.jsonl"
+            for file in (
+                path.parent / name,
+                path.parent / path.stem / "subagents" / name,
+                path.parent / "subagents" / name,
+            ):
+                if not file.is_file() or file == path:
+                    continue
+                for line in lines(Source(file)):
+                    if isinstance(line, FormatError):
+                        yield line
+                    else:
+                        chains.setdefault(agent, []).append(line)
+                break
+
+
+def _is_line(line: Any, alone: bool) -> bool:
+    """alone: it came as a record of its own, and not in a document that says what it is."""
+    if not isinstance(line, dict) or line.get("type") not in ROLES or not isinstance(line.get("message"), dict):
+        return False
+    return not alone or "sessionId" in line or "uuid" in line

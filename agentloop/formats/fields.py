@@ -1,0 +1,129 @@
+"""A JSON object that is taken apart: what nobody took is what would be lost, and is kept.
+
+Every importer reads through this, so that a wrong type is told with its place, and no field can be
+forgotten without being counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from agentloop.errors import FormatError
+
+KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+
+
+class Fields:
+    """The keys of one object. What `take` and its like have given out is no longer in `left`."""
+
+    def __init__(self, value: object, where: str) -> None:
+        """where: file and record, for messages. Raises FormatError when `value` is no object."""
+        if not isinstance(value, dict):
+            raise FormatError(f"{where}: {_kind(value)} where an object should be")
+        self._value: dict[str, Any] = dict(value)
+        self._below: list[tuple[str, Fields]] = []
+        self.where = where
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._value
+
+    def peek(self, key: str) -> Any:
+        """The value, which stays; None when there is none."""
+        return self._value.get(key)
+
+    def take(self, key: str) -> Any:
+        """The value, whatever it is; None when there is none."""
+        return self._value.pop(key, None)
+
+    def text(self, key: str) -> str | None:
+        """Raises FormatError for anything but text or null, as do the others for what they are not."""
+        value: str | None = self._typed(key, str)
+        return value
+
+    def truth(self, key: str) -> bool:
+        """False when there is none."""
+        return bool(self._typed(key, bool))
+
+    def integer(self, key: str) -> int | None:
+        """A number without a fraction."""
+        value = self.number(key)
+        if value is None:
+            return None
+        if value != int(value):
+            raise FormatError(f"{self.where}: {key}: {value:g} where a whole number should be")
+        return int(value)
+
+    def number(self, key: str) -> float | None:
+        """A finite number, as a number or as text."""
+        value = self._value.pop(key, None)
+        if value is None:
+            return None
+        try:
+            made = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+        except (ValueError, OverflowError):
+            made = None
+        if made is None or not math.isfinite(made):
+            raise FormatError(f"{self.where}: {key}: {_kind(value)} where a number should be")
+        return made
+
+    def time(self, key: str) -> datetime | None:
+        """ISO 8601, or seconds, milliseconds, microseconds or nanoseconds since 1970; in UTC."""
+        value = self._value.pop(key, None)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
+                made = datetime.fromisoformat(value)
+                return made.replace(tzinfo=UTC) if made.tzinfo is None else made.astimezone(UTC)
+            seconds = float(value)
+            if not math.isfinite(seconds):  # which no division makes smaller
+                raise ValueError
+            while seconds > LATEST_S / 10:  # no run has happened after the year 2770
+                seconds /= 1000
+            return datetime.fromtimestamp(seconds, UTC)
+        except (TypeError, ValueError, OverflowError, OSError):
+            raise FormatError(f"{self.where}: {key}: {str(value)[:40]!r} is no time") from None
+
+    def fields(self, key: str) -> Fields | None:
+        """An object below this one; what is left of it is left here."""
+        value = self._value.pop(key, None)
+        return None if value is None else self._child(key, value)
+
+    def items(self, key: str) -> list[Any]:
+        """A list, empty when there is none."""
+        return self._typed(key, list) or []
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        """A list's objects, each taken apart in turn."""
+        for n, item in enumerate(self.items(key)):
+            yield self._child(f"{key}[{n}]", item)
+
+    def keep(self, key: str, value: object) -> None:
+        """Put back what could not be used after all."""
+        self._value[key] = value
+
+    def left(self) -> dict[str, Any]:
+        """Path -> value of all that nobody took, here and below; null, empty text and empty lists are nothing."""
+        found = {key: value for key, value in self._value.items() if value not in (None, "", [], {})}
+        for path, child in self._below:
+            found.update({f"{path}.{key}": value for key, value in child.left().items()})
+        return found
+
+    def _child(self, key: str, value: object) -> Fields:
+        child = Fields(value, f"{self.where}: {key}")
+        self._below.append((key, child))
+        return child
+
+    def _typed(self, key: str, kind: type) -> Any:
+        value = self._value.pop(key, None)
+        if value is not None and not isinstance(value, kind):
+            raise FormatError(f"{self.where}: {key}: {_kind(value)} where {KINDS[kind]} should be")
+        return value
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else KINDS.get(type(value), type(value).__name__)

@@ -1,0 +1,172 @@
+"""Files and folders to traces in the store, with an account of everything that did not become one.
+
+    found, formats = walk(paths), load_formats()
+    account = take(found, formats, put)
+
+The format of a file is told by what is in it. A record that is broken is counted with its reason
+and the others are stored; what a format has no place for is stored raw beside its trace, and
+counted by its path. Importing again stores nothing twice, because ids are made of content.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentloop.errors import ConfigError, FormatError, did_you_mean
+from agentloop.formats.source import Source
+from agentloop.plugins import installed, load_part
+from agentloop.protocols import Format
+from agentloop.types import Imported
+
+GROUP = "formats"
+N_TOGETHER = 200
+"""Traces in one transaction."""
+MAX_REASONS = 50
+"""Reasons that are told of each kind; the numbers count all."""
+PLACE = re.compile(r"\[\d+\]")
+
+Put = Callable[[Sequence[Imported]], int]
+"""Stores traces, and says how many were new."""
+
+
+@dataclass
+class OfFormat:
+    """What became of the files of one format."""
+
+    files: int = 0
+    imported: int = 0
+    known: int = 0
+    """Traces that the store had already."""
+    failed: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    """Path of a field, without places in lists -> in how many traces it was kept raw, having no other place."""
+
+
+@dataclass
+class Account:
+    """What became of everything that was named."""
+
+    imported: int = 0
+    known: int = 0
+    skipped: int = 0
+    """Files that hold no traces."""
+    failed: int = 0
+    """Records, and files that are cut short or broken."""
+    reasons: list[str] = field(default_factory=list)
+    by_format: dict[str, OfFormat] = field(default_factory=dict)
+
+    def skip(self, reason: str) -> None:
+        """One more file without traces."""
+        self.skipped += 1
+        self._tell(reason)
+
+    def fail(self, reason: str) -> None:
+        """One more broken record or file."""
+        self.failed += 1
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        if len(self.reasons) < MAX_REASONS:
+            self.reasons.append(reason)
+
+
+def load_formats(only: str | None = None) -> dict[str, Format]:
+    """Every format that is installed, or the one called `only`. Raises PluginError for one that cannot be loaded."""
+    names = installed(GROUP)
+    if only is not None and only not in names:
+        raise ConfigError(f"no format {only!r} (known: {', '.join(sorted(names))}){did_you_mean(only, names)}")
+    return {name: load_part(GROUP, name) for name in ([only] if only else sorted(names))}
+
+
+def walk(paths: Iterable[Path]) -> list[Path]:
+    """The files among `paths` and in the folders there, in order. Raises ConfigError for what is not there."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file or folder")
+        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink()) if path.is_dir() else [path]
+        found += files
+    return list(dict.fromkeys(found))
+
+
+def take(
+    files: Sequence[Path], formats: Mapping[str, Format], put: Put, advance: Callable[[], None] = lambda: None
+) -> Account:
+    """Import `files`; advance is called after each. What was stored stays when it is interrupted."""
+    account = Account()
+    for path in files:
+        _take_file(path, formats, put, account)
+        advance()
+    return account
+
+
+def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
+    """The format of a file, None for none. Raises FormatError when it cannot be read or several claim it."""
+    claims, problem = [], None
+    for name, known in formats.items():
+        try:
+            if known.recognises(source):
+                claims.append(name)
+        except FormatError as error:  # it is no JSON, which not every format is
+            problem = error
+    if problem and not claims:
+        raise problem
+    if len(claims) > 1:
+        raise FormatError(f"{source.name}: could be {' or '.join(claims)}; say which with --format")
+    return formats[claims[0]] if claims else None
+
+
+def _take_file(path: Path, formats: Mapping[str, Format], put: Put, account: Account) -> None:
+    try:
+        source = Source(path)
+        # The one format that was asked for need not recognise it: its reasons are better than a shrug.
+        known = next(iter(formats.values())) if len(formats) == 1 else recognise(source, formats)
+    except FormatError as error:
+        (account.fail if path.suffix in {".json", ".jsonl", ".eval", ".traj", ".gz"} else account.skip)(str(error))
+        return
+    if known is None:
+        account.skip(f"{path}: no known format")
+        return
+    ours = account.by_format.setdefault(known.name, OfFormat())
+    ours.files += 1
+    together: list[Imported] = []
+    for item in _read(known, source):
+        if isinstance(item, FormatError):
+            ours.failed += 1
+            account.fail(str(item))
+            continue
+        ours.lost.update({PLACE.sub("[]", key) for key in item.raw})
+        together.append(item)
+        if len(together) == N_TOGETHER:
+            _put(together, put, ours, account)
+            together = []
+    _put(together, put, ours, account)
+
+
+def _read(known: Format, source: Source) -> Iterator[Imported | FormatError]:
+    """Its traces; an error that ends them is the last of them."""
+    try:
+        yield from known.read(source)
+    except FormatError as error:
+        yield error
+
+
+def _put(items: Sequence[Imported], put: Put, ours: OfFormat, account: Account) -> None:
+    try:
+        new = put(items) if items else 0
+    except ValueError as error:  # one of them is nested too deeply, say: the others need not suffer
+        if len(items) > 1:
+            for item in items:
+                _put([item], put, ours, account)
+            return
+        ours.failed += 1
+        account.fail(f"{items[0].trace.source} {items[0].trace.source_id or items[0].trace.id}: {error}")
+        return
+    ours.imported += new
+    account.imported += new
+    ours.known += len(items) - new
+    account.known += len(items) - new

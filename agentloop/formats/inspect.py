@@ -1,0 +1,164 @@
+"""Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or all in one `.json`. A trace a sample.
+
+Source: inspect_ai, src/inspect_ai/log/_log.py. What the log says of all samples is kept with each of
+them. Usage and times come from the model events, which stay in `raw`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import arguments
+from agentloop.formats.fields import Fields
+from agentloop.formats.inspect_events import ModelEvents
+from agentloop.formats.inspect_log import archived, content_of, document, is_archive, resolved
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, Score, StopReason, ToolCall, Trace
+
+GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
+"""Correct, partly, incorrect, no answer: what Inspect's `value_to_float` makes of them."""
+STOPS = {
+    "context": StopReason.context_limit,
+    "time": StopReason.time_limit,
+    "working": StopReason.time_limit,
+    "message": StopReason.step_limit,
+    "turn": StopReason.step_limit,
+    "token": StopReason.cost_limit,
+    "cost": StopReason.cost_limit,
+    "operator": StopReason.cancelled,
+}
+
+
+class InspectFormat:
+    """An archive with a header and samples, or a document that has `eval` and `status`."""
+
+    name = "inspect"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        if source.is_zip:
+            return is_archive(source)
+        record = source.head[0] if len(source.head) == 1 else None
+        return isinstance(record, dict) and isinstance(record.get("eval"), dict) and "status" in record
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        try:
+            for where, header, sample in archived(source) if source.is_zip else document(source):
+                try:
+                    if isinstance(sample, FormatError):
+                        raise sample
+                    yield self._trace(where, header, sample)
+                except FormatError as error:
+                    yield error
+        except FormatError as error:
+            yield error
+
+    def _trace(self, where: str, header: dict[str, Any], sample: Any) -> Imported:
+        run = Fields(header.get("eval") or {}, f"{where}: eval")
+        run_id, task = run.text("eval_id") or run.text("run_id"), run.text("task")
+        fields, steps = Fields(resolved(sample), where), Steps()
+        events = ModelEvents(fields)
+        for message in fields.objects("messages"):
+            _add(steps, message, events)
+        given = fields.take("input")
+        if not fields.peek("messages") and not steps.first and isinstance(given, str):
+            steps.hear(Message(role="user", content=given))
+        elif not any(message.content == given for message in steps.first):
+            fields.keep("input", given)
+        number, epoch = fields.take("id"), fields.take("epoch")
+        error = fields.fields("error")
+        limit = fields.fields("limit")
+        limit_type = limit.text("type") if limit else None
+        if limit:
+            limit.keep("type", limit_type)
+        stop = StopReason.submitted if steps.done() else StopReason.unknown
+        if limit_type:
+            stop = STOPS.get(limit_type, StopReason.unknown)
+        done, scores = steps.done(), _scores(fields)
+        if steps.unheard:
+            fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in steps.unheard])
+        started = fields.time("started_at")
+        return Imported(
+            trace=Trace(
+                id=trace_id(self.name, [run_id, sample]),
+                task_id=f"{task}/{number}",
+                source=self.name,
+                source_id=fields.text("uuid") or f"{run_id}/{number}/{epoch}",
+                messages=steps.first,
+                steps=done,
+                answer=done[-1].completion.message.content or None if done else None,
+                stop_reason=StopReason.error if error else stop,
+                error=(error.text("message") or "error") if error else None,
+                started_at=started,
+                duration_s=max(fields.number("total_time") or 0.0, 0.0),
+            ),
+            scores=scores,
+            raw={**fields.left(), **({"epoch": epoch} if epoch is not None else {}), **_of_all(header, number)},
+        )
+
+
+def _add(steps: Steps, message: Fields, events: ModelEvents) -> None:
+    role = message.text("role")
+    if role == "assistant":
+        text, reasoning = content_of(message)
+        calls = []
+        for n, call in enumerate(message.objects("tool_calls")):
+            made = {**arguments(call), "name": call.text("function") or "", "id": call.text("id") or f"call_{n}"}
+            if why := call.text("parse_error"):
+                made["error"] = why
+            call.take("type")
+            calls.append(ToolCall(**made))
+        usage = events.of(message.peek("id"), text)
+        usage["model"] = message.text("model") or usage.get("model")
+        steps.answer(Message(role=role, content=text, reasoning=reasoning, tool_calls=tuple(calls)), **usage)
+        return
+    text, _ = content_of(message)
+    if role != "tool":
+        steps.hear(Message(role=role or "user", content=text))
+        return
+    error, kind = message.fields("error"), None
+    if error:
+        kind, why = error.text("type"), error.text("message") or ""
+        text = text if why in text else "\n".join(filter(None, [text, why]))
+        error.keep("type", kind)
+    call_id, name = message.text("tool_call_id"), message.text("function")
+    steps.result(call_id, text, name=name, ok=error is None, timed_out=kind == "timeout")
+
+
+def _scores(fields: Fields) -> tuple[Score, ...]:
+    found = []
+    given = fields.fields("scores")
+    old = [("score", fields.fields("score"))] if isinstance(fields.peek("score"), dict) else []
+    for name, score in [*((key, given.fields(key)) for key in list(given.left())), *old] if given else old:
+        if score is None:
+            continue
+        value = score.take("value")
+        number = GRADES.get(value) if isinstance(value, str) else value
+        if isinstance(number, bool | int | float) and 0 <= number <= 1:
+            found.append(Score(verifier=f"inspect:{name}", version="1", value=float(number)))
+        else:
+            score.keep("value", value)
+    return tuple(found)
+
+
+def _of_all(header: dict[str, Any], number: Any) -> dict[str, Any]:
+    """What the log says of all samples; of the reductions those of this one, or each would have all the others'."""
+    results = header.get("results")
+    if isinstance(results, dict):
+        header = {**header, "results": {k: v for k, v in results.items() if k != "sample_reductions"}}
+        header.setdefault("reductions", results.get("sample_reductions"))
+    reductions = header.get("reductions")
+    if isinstance(reductions, list):
+        header = {**header, "reductions": [_reduction(reduction, number) for reduction in reductions]}
+    return {f"log.{key}": value for key, value in header.items() if value not in (None, "", [], {})}
+
+
+def _reduction(reduction: Any, number: Any) -> Any:
+    if not isinstance(reduction, dict) or not isinstance(reduction.get("samples"), list):
+        return reduction
+    own = [s for s in reduction["samples"] if not isinstance(s, dict) or s.get("sample_id") in (number, None)]
+    return {**reduction, "samples": own}

@@ -1,0 +1,151 @@
+"""What an Inspect log is made of: the members of its archive, attachments, contents, and model events.
+
+Nothing is inflated beyond what the archive declares, and what it declares is bounded.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.fields import Fields
+from agentloop.formats.source import MAX_DOCUMENT, parse
+from agentloop.protocols import Records
+
+MAX_MEMBERS = 100_000
+MAX_INFLATED = 16 << 30
+"""Bytes of all members together."""
+MAX_RATIO, MIN_SUSPECT = 300, 64 << 20
+"""Logs deflate to a hundredth at best; an archive that swells more, to at least so many bytes, is a bomb."""
+HEADERS = ("header.json", "_journal/start.json")
+"""The second is all that a run that was cut short has written."""
+BROKEN = (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError)
+ATTACHED = ("attachment://", "tc://")
+MAX_DEPTH = 64
+
+
+def is_archive(source: Records) -> bool:
+    """Whether an archive has the members of a log."""
+    try:
+        with zipfile.ZipFile(source.path) as archive:
+            names = archive.namelist()
+            return any(name in HEADERS for name in names)
+    except BROKEN:
+        return False
+
+
+def archived(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """(place, header, sample) of each sample, or the FormatError of one that cannot be read.
+
+    Raises FormatError for an archive that is broken, has no header, or would inflate beyond the caps.
+    """
+    try:
+        with zipfile.ZipFile(source.path) as archive:
+            members = {info.filename: info for info in archive.infolist()}
+            _check(source, archive)
+            name = next((name for name in HEADERS if name in members), None)
+            header = _member(archive, members[name], f"{source.name}: {name}") if name else None
+            if not isinstance(header, dict):
+                raise FormatError(f"{source.name}: {name or 'header.json'}: no object")
+            if "reductions.json" in members:
+                where = f"{source.name}: reductions.json"
+                header["reductions"] = _member(archive, members["reductions.json"], where)
+            for name, info in members.items():
+                if name.startswith("samples/") and name.endswith(".json"):
+                    where = f"{source.name}: {name}"
+                    try:
+                        yield where, header, _member(archive, info, where)
+                    except FormatError as error:
+                        yield where, header, error
+    except BROKEN as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{source.name}: {error}") from error
+
+
+def document(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """(place, header, sample) of a log that is one document. Raises FormatError when it is none."""
+    header = source.document
+    if not isinstance(header, dict):
+        raise FormatError(f"{source.name}: no object")
+    samples = header.get("samples") or []
+    if not isinstance(samples, list):
+        raise FormatError(f"{source.name}: samples: no list")
+    header = {key: value for key, value in header.items() if key != "samples"}
+    for n, sample in enumerate(samples):
+        yield f"{source.name}: samples[{n}]", header, sample
+
+
+def _check(source: Records, archive: zipfile.ZipFile) -> None:
+    infos = archive.infolist()
+    total, size = sum(info.file_size for info in infos), source.path.stat().st_size
+    if len(infos) > MAX_MEMBERS:
+        raise FormatError(f"{source.name}: {len(infos)} members; at most {MAX_MEMBERS}")
+    if total > MAX_INFLATED or (total > MIN_SUSPECT and total > MAX_RATIO * size):
+        raise FormatError(f"{source.name}: {size} bytes would inflate to {total}: refused")
+
+
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> Any:
+    try:
+        with archive.open(info) as file:
+            data = file.read(MAX_DOCUMENT + 1)
+    except BROKEN as error:
+        raise FormatError(f"{where}: {error}") from error
+    if len(data) > MAX_DOCUMENT:
+        raise FormatError(f"{where}: more than {MAX_DOCUMENT >> 20} MiB")
+    return parse(data, where)
+
+
+def resolved(sample: Any) -> Any:
+    """The sample with the text of its attachments where its messages refer to them."""
+    if not isinstance(sample, dict):
+        return sample
+    attached = attached_texts(sample)
+    return {key: resolve(value, attached) if key in ("messages", "input") else value for key, value in sample.items()}
+
+
+def attached_texts(sample: dict[str, Any]) -> dict[str, Any]:
+    """Hash -> text; older logs have them in the transcript."""
+    transcript = sample.get("transcript")
+    old = transcript.get("content") if isinstance(transcript, dict) else None
+    new = sample.get("attachments")
+    return {**(old if isinstance(old, dict) else {}), **(new if isinstance(new, dict) else {})}
+
+
+def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
+    """`value` with the text of attachments for references to them; what is nested deeper than any message stays."""
+    if depth > MAX_DEPTH:
+        return value
+    if isinstance(value, str) and value.startswith(ATTACHED):
+        return attached.get(value.split("://", 1)[1], value)
+    if isinstance(value, list):
+        return [resolve(item, attached, depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {key: resolve(item, attached, depth + 1) for key, item in value.items()}
+    return value
+
+
+def content_of(message: Fields) -> tuple[str, str]:
+    """(text, reasoning) of a message's content; parts that are neither stay."""
+    value = message.take("content")
+    if value is None or isinstance(value, str):
+        return value or "", ""
+    if not isinstance(value, list):
+        raise FormatError(f"{message.where}: content: neither text nor a list of parts")
+    texts: list[str] = []
+    thoughts: list[str] = []
+    others: list[Any] = []
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        said = part.get(kind) if isinstance(part, dict) and kind in ("text", "reasoning") else None
+        if isinstance(said, str):
+            (texts if kind == "text" else thoughts).append(said)
+            part = {key: item for key, item in part.items() if key not in ("type", kind) and item not in (None, False)}
+        if part:
+            others.append(part)
+    if others:
+        message.keep("content", others)
+    return "\n".join(texts), "\n".join(thoughts)

@@ -1,0 +1,162 @@
+"""LangSmith runs: a JSON object a run, as `Run.json()` of its SDK and the run query of its API give them.
+
+Source: langchain-ai/langsmith-sdk `python/langsmith/schemas.py` (RunBase, Run). Runs of one `trace_id` are one trace;
+`llm` runs are its steps, `tool` and `retriever` runs their results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.fields import Fields
+from agentloop.formats.leftover import score
+from agentloop.formats.runs import Run, build
+from agentloop.formats.steps import trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Score
+
+TREE = ("run_type", "name", "parent_run_id", "start_time", "end_time")
+"""Kept of every run: a trace's steps do not tell how they were nested."""
+SESSIONS = ("session_id", "thread_id", "conversation_id")
+"""Metadata by which LangSmith itself groups traces into threads."""
+
+
+class LangSmithFormat:
+    """`run_type` beside `trace_id` or `dotted_order`."""
+
+    name = "langsmith"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return any(_is_run(item) for head in source.head for item in _runs(head)[:3])
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        traces: dict[str, list[tuple[dict[str, Any], Run]]] = {}
+        for where, record in source.records():
+            waiting = [(where, item) for item in _runs(record)]
+            while waiting:
+                place, item = waiting.pop(0)
+                try:
+                    if isinstance(item, FormatError):
+                        raise item
+                    fields = Fields(item, place)
+                    below = fields.items("child_runs")
+                    waiting += [(f"{place}: child_runs[{n}]", child) for n, child in enumerate(below)]
+                    run = _run(fields)
+                    traces.setdefault(fields.text("trace_id") or run.parent or run.id, []).append((item, run))
+                except FormatError as error:
+                    yield error
+        for source_id, found in traces.items():
+            try:
+                yield self._trace(source_id, [item for item, _ in found], [run for _, run in found])
+            except FormatError as error:
+                yield error
+
+    def _trace(self, source_id: str, records: list[dict[str, Any]], runs: list[Run]) -> Imported:
+        runs.sort(key=lambda run: str(run.fields.peek("dotted_order") or ""))
+        for run in reversed(runs):  # metadata is handed down: an agent is where its name appears first
+            above = next((other for other in runs if other.id == run.parent), None)
+            if above is not None and above.agent == run.agent:
+                run.agent = None
+        root = next((run for run in runs if run.parent is None), runs[0])
+        scores: list[Score] = []
+        if isinstance(root.fields.peek("feedback_stats"), dict) and (stats := root.fields.fields("feedback_stats")):
+            for key, value in stats.left().items():
+                if isinstance(value, dict) and (told := stats.fields(key)):
+                    scores += score(told, "avg", f"{self.name}:{key}")
+        metadata = [_metadata(run.fields) for run in (root, *runs)]
+        session = next((m[key] for m in metadata for key in SESSIONS if isinstance(m.get(key), str)), None)
+        task = root.fields.text("reference_example_id")
+        trace, raw = build(self.name, trace_id(self.name, records), runs)
+        for n, run in enumerate(runs):
+            raw |= {f"runs[{run.id or n}].{key}": value for key, value in run.fields.left().items()}
+        error = trace.error or root.error
+        more = {"source_id": source_id, "session": session, "task_id": task, "error": error}
+        return Imported(trace=trace.model_copy(update=more), scores=tuple(scores), raw=raw)
+
+
+def _run(fields: Fields) -> Run:
+    tree = {key: fields.peek(key) for key in TREE}
+    kind = fields.text("run_type") or ""
+    metadata = _metadata(fields)
+    agent = metadata.get("lc_agent_name") if kind == "chain" else None
+    run = Run(
+        fields=fields,
+        id=fields.text("id") or "",
+        parent=fields.text("parent_run_id"),
+        kind="llm" if kind == "llm" else "tool" if kind in ("tool", "retriever") else "span",
+        name=fields.text("name") or "",
+        inputs="inputs",
+        outputs="outputs",
+        started_at=fields.time("start_time"),
+        ended_at=fields.time("end_time"),
+        agent=agent if isinstance(agent, str) and agent else None,
+        error=fields.text("error"),
+    )
+    for key, value in tree.items():
+        fields.keep(key, value)
+    output = fields.peek("outputs")
+    output = output.get("output") if isinstance(output, dict) else None
+    output = output.get("kwargs", output) if isinstance(output, dict) else None
+    call_id = output.get("tool_call_id") if isinstance(output, dict) else None
+    run.call_id = call_id if isinstance(call_id, str) else None
+    if run.kind == "llm":
+        told = _usage(fields.peek("outputs"))
+        details = fields.peek("prompt_token_details")
+        details = details if isinstance(details, dict) else told.get("input_token_details")
+        cached = details.get("cache_read") if isinstance(details, dict) else None
+        model = metadata.get("ls_model_name")
+        run.usage = {
+            "model": model if isinstance(model, str) else None,
+            "n_prompt_tokens": fields.integer("prompt_tokens") or _count(told, "input_tokens", "prompt_tokens"),
+            "n_completion_tokens": fields.integer("completion_tokens")
+            or _count(told, "output_tokens", "completion_tokens"),
+            "n_cached_tokens": cached if isinstance(cached, int) and not isinstance(cached, bool) else 0,
+            "cost_usd": fields.number("total_cost"),
+        }
+    return run
+
+
+def _usage(outputs: Any) -> dict[str, Any]:
+    """The counts of tokens that stand somewhere in what a model gave."""
+    waiting = [outputs]
+    for _ in range(64):  # they stand near the top
+        if not waiting:
+            break
+        value = waiting.pop(0)
+        if isinstance(value, list):
+            waiting += value[:1]
+        elif isinstance(value, dict):
+            for key in ("usage_metadata", "token_usage", "usage"):
+                if isinstance(value.get(key), dict):
+                    return dict(value[key])
+            waiting += value.values()
+    return {}
+
+
+def _count(counts: dict[str, Any], *keys: str) -> int:
+    return next((v for key in keys if isinstance(v := counts.get(key), int) and not isinstance(v, bool)), 0)
+
+
+def _metadata(fields: Fields) -> dict[str, Any]:
+    extra = fields.peek("extra")
+    metadata = extra.get("metadata") if isinstance(extra, dict) else None
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def _runs(record: Any) -> list[Any]:
+    """The runs of a file's record: itself, a list of them, or what the API answers to a query."""
+    if isinstance(record, dict) and isinstance(record.get("runs"), list) and "run_type" not in record:
+        return list(record["runs"])
+    return record if isinstance(record, list) else [record]
+
+
+def _is_run(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("run_type"), str)
+        and bool({"trace_id", "dotted_order"} & item.keys())
+    )

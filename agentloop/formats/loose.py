@@ -1,0 +1,271 @@
+"""Messages as tracing clients write them: OpenAI, Anthropic, Gemini, LangChain, OpenTelemetry parts, Responses items.
+
+Used for stores of runs whose inputs and outputs are whatever an application handed to its model. What is
+understood is taken; all else stays with the fields it came in.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentloop.formats.chat import arguments
+from agentloop.formats.fields import Fields
+from agentloop.formats.source import HALF, whole
+from agentloop.types import Message, ToolCall
+
+ROLES = {"ai": "assistant", "model": "assistant", "human": "user", "function": "tool"}
+ROLES |= {
+    f"{prefix}{suffix}": role
+    for prefix, role in (("AI", "assistant"), ("Human", "user"), ("System", "system"), ("Tool", "tool"))
+    for suffix in ("Message", "MessageChunk")
+}
+ROLES |= {role: role for role in ("system", "developer", "user", "assistant", "tool")}
+LISTS = ("messages", "choices", "candidates", "generations", "contents", "output", "prompts")
+PLAIN = ("prompt", "contents", "output", "input", "query", "question")
+CALLS = {"tool_call", "tool_use", "tool-call", "function_call"}
+RESULTS = {"tool_call_response", "tool_result", "tool-result", "function_call_output"}
+THOUGHTS = {"thinking", "reasoning"}
+TEXTS = {"text", "output_text", "input_text"}
+
+
+@dataclass
+class Said:
+    """One message, with the results of tools that stand in it."""
+
+    role: str
+    texts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    finish: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+
+    @property
+    def message(self) -> Message:
+        return Message(
+            role=self.role,
+            content="".join(self.texts),
+            reasoning="\n".join(self.reasoning),
+            tool_calls=tuple(self.calls),
+            tool_call_id=self.call_id,
+            name=self.name,
+        )
+
+
+def said(fields: Fields, key: str, role: str) -> list[Said]:
+    """The messages at `key`; text that is no JSON is one of `role`. Raises FormatError for a mistyped one."""
+    value = unwrapped(fields.take(key))
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        fields.keep(key, value)
+        child = fields.fields(key)
+        return list(_object(child, role)) if child else []
+    if isinstance(value, list):
+        fields.keep(key, value)
+        return _list(fields, key, role)
+    return [Said(role, [_text(value)])]
+
+
+def unwrapped(value: Any) -> Any:
+    """JSON in a text as the value it is; other text as it stands."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            made = json.loads(value)
+            return whole(made) if HALF.search(value) else made
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _list(fields: Fields, key: str, role: str) -> list[Said]:
+    """Items that are parts and not messages belong together, to one message."""
+    found: list[Said] = []
+    flat: list[Any] = []
+    for item in fields.items(key):
+        flat += item if isinstance(item, list) else [item]
+    open_: Said | None = None
+    fields.keep(key, [item if isinstance(item, dict) else {"text": _text(item)} for item in flat if item is not None])
+    for child in fields.objects(key):
+        if _is_part(child):
+            if open_ is None:
+                open_ = Said(role)
+                found.append(open_)
+            _part(child, open_)
+        else:
+            open_ = None
+            found += _object(child, role)
+    return found
+
+
+def _object(child: Fields, role: str) -> Iterator[Said]:
+    if isinstance(child.peek("kwargs"), dict) and "lc" in child:
+        kind = child.take("id")
+        name = kind[-1] if isinstance(kind, list) and kind and isinstance(kind[-1], str) else ""
+        child.take("lc"), child.take("type")
+        kwargs = child.fields("kwargs")
+        if kwargs:
+            kwargs.take("type")
+            yield from _object(kwargs, ROLES.get(name, role))
+        return
+    for key in ("system", "system_instruction", "instructions"):
+        if isinstance(child.peek(key), str):
+            yield Said("system", [child.text(key) or ""])
+    lists = [key for key in LISTS if isinstance(child.peek(key), list)]
+    for key in lists:
+        yield from _list(child, key, role)
+    finish = child.peek("finish_reason")
+    for key in ("message", "generation", "output"):
+        if isinstance(child.peek(key), dict) and (inner := child.fields(key)):
+            for one in _object(inner, role):
+                one.finish = one.finish or (finish if isinstance(finish, str) else None)
+                yield one
+            child.take("text")  # the message once more
+            return
+    if isinstance(child.peek("content"), dict) and (inner := child.fields("content")):
+        yield from _object(inner, role)
+    elif _is_part(child):
+        one = Said(role)
+        _part(child, one)
+        yield one
+    elif any(key in child for key in ("content", "parts", "role", "tool_calls")):
+        yield _message(child, role)
+    elif not lists:
+        for key in PLAIN:
+            if isinstance(child.peek(key), str):
+                yield Said(role, [child.text(key) or ""])
+                return
+
+
+def _message(child: Fields, role: str) -> Said:
+    for key in ("role", "type"):
+        told = child.peek(key)
+        if isinstance(told, str) and told in ROLES:
+            role = ROLES[told]
+            child.take(key)
+            break
+    finish, call_id, name = child.peek("finish_reason"), child.peek("tool_call_id"), child.peek("name")
+    one = Said(role, finish=finish if isinstance(finish, str) else None)
+    if isinstance(call_id, str):
+        one.call_id = child.text("tool_call_id")
+    if isinstance(name, str):
+        one.name = child.text("name")
+    if isinstance(thought := child.peek("reasoning_content"), str):
+        one.reasoning.append(thought)
+        child.take("reasoning_content")
+    for key in ("content", "parts"):
+        value = child.peek(key)
+        if isinstance(value, list):
+            child.keep(key, [item if isinstance(item, dict) else {"text": _text(item)} for item in value])
+            for part in child.objects(key):
+                _part(part, one)
+        elif value is not None:
+            child.take(key)
+            inner = unwrapped(value)
+            if role == "assistant" and isinstance(inner, list) and inner and all(_is_call(item) for item in inner):
+                child.keep("tool_calls", inner)  # the calls as the text of the message
+            else:
+                one.texts.append(_text(value))
+    for holder in (
+        child,
+        child.fields("additional_kwargs") if isinstance(child.peek("additional_kwargs"), dict) else None,
+    ):
+        if holder is None or not isinstance(holder.peek("tool_calls"), list):
+            continue
+        calls = []
+        for n, call in enumerate(holder.objects("tool_calls")):
+            call.take("type")
+            function = call.fields("function") if isinstance(call.peek("function"), dict) else None
+            calls.append(_call(call, function or call, n))
+        if not one.calls:
+            one.calls = calls
+    return one
+
+
+def _part(part: Fields, one: Said) -> None:
+    kind = part.peek("type")
+    for key in ("function_call", "functionCall"):
+        if isinstance(part.peek(key), dict) and (inner := part.fields(key)):
+            one.calls.append(_call(inner, inner, len(one.calls)))
+            return
+    for key in ("function_response", "functionResponse"):
+        if isinstance(part.peek(key), dict) and (inner := part.fields(key)):
+            one.results.append(
+                {
+                    "call_id": _any_text(inner, "id"),
+                    "content": _text(inner.take("response")),
+                    "name": _any_text(inner, "name"),
+                }
+            )
+            return
+    if kind in CALLS or ("toolName" in part and not _any(part, "result", "output")):
+        part.take("type")
+        one.calls.append(_call(part, part, len(one.calls)))
+    elif kind in RESULTS or "toolName" in part:
+        part.take("type")
+        call_id = _any_text(part, "tool_use_id", "toolCallId", "call_id", "id")
+        value = next((part.take(key) for key in ("result", "response", "content", "output") if key in part), None)
+        failed = part.take("is_error") is True
+        one.results.append(
+            {"call_id": call_id, "content": _text(value), "name": _any_text(part, "name", "toolName"), "ok": not failed}
+        )
+    elif kind in THOUGHTS or part.peek("thought") is True:
+        for key in ("thinking", "content", "text", "summary"):
+            if isinstance(value := part.peek(key), str | list) and value:
+                part.take(key)
+                one.reasoning.append(_text(value))
+    elif kind in TEXTS or kind is None:
+        for key in ("text", "content"):
+            if isinstance(value := part.peek(key), str):
+                part.take(key)
+                part.take("type")
+                one.texts.append(value)
+                return
+
+
+def _call(holder: Fields, function: Fields, n: int) -> ToolCall:
+    call_id = _any_text(holder, "call_id", "toolCallId", "id") or f"call_{n}"
+    name = _any_text(function, "name", "toolName") or ""
+    key = next((key for key in ("arguments", "args", "input") if key in function), "arguments")
+    return ToolCall(id=call_id, name=name, **arguments(function, key))
+
+
+def _is_part(child: Fields) -> bool:
+    kind = child.peek("type")
+    if "role" in child:
+        return False
+    known = isinstance(kind, str) and kind in CALLS | RESULTS | THOUGHTS | TEXTS
+    bare = isinstance(child.peek("text"), str) and not _any(child, "message", "messages", "generation", "content")
+    return known or bare or _any(child, "toolName", "functionCall", "function_response", "functionResponse")
+
+
+def _is_call(item: Any) -> bool:
+    function = item.get("function") if isinstance(item, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _any(child: Fields, *keys: str) -> bool:
+    return any(child.peek(key) is not None for key in keys)
+
+
+def _any_text(child: Fields, *keys: str) -> str | None:
+    return next((child.text(key) for key in keys if isinstance(child.peek(key), str)), None)
+
+
+def _text(value: Any) -> str:
+    """Text of a result: its parts' text, else its JSON."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(item, dict) and isinstance(item.get("text"), str) for item in value)
+    ):
+        return "".join(item["text"] for item in value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,313 @@
+"""OpenHands: event lists and evaluation `output.jsonl` of V0, and the event log of the V1 SDK (`openhands_sdk.py`).
+
+Source: All-Hands-AI/OpenHands `openhands/events/`. An action asks, the observation with its `cause` answers; what the
+model said stands in the action's `tool_call_metadata.model_response`. A delegate's events stand between the action
+that started it and the observation that ended it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import arguments, assistant, content
+from agentloop.formats.fields import Fields
+from agentloop.formats.leftover import MAX_AGENTS, unheard
+from agentloop.formats.openhands_sdk import read_events
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, Score, StopReason, SubTrace, ToolCall, Trace
+
+STATES = {"finished": StopReason.submitted, "stopped": StopReason.cancelled, "error": StopReason.error}
+LIMITS = {
+    "maximum iteration": StopReason.step_limit,
+    "maximum budget": StopReason.cost_limit,
+    "context window": StopReason.context_limit,
+    "timeout": StopReason.time_limit,
+}
+SILENT = {
+    "change_agent_state",
+    "recall",
+    "null",
+    "agent_state_changed",
+    "condensation",
+    "condensation_request",
+    "rejected",
+}
+"""Events that neither the model nor a tool has said."""
+
+
+class OpenHandsFormat:
+    """Events with `source` and `action` or `observation`, a `history` of them, or events with their `kind`."""
+
+    name = "openhands"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return any(_is_ours(item) for head in source.head for item in (head[:3] if isinstance(head, list) else [head]))
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        old: list[tuple[str, Any]] = []
+        new: list[tuple[str, Any]] = []
+        for where, record in source.records():
+            if isinstance(record, FormatError):
+                yield record
+            elif isinstance(record, dict) and "history" in record:
+                yield from self._evaluation(record, where)
+            else:
+                (new if isinstance(record, dict) and "kind" in record else old).append((where, record))
+        if old:
+            run = _Run("")
+            yield from run.read(old)
+            if run.n_read:
+                yield Imported(trace=run.trace([record for _, record in old]), raw=run.raw)
+        if new:
+            yield from read_events(self.name, new)
+
+    def _evaluation(self, record: dict[str, Any], where: str) -> Iterator[Imported | FormatError]:
+        try:
+            fields = Fields(record, where)
+            history: list[Any] = []
+            for item in fields.items("history"):  # pairs of action and observation in the oldest files
+                history += item if isinstance(item, list) else [item]
+            task, result = fields.text("instance_id"), fields.fields("test_result")
+            error, patch = fields.text("error"), result.text("git_patch") if result else None
+        except FormatError as broken:
+            yield broken
+            return
+        run = _Run("history")
+        yield from run.read([(f"{where}: history[{n}]", event) for n, event in enumerate(history)])
+        stop = next((reason for words, reason in LIMITS.items() if words in (error or "").lower()), None)
+        if error:
+            fields.keep("error", error)
+            run.stop, run.error = stop or StopReason.error, None if stop else error
+        if fields.peek("instruction") in [message.content for message in run.steps.first]:
+            fields.take("instruction")
+        report = result.peek("report") if result else None
+        resolved = report.get("resolved") if isinstance(report, dict) else None
+        scores = (
+            (Score(verifier="openhands:resolved", version="1", value=float(resolved)),)
+            if isinstance(resolved, bool)
+            else ()
+        )
+        trace = run.trace(record).model_copy(update={"task_id": task, "answer": patch or run.answer})
+        yield Imported(trace=trace, scores=scores, raw={**fields.left(), **run.raw})
+
+
+class _Run:
+    """Events as steps; `below` is the delegate that works now."""
+
+    def __init__(self, prefix: str, depth: int = 0) -> None:
+        self.prefix, self.depth, self.n_read = prefix, depth, 0
+        self.steps, self.raw = Steps(), dict[str, Any]()
+        self.calls: dict[str, str] = {}
+        self.seen: set[tuple[str, str]] = set()
+        self.n_steps, self.cost_usd = 0, 0.0
+        self.stop, self.answer, self.error = StopReason.unknown, None, None
+        self.times: list[Any] = []
+        self.children: list[SubTrace] = []
+        self.below: tuple[_Run, str, list[Any]] | None = None
+        self.agent: str | None = None
+
+    stop: StopReason
+    answer: str | None
+    error: str | None
+
+    def read(self, events: list[tuple[str, Any]]) -> Iterator[FormatError]:
+        for n, (where, record) in enumerate(events):
+            try:
+                self._event(Fields(record, where), record, n)
+            except FormatError as error:
+                yield error
+        self._leave()
+        self.raw |= unheard(self.steps)
+
+    def _leave(self) -> None:
+        if self.below:
+            run, call_id, records = self.below
+            self.below = None
+            run._leave()
+            self.raw |= run.raw
+            self.children.append(SubTrace(trace=run.trace(records), step=self.n_steps - 1, call_id=call_id))
+
+    def _event(self, event: Fields, record: dict[str, Any], n: int) -> None:
+        if "action" not in record and "observation" not in record:
+            raise FormatError(f"{event.where}: neither action nor observation")
+        if self.below and record.get("observation") != "delegate":
+            self.below[0]._event(event, record, n)
+            self.below[2].append(record)
+            return
+        self._leave()
+        self.n_read += 1
+        at = event.time("timestamp")
+        self.times += [at] if at else []
+        source, action, observation = event.text("source"), event.text("action"), event.text("observation")
+        kind = action or observation or ""
+        if not (action and source == "agent"):  # else it is when the step started
+            event.keep("timestamp", record.get("timestamp"))
+        if kind in SILENT:
+            event.keep("kind", kind)
+            self._silent(event, kind)
+        elif observation is not None:
+            self._observation(event, kind)
+        elif kind in ("message", "system") and (source != "agent" or kind == "system"):
+            args = event.fields("args")
+            self.steps.hear(
+                Message(role="system" if kind == "system" else "user", content=content(args) if args else "")
+            )
+        elif source == "agent":
+            self._action(event, kind, at)
+        else:
+            event.keep("action", kind)
+        if _id(event, "cause") in self.calls:
+            event.take("cause")
+        if source != ("user" if kind == "message" else "agent"):
+            event.keep("source", source)
+        path = f"{self.prefix}[{n}]" if self.prefix else f"events[{n}]"
+        self.raw.update({f"{path}.{key}": value for key, value in event.left().items() if key != "id"})
+
+    def _silent(self, event: Fields, kind: str) -> None:
+        if kind == "condensation":
+            self.steps.compact()
+        extras = event.peek("extras")
+        state = extras.get("agent_state") if isinstance(extras, dict) else None
+        if kind == "agent_state_changed" and isinstance(state, str):
+            self.stop = STATES.get(state, self.stop)
+
+    def _action(self, event: Fields, kind: str, at: Any) -> None:
+        args = event.fields("args") or Fields({}, event.where)
+        told = event.fields("tool_call_metadata")
+        call_id = (told and told.text("tool_call_id")) or f"event_{event.peek('id')}"
+        name = (told and told.text("function_name")) or kind
+        response = told.fields("model_response") if told else None
+        answered = _answer(response) if response else None
+        thought = args.text("thought") or ""
+        message, usage = answered or (Message(role="assistant", content=thought), {})
+        if event.peek("message") in (thought, message.content):
+            event.take("message")
+        if thought and thought != message.content:
+            args.keep("thought", thought)
+        if kind != name:
+            event.keep("action", kind)
+        if kind == "message":
+            message = message.model_copy(update={"content": content(args)})
+        elif not any(call.id == call_id for call in message.tool_calls):
+            made = ToolCall(id=call_id, name=name, **arguments(Fields({"arguments": args.left()}, event.where)))
+            message = message.model_copy(update={"tool_calls": (*message.tool_calls, made)})
+        answer = response.peek("id") if response else None
+        if not isinstance(answer, str) or (answer, call_id) not in self.seen:  # else it is in an answer already
+            self.steps.answer(message, started_at=at, **usage, cost_usd=self._cost(event))
+            self.n_steps += 1
+            self.seen |= {(str(answer), call.id) for call in message.tool_calls}
+        if number := _id(event, "id"):
+            self.calls[number] = call_id
+        asked = next((call.arguments for call in message.tool_calls if call.id == call_id), "{}")
+        _drop_said(args, asked)
+        if kind == "finish":
+            self.stop = StopReason.submitted
+            said = args.peek("final_thought") or _json(asked).get("message") or thought
+            self.answer = said if isinstance(said, str) else None
+        elif kind == "reject":
+            self.stop = StopReason.cancelled
+        elif kind == "delegate" and self.depth < MAX_AGENTS:
+            self.below = (_Run(self.prefix, self.depth + 1), call_id, [])
+            self.below[0].agent = args.text("agent")
+
+    def _cost(self, event: Fields) -> float | None:
+        metrics = event.peek("llm_metrics")
+        total = metrics.get("accumulated_cost") if isinstance(metrics, dict) else None
+        if isinstance(total, bool) or not isinstance(total, int | float) or total <= 0:
+            return None
+        before, self.cost_usd = self.cost_usd, float(total)
+        return max(0.0, total - before)
+
+    def _observation(self, event: Fields, kind: str) -> None:
+        told, text = event.fields("tool_call_metadata"), content(event)
+        if told:
+            told.take("model_response")  # the action's
+            told.take("total_calls_in_response")
+        call_id = (told and told.text("tool_call_id")) or self.calls.get(_id(event, "cause") or "")
+        name = told.text("function_name") if told else None
+        if kind != name:
+            event.keep("observation", kind)
+        if event.peek("message") == text:
+            event.take("message")
+        extras = event.fields("extras") or Fields({}, event.where)
+        metadata = extras.fields("metadata") if isinstance(extras.peek("metadata"), dict) else None
+        code = (metadata or extras).integer("exit_code")
+        succeeded = event.take("success")
+        if call_id is None:
+            self.steps.hear(Message(role="user", content=text, name=kind))
+            return
+        ok = kind != "error" and (succeeded if isinstance(succeeded, bool) else code in (None, 0))
+        exit_code = code if code is not None and code >= 0 else None  # -1 is a command that still runs
+        self.steps.result(call_id, text, name=name, ok=ok, exit_code=exit_code, timed_out=code == -1)
+
+    def trace(self, record: object) -> Trace:
+        return Trace(
+            id=trace_id("openhands", record),
+            source="openhands",
+            agent=self.agent,
+            messages=self.steps.first,
+            steps=self.steps.done(),
+            children=tuple(self.children),
+            answer=self.answer,
+            stop_reason=self.stop,
+            error=self.error,
+            started_at=min(self.times, default=None),
+            duration_s=(max(self.times) - min(self.times)).total_seconds() if self.times else 0.0,
+        )
+
+
+def _answer(response: Fields) -> tuple[Message, dict[str, Any]] | None:
+    """A litellm response's message, and its usage."""
+    choices = list(response.objects("choices"))
+    message = choices[0].fields("message") if choices else None
+    if message is None:
+        return None
+    message.take("role")
+    usage = response.fields("usage")
+    details = usage.fields("prompt_tokens_details") if usage else None
+    return assistant(message), {
+        "model": response.text("model"),
+        "finish_reason": choices[0].text("finish_reason"),
+        "n_prompt_tokens": (usage and usage.integer("prompt_tokens")) or 0,
+        "n_completion_tokens": (usage and usage.integer("completion_tokens")) or 0,
+        "n_cached_tokens": (details and details.integer("cached_tokens")) or 0,
+    }
+
+
+def _id(event: Fields, key: str) -> str | None:
+    """An event's number; None for what is none."""
+    value = event.peek(key)
+    return str(value) if isinstance(value, int | str) else None
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _drop_said(args: Fields, asked: str) -> None:
+    """Takes from an action what its call's arguments say already."""
+    for key, value in _json(asked).items():
+        if args.peek(key) == value:
+            args.take(key)
+
+
+def _is_ours(item: Any) -> bool:
+    if not isinstance(item, dict):
+        return False
+    history = item.get("history")
+    if isinstance(history, list) and "instance_id" in item:
+        return True
+    kind = item.get("kind")
+    new = isinstance(kind, str) and kind.endswith(("Event", "Observation", "Condensation")) and "source" in item
+    old = ("action" in item or "observation" in item) and {"source", "message", "timestamp"} <= item.keys()
+    return new or old

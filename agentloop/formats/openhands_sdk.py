@@ -1,0 +1,195 @@
+"""The event log of the OpenHands V1 SDK: a JSON object an event, told apart by `kind`; read by `openhands.py`.
+
+Source: OpenHands/software-agent-sdk `openhands-sdk/openhands/sdk/event/`. Actions with one `llm_response_id` are one
+answer; token ids follow the answer they belong to; the counts of its tokens are the difference of two `stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import arguments, assistant, content
+from agentloop.formats.fields import Fields
+from agentloop.formats.leftover import unheard
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
+
+STATES = {"finished": StopReason.submitted, "error": StopReason.error, "stuck": StopReason.error}
+
+
+def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported | FormatError]:
+    """The trace of one log, after what is broken in it."""
+    log = _Log()
+    n_read = 0
+    for n, (where, record) in enumerate(events):
+        try:
+            event = Fields(record, where)
+            log.event(event)
+            n_read += 1
+            log.raw.update({f"events[{n}].{key}": value for key, value in event.left().items()})
+        except FormatError as error:
+            yield error
+    log.flush()
+    if not n_read:
+        return
+    log.raw |= unheard(log.steps)
+    trace = Trace(
+        id=trace_id(name, [record for _, record in events]),
+        source=name,
+        messages=log.steps.first,
+        steps=log.steps.done(),
+        answer=log.answer,
+        stop_reason=log.stop,
+        error=log.error,
+        started_at=min(log.times, default=None),
+        duration_s=(max(log.times) - min(log.times)).total_seconds() if log.times else 0.0,
+    )
+    yield Imported(trace=trace, raw=log.raw)
+
+
+class _Log:
+    """Events as steps. An answer waits until nothing more can belong to it: its further calls, results and tokens."""
+
+    stop: StopReason = StopReason.unknown
+    answer: str | None = None
+    error: str | None = None
+
+    def __init__(self) -> None:
+        self.steps, self.raw, self.times = Steps(), dict[str, Any](), list[Any]()
+        self.pending: dict[str, Any] | None = None
+        self.results: list[dict[str, Any]] = []
+        self.total = {"prompt_tokens": 0, "completion_tokens": 0, "cache_read_tokens": 0, "accumulated_cost": 0.0}
+        self.usage: dict[str, Any] = {}
+
+    def flush(self) -> None:
+        if self.pending is not None:
+            calls = tuple(self.pending.pop("calls"))
+            message = self.pending.pop("message").model_copy(update={"tool_calls": calls})
+            self.pending.pop("response")
+            self.steps.answer(message, **self.pending)
+        for result in self.results:
+            self.steps.result(**result)
+        self.pending, self.results = None, []
+
+    def event(self, event: Fields) -> None:
+        kind, at = event.peek("kind"), event.time("timestamp")
+        self.times += [at] if at else []
+        source = event.text("source")
+        if at and not (source == "agent" and kind in ("ActionEvent", "MessageEvent")):
+            event.keep("timestamp", at.isoformat())
+        if kind == "ActionEvent":
+            self._action(event, at)
+        elif kind in ("ObservationEvent", "UserRejectObservation", "AgentErrorEvent"):
+            self._result(event)
+        elif kind == "MessageEvent":
+            self._message(event, source, at)
+        elif kind == "TokenEvent" and self.pending is not None and "prompt_token_ids" not in self.pending:
+            ids = tuple(_integers(event, "response_token_ids"))
+            self.pending["prompt_token_ids"] = tuple(_integers(event, "prompt_token_ids"))
+            self.pending["message"] = self.pending["message"].model_copy(update={"token_ids": ids})
+        elif kind == "SystemPromptEvent":
+            parts = [event.fields(key) for key in ("system_prompt", "dynamic_context")]
+            text = "\n".join(part.text("text") or "" for part in parts if part)
+            self.steps.hear(Message(role="system", content=text))
+        elif kind == "CondensationSummaryEvent":
+            self.flush()
+            self.steps.compact()
+            self.steps.hear(Message(role="user", content=event.text("summary") or ""))
+        elif kind == "Condensation":
+            self.flush()
+            self.steps.compact()
+        elif kind == "ConversationErrorEvent":
+            code = event.peek("code")
+            reached = isinstance(code, str) and "maxiteration" in code.lower()
+            self.stop = StopReason.step_limit if reached else StopReason.error
+            self.error = None if reached else event.text("detail")
+        elif kind == "ConversationStateUpdateEvent":
+            self._state(event)
+        if kind == "ActionEvent" or (isinstance(kind, str) and not event.left().keys() - {"id", "kind"}):
+            event.take("kind")
+
+    def _answer(self, message: Message, response: str | None, at: Any) -> None:
+        self.flush()
+        self.pending = {"message": message, "calls": list(message.tool_calls), "response": response, "started_at": at}
+        self.pending |= self.usage
+        self.usage = {}
+
+    def _action(self, event: Fields, at: Any) -> None:
+        response, thought = event.peek("llm_response_id"), content(event, "thought")
+        call = event.fields("tool_call") or Fields({}, event.where)
+        told = call.text("id"), event.text("tool_call_id")
+        made = ToolCall(
+            id=told[0] or told[1] or f"event_{event.peek('id')}",
+            name=event.text("tool_name") or call.text("name") or "",
+            **arguments(call),
+        )
+        call.take("name")
+        if self.pending is None or response is None or self.pending["response"] != response:
+            reasoning = event.text("reasoning_content") or ""
+            self._answer(Message(role="assistant", content=thought, reasoning=reasoning), response, at)
+        if self.pending is not None:
+            self.pending["calls"].append(made)
+        action = event.peek("action")
+        if made.name == "finish":
+            said = action.get("message") if isinstance(action, dict) else None
+            self.stop, self.answer = StopReason.submitted, said if isinstance(said, str) else None
+
+    def _result(self, event: Fields) -> None:
+        observation = event.fields("observation") or Fields({}, event.where)
+        text = content(observation) or event.text("error") or event.text("rejection_reason") or ""
+        text += content(event, "extended_content")
+        code = observation.integer("exit_code")
+        ok = event.peek("kind") == "ObservationEvent" and not observation.truth("is_error") and code in (None, 0)
+        more = {"ok": ok, "exit_code": code, "timed_out": observation.truth("timeout")}
+        self.results.append(
+            {"call_id": event.text("tool_call_id"), "content": text, "name": event.text("tool_name"), **more}
+        )
+
+    def _message(self, event: Fields, source: str | None, at: Any) -> None:
+        message = event.fields("llm_message")
+        if message is None:
+            raise FormatError(f"{event.where}: llm_message: missing")
+        role = message.text("role") or ("assistant" if source == "agent" else "user")
+        if source == "agent" and role == "assistant":
+            response = event.peek("llm_response_id")
+            self._answer(assistant(message), response if isinstance(response, str) else None, at)
+        else:
+            self.flush()
+            text = content(message) + content(event, "extended_content")
+            self.steps.hear(Message(role=role, content=text, name=message.text("name")))
+
+    def _state(self, event: Fields) -> None:
+        key, value = event.peek("key"), event.peek("value")
+        if key == "execution_status" and isinstance(value, str):
+            self.stop = STATES.get(value, self.stop)
+        if key != "stats" or not isinstance(value, dict):
+            return
+        metrics = value.get("usage_to_metrics")
+        default = metrics.get("default") if isinstance(metrics, dict) else None
+        counts = default.get("accumulated_token_usage") if isinstance(default, dict) else None
+        if not isinstance(default, dict) or not isinstance(counts, dict):
+            return
+        said = {**counts, "accumulated_cost": default.get("accumulated_cost")}
+        now = {
+            k: v if isinstance(v := said.get(k), int | float) and v >= before else before
+            for k, before in self.total.items()
+        }
+        new = {k: now[k] - self.total[k] for k in now}
+        self.total = now
+        model = default.get("model_name")
+        self.usage = {
+            "model": model if isinstance(model, str) else None,
+            "n_prompt_tokens": int(new["prompt_tokens"]),
+            "n_completion_tokens": int(new["completion_tokens"]),
+            "n_cached_tokens": int(new["cache_read_tokens"]),
+            "cost_usd": new["accumulated_cost"] or None,
+        }
+
+
+def _integers(event: Fields, key: str) -> list[int]:
+    value = event.items(key)
+    if not all(isinstance(item, int) and not isinstance(item, bool) for item in value):
+        raise FormatError(f"{event.where}: {key}: not only whole numbers")
+    return value

@@ -1,0 +1,69 @@
+"""OTLP/HTTP: what OpenTelemetry exporters send, as rows of the store.
+
+A span that cannot be kept is left out by itself and counted; its neighbours stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from agentloop.errors import FormatError
+from agentloop.formats import otlp_json, otlp_protobuf
+from agentloop.formats.genai import Said, Where, event_of, span_of
+from agentloop.types import Span
+
+PROTOBUF, JSON = "application/x-protobuf", "application/json"
+
+
+class Batch(NamedTuple):
+    """What one request held."""
+
+    spans: list[Span]
+    n_rejected: int = 0
+    problem: str = ""
+    """Why the first of those that were rejected was; empty when none was."""
+
+
+def decode_traces(body: bytes, content_type: str) -> Batch:
+    """The spans of an ExportTraceServiceRequest. Raises FormatError when it is none at all."""
+    reader = otlp_json if _is_json(content_type) else otlp_protobuf
+    return _batch(reader.spans(body), span_of)
+
+
+def decode_logs(body: bytes, content_type: str) -> Batch:
+    """The records of an ExportLogsServiceRequest that were said within a trace, as rows of kind `event`.
+
+    Raises FormatError when it is none at all.
+    """
+    reader = otlp_json if _is_json(content_type) else otlp_protobuf
+    seen: Counter[tuple[str, str]] = Counter()
+
+    def make(said: Said, where: Where) -> Span:
+        key = (said.trace_id, repr(said))
+        seen[key] += 1
+        return event_of(said, where, nth=seen[key] - 1)
+
+    return _batch(reader.logs(body), make)
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind not in (PROTOBUF, JSON):
+        raise FormatError(f"content type {content_type[:80]!r}: neither {PROTOBUF} nor {JSON}")
+    return kind == JSON
+
+
+def _batch(found: Iterator[tuple[Said | ValueError, Where]], make: Callable[[Said, Where], Span]) -> Batch:
+    spans: list[Span] = []
+    n_rejected, problem = 0, ""
+    for said, where in found:
+        try:
+            if isinstance(said, ValueError):
+                raise said
+            spans.append(make(said, where))
+        except ValueError as error:
+            n_rejected += 1
+            problem = problem or str(error)
+    return Batch(spans, n_rejected, problem)

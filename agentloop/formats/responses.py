@@ -1,0 +1,172 @@
+"""OpenAI Responses: a response object, `{"input", "output"}`, a list of items a line, or an item a line.
+
+Source: the Responses API reference of OpenAI. Answers that the input already has are steps that were copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.fields import Fields
+from agentloop.formats.items import Items
+from agentloop.formats.items_parts import NOTHING, are_items
+from agentloop.formats.made import keep_unheard, read_one
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, Step, StopReason, Trace
+
+INCOMPLETE = {
+    "max_output_tokens": ("length", StopReason.unknown),
+    "content_filter": ("content_filter", StopReason.error),
+    "max_tool_calls": ("stop", StopReason.step_limit),
+}
+"""`incomplete_details.reason` -> finish reason of the last answer, and why the run stopped."""
+
+
+class ResponsesFormat:
+    """Items with types that only this API has, in one of the shapes that they are kept in."""
+
+    name = "responses"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and (are_items(source.head) or all(_is_record(record) for record in source.head))
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        one = len(source.head) == 1 and isinstance(source.head[0], list) and are_items(source.head[0])
+        if not one and not are_items(source.head):
+            for where, value in source.records():
+                record = {"output": value} if isinstance(value, list) else value
+                yield value if isinstance(value, FormatError) else read_one(where, record, self._imported)
+            return
+        items = []
+        for _, value in source.records():  # the whole file is one run
+            if isinstance(value, FormatError):
+                yield value
+            else:
+                items += value if isinstance(value, list) else [value]
+        yield read_one(source.name, {"output": items}, self._imported)
+
+    def _imported(self, fields: Fields, record: Any) -> Imported:
+        response = fields.fields("response") or fields
+        steps, model = Steps(), response.text("model") or None
+        add_input(steps, fields, response)
+        add_items(steps, response, "output", model)
+        known, made = ending(response, steps)
+        return Imported(
+            trace=Trace(id=trace_id(self.name, record), source=self.name, messages=steps.first, steps=made, **known),
+            raw=fields.left(),
+        )
+
+
+def add_input(steps: Steps, request: Fields, response: Fields) -> None:
+    """What the model was told: the instructions, which the response may repeat, and the input, text or items."""
+    told = request.take("instructions")
+    if request is not response and response.peek("instructions") in (told, None):
+        response.take("instructions")
+    if isinstance(told, str):
+        steps.hear(Message(role="system", content=told))
+    elif told not in NOTHING:
+        request.keep("instructions", told)
+    if isinstance(said := request.peek("input"), str):
+        request.take("input")
+        steps.hear(Message(role="user", content=said))
+    else:
+        add_items(steps, request, "input", None, copied=True)
+
+
+def add_items(steps: Steps, fields: Fields, key: str, model: str | None, *, copied: bool = False) -> None:
+    """The items at `key`, in order, added to `steps`. Raises FormatError with the place of the broken one."""
+    items = Items(steps, model=model, copied=copied)
+    for item in fields.objects(key):
+        items.add(item)
+    items.close()
+
+
+def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, ...]]:
+    """What a response says of the whole run, as fields of a Trace; and its steps, with what it says of them.
+
+    Its usage is that of one answer only where it has one answer; otherwise it stays in what is left.
+    """
+    status, error, details = response.text("status"), _error(response), response.peek("incomplete_details")
+    reason = str(details.get("reason")) if isinstance(details, dict) else ""
+    finish, stop = INCOMPLETE.get(reason, (None, StopReason.unknown))
+    started, ended = response.time("created_at"), response.time("completed_at")
+    made = list(steps.done())
+    given = [step for step in made if not step.copied]
+    if status == "completed" and given and not given[-1].completion.message.tool_calls:
+        stop = StopReason.no_tool_call
+    elif status == "cancelled":
+        stop = StopReason.cancelled
+    elif status == "failed" or error:
+        stop = StopReason.error
+    if status != "completed":
+        response.keep("status", status)
+    if given:
+        changes: dict[str, Any] = {"finish_reason": finish} if finish else {}
+        usage = response.fields("usage") if len(given) == 1 else None
+        changes |= _usage(usage) if usage else {}
+        last = given[-1]
+        completion = last.completion.model_copy(update=changes)
+        once = {"started_at": started} if len(given) == 1 else {}
+        made[last.index] = last.model_copy(update={"completion": completion, **once})
+    if made:
+        keep_unheard(response, steps.unheard)
+    known: dict[str, Any] = {
+        "source_id": response.text("id"),
+        "session": _conversation(response),
+        "stop_reason": stop,
+        "error": error,
+        "started_at": started,
+    }
+    if started and ended:
+        known["duration_s"] = max(0.0, (ended - started).total_seconds())
+    if response.peek("object") == "response":
+        response.take("object")
+    return known, tuple(made)
+
+
+def _usage(usage: Fields) -> dict[str, Any]:
+    details = usage.fields("input_tokens_details")
+    counted = {
+        "n_prompt_tokens": usage.integer("input_tokens") or 0,
+        "n_completion_tokens": usage.integer("output_tokens") or 0,
+        "n_cached_tokens": (details.integer("cached_tokens") if details else None) or 0,
+    }
+    if usage.peek("total_tokens") == counted["n_prompt_tokens"] + counted["n_completion_tokens"]:
+        usage.take("total_tokens")
+    return counted
+
+
+def _error(response: Fields) -> str | None:
+    """Its words; a code stays in what is left."""
+    value = response.peek("error")
+    if not isinstance(value, dict):
+        return response.text("error")
+    error = response.fields("error")
+    return (error.text("message") or "error") if error else None
+
+
+def _conversation(response: Fields) -> str | None:
+    value = response.peek("conversation")
+    if isinstance(value, dict):
+        found = response.fields("conversation")
+        return found.text("id") if found else None
+    return response.text("conversation")
+
+
+def _is_record(record: Any) -> bool:
+    if isinstance(record, list):
+        return are_items(record)
+    if not isinstance(record, dict) or "responses_create_params" in record:
+        return False
+    response = record.get("response", record)
+    if not isinstance(response, dict) or not isinstance(response.get("output"), list):
+        return False
+    return response.get("object") == "response" or (
+        record.keys() <= {"id", "input", "output", "model", "tools", "instructions", "metadata", "usage"}
+        and are_items(response["output"])
+    )

@@ -1,0 +1,294 @@
+"""The steps of one agent, told by spans that each repeat what came before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+
+from agentloop.formats.dialogue import Chat, chat_of, tool_of
+from agentloop.formats.span_tree import Node
+from agentloop.types import Completion, Message, Span, Step, ToolCall, ToolResult
+
+CACHED = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+    "llm.token_count.prompt_details.cache_read",
+    "ai.usage.cachedInputTokens",
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunSteps:
+    """Collects calls of models and of tools, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.first: tuple[Message, ...] = ()
+        """What was said before the first answer."""
+        self.error: str | None = None
+        """Why the last call of the model failed; None when it did not."""
+        self.policy_version: Any = None
+        self.asked: dict[int, tuple[int, str]] = {}
+        """id of a tool's node -> index of the step and id of the call that asked for it."""
+        self._steps: list[dict[str, Any]] = []
+        self._calls: dict[str, list[tuple[int, ToolCall]]] = {}
+        self._seen: Counter[Any] = Counter()
+        self._context: Counter[Any] = Counter()
+        self._unanswered: tuple[list[Message], bool] = ([], False)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def last_answer(self) -> Message | None:
+        """None when there was none, or nobody wrote it down."""
+        return None if not self._steps or self._steps[-1]["bare"] else self._steps[-1]["message"]
+
+    def chat(self, node: Node) -> None:
+        """A call of a model: what is new in its context was heard or given back, and its answer is a step."""
+        said = node.said()
+        chat, given = chat_of(said), said["attributes"]
+        heard, compacted = self._hear(chat, given)
+        if "agentloop.policy_version" in given:
+            self.policy_version = given["agentloop.policy_version"]
+        self.error = node.span.error if not chat.outputs else None
+        if self.error is not None:
+            self._unanswered = (heard, compacted)
+            return
+        before, was = self._unanswered
+        self._unanswered = ([], False)
+        heard, compacted = before + heard, was or compacted
+        if not self._steps and "agentloop.n_heard" not in given:
+            self.first, heard, compacted = tuple(heard), [], False
+        message = _merged(chat.outputs)
+        ids = _array(given.get("agentloop.token_ids.completion"), int)
+        self._add(
+            message.model_copy(update={"token_ids": ids}) if ids else message,
+            node.span,
+            bare=not chat.outputs,
+            heard=tuple(heard),
+            compacted=compacted or given.get("agentloop.compacted") is True,
+            copied=given.get("agentloop.copied") is True,
+            completion=_usage(node.span, given, chat),
+        )
+
+    def tool(self, node: Node) -> str:
+        """A run of a tool: it is the result of the call it names, or of the first of its name that has none.
+
+        The call's id. Where no answer was written down that could have asked for it, the call is made up of it.
+        """
+        said = node.said()
+        span, given, use = node.span, said["attributes"], tool_of(said)
+        name = span.tool or span.name
+        result = {
+            "name": name,
+            "content": use.content,
+            "ok": span.error is None,
+            "exit_code": _int(given.get("agentloop.exit_code", given.get("process.exit.code"))),
+            "timed_out": _timed_out(span, given),
+            "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9,
+            "spanned": True,
+        }
+        step = given.get("agentloop.step")
+        if type(step) is int and 0 <= step < len(self._steps):
+            call_id = str(given.get("gen_ai.tool.call.id", ""))
+            exact = {"call_id": call_id, "name": str(given.get("gen_ai.tool.name", name)), "told": True}
+            self._steps[step]["results"].append({**result, **exact})
+            return call_id
+        found = self._pending(use.call_id, name, "spanned")
+        if found is None and use.call_id not in self._calls:
+            found = self._pending(None, name, "spanned")
+        if found is None:
+            found = self._made_up(
+                node, ToolCall(id=use.call_id or span.span_id, name=name, arguments=use.arguments or "{}")
+            )
+        n, call_id = found
+        self._give(n, call_id, result)
+        self.asked[id(node)] = found
+        return call_id
+
+    def done(self) -> tuple[Step, ...]:
+        """The steps."""
+        return tuple(_step(n, step) for n, step in enumerate(self._steps))
+
+    def _hear(self, chat: Chat, given: dict[str, Any]) -> tuple[list[Message], bool]:
+        n_heard = given.get("agentloop.n_heard")
+        if type(n_heard) is int:  # our own export says what is new
+            return (chat.inputs[-n_heard:] if n_heard > 0 else []), False
+        context: Counter[Any] = Counter()
+        heard = []
+        for message in chat.inputs:
+            key = _key(message)
+            context[key] += 1
+            if context[key] > self._seen[key] and not self._is_result(message) and not self._is_answer(message):
+                heard.append(message)
+        gone = self._context - context if chat.inputs else Counter()
+        compacted = any(key[0] not in ("system", "developer") for key in gone)  # those may tell the time
+        if chat.inputs:
+            self._context = context
+        if chat.outputs:
+            context = context + Counter([_key(_merged(chat.outputs))])
+        for key, n in context.items():
+            self._seen[key] = max(self._seen[key], n)
+        return heard, compacted
+
+    def _is_result(self, message: Message) -> bool:
+        """Whether it is the result of a known call, which is then what the policy was told of it."""
+        if message.role != "tool":
+            return False
+        found = self._pending(message.tool_call_id, message.name, "told")
+        if found is None:
+            return message.tool_call_id in self._calls
+        result = {"name": message.name, "content": message.content, "told": True}
+        self._give(*found, {key: value for key, value in result.items() if value is not None})
+        return True
+
+    def _is_answer(self, message: Message) -> bool:
+        """Whether it is what the last step said, which that step's own span did not write down."""
+        if message.role != "assistant" or not self._steps or not self._steps[-1]["bare"]:
+            return False
+        step = self._steps[-1]
+        step.update(message=message, bare=False, calls=list(message.tool_calls))
+        for call in message.tool_calls:
+            self._calls.setdefault(call.id, []).append((len(self._steps) - 1, call))
+        return True
+
+    def _pending(self, call_id: str | None, name: str | None, mark: str) -> tuple[int, str] | None:
+        """The call that a result belongs to which has none yet with this `mark`."""
+        if call_id is not None:
+            asked = ((n, call.id) for n, call in reversed(self._calls.get(call_id, [])))
+        else:
+            n = len(self._steps) - 1
+            calls = self._steps[n]["calls"] if self._steps else []
+            asked = ((n, call.id) for call in calls if name in (None, call.name))
+        for n, asked_id in asked:
+            if not any(r["call_id"] == asked_id and r.get(mark) for r in self._steps[n]["results"]):
+                return n, asked_id
+        return None
+
+    def _give(self, n: int, call_id: str, result: dict[str, Any]) -> None:
+        results = self._steps[n]["results"]
+        known = next((r for r in results if r["call_id"] == call_id), None)
+        if known is None:
+            results.append({"call_id": call_id, **result})
+            return
+        if known.get("told"):  # the policy was told this, whatever the tool's own span has
+            result = {key: value for key, value in result.items() if key != "content" or not known["content"]}
+        known.update(result)
+
+    def _made_up(self, node: Node, call: ToolCall) -> tuple[int, str]:
+        if not self._steps:
+            self._add(Message(role="assistant"), node.span, bare=True, completion={"finish_reason": "tool_calls"})
+            self._steps[-1]["duration_s"] = 0.0
+        n = len(self._steps) - 1
+        if self._steps[n]["bare"]:
+            self._steps[n]["calls"].append(call)
+            self._calls.setdefault(call.id, []).append((n, call))
+        return n, call.id
+
+    def _add(self, message: Message, span: Span, *, bare: bool, **step: Any) -> None:
+        n = len(self._steps)
+        calls = list(message.tool_calls)
+        for call in calls:
+            self._calls.setdefault(call.id, []).append((n, call))
+        times = {"started_at": at(span.start_ns), "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9}
+        self._steps.append({"message": message, "calls": calls, "results": [], "bare": bare, **times, **step})
+
+
+def at(ns: int) -> datetime | None:
+    """A time of nanoseconds since 1970; None for 0, where nobody said."""
+    return EPOCH + timedelta(microseconds=ns // 1000) if ns else None
+
+
+def _step(n: int, step: dict[str, Any]) -> Step:
+    message = step["message"]
+    if step["bare"] and step["calls"]:
+        message = message.model_copy(update={"tool_calls": tuple(step["calls"])})
+    usage = step["completion"]
+    finish = usage.get("finish_reason") or ("tool_calls" if message.tool_calls else "stop")
+    return Step(
+        index=n,
+        heard=step.get("heard", ()),
+        completion=Completion(**{**usage, "message": message, "finish_reason": finish}),
+        results=tuple(_result(result, step["calls"]) for result in step["results"]),
+        started_at=step["started_at"],
+        duration_s=step["duration_s"],
+        compacted=step.get("compacted", False),
+        copied=step.get("copied", False),
+    )
+
+
+def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
+    name = result.get("name") or next((call.name for call in calls if call.id == result["call_id"]), "")
+    fields = {key: value for key, value in result.items() if key not in ("told", "spanned")}
+    return ToolResult(**{"ok": True, **fields, "name": name, "content": result.get("content") or ""})
+
+
+def _usage(span: Span, given: dict[str, Any], chat: Chat) -> dict[str, Any]:
+    cached = next((given[key] for key in CACHED if key in given), 0)
+    return {
+        "finish_reason": chat.finish_reason,
+        "model": span.model,
+        "n_prompt_tokens": span.n_prompt_tokens,
+        "n_completion_tokens": span.n_completion_tokens,
+        "n_cached_tokens": _int(cached) or 0,
+        "cost_usd": span.cost_usd,
+        "prompt_token_ids": _array(given.get("agentloop.token_ids.prompt"), int),
+        "logprobs": _array(given.get("agentloop.logprobs"), float),
+    }
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    """One answer that was told in several messages."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        role="assistant",
+        content="".join(message.content for message in messages),
+        reasoning="".join(message.reasoning for message in messages),
+        tool_calls=tuple(call for message in messages for call in message.tool_calls),
+    )
+
+
+def _key(message: Message) -> tuple[Any, ...]:
+    """Equal for messages that say the same, whatever their ids and spacing."""
+    if message.role == "tool":
+        return ("tool", message.tool_call_id, message.content)
+    return (
+        message.role,
+        message.content.strip(),
+        *((call.name, _canonical(call.arguments)) for call in message.tool_calls),
+    )
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _array(value: Any, kind: type) -> tuple[Any, ...]:
+    """Numbers, or the JSON text of them; nothing when they are none."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except ValueError:
+            return ()
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, kind}:
+        return ()
+    return tuple(map(kind, value))
+
+
+def _int(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _timed_out(span: Span, given: dict[str, Any]) -> bool:
+    if "agentloop.timed_out" in given:
+        return given["agentloop.timed_out"] is True
+    return span.error is not None and any(word in span.error.lower() for word in ("timeout", "timed out", "deadline"))

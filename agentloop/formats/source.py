@@ -1,0 +1,159 @@
+"""A file that somebody has on disk, read as JSON however it was written: one document, or a line for each record.
+
+Nothing in it is trusted: it may be cut short, mistyped, huge, or made to hurt whoever reads it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NoReturn, cast
+
+from agentloop.errors import FormatError
+
+MAX_DOCUMENT = 512 << 20
+"""Bytes of one JSON document or line; more would not fit into memory several times over."""
+HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""What may be one."""
+N_HEAD = 16
+"""Records that are looked at to tell the format."""
+
+
+class Source:
+    """One file, and what its first records are."""
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """name: what messages call it; its path when left out. Raises FormatError when it cannot be read."""
+        self.path, self.name = path, name or str(path)
+        try:
+            with path.open("rb") as file:
+                self.start = file.read(4)
+        except OSError as error:
+            raise FormatError(f"{self.name}: {error.strerror}") from error
+
+    @cached_property
+    def is_zip(self) -> bool:
+        """Whether it is an archive, such as an Inspect log."""
+        return self.start == b"PK\x03\x04" and zipfile.is_zipfile(self.path)
+
+    @cached_property
+    def is_lines(self) -> bool:
+        """Whether each line is a record of its own: the first one is JSON by itself, and another one follows."""
+        suffix = Path(self.path.name.removesuffix(".gz")).suffix
+        if self.is_zip or suffix == ".json":
+            return False
+        if suffix in {".jsonl", ".ndjson"}:
+            return True
+        first, second = [*islice(self._lines(), 2), b"", b""][:2]
+        return bool(second.strip()) and _is_json(first)
+
+    @cached_property
+    def document(self) -> Any:
+        """The whole file as one JSON value. Raises FormatError when it is none."""
+        with self._open() as file:
+            data = self._read(file.read)
+        return parse(data, self.name)
+
+    @cached_property
+    def head(self) -> list[Any]:
+        """The first records that can be read, for telling the format: of a document that is the document itself."""
+        if self.is_zip:
+            return []
+        if not self.is_lines:
+            return [self.document]
+        found: list[Any] = []
+        for _, record in self.records():
+            if not isinstance(record, FormatError):
+                found.append(record)
+            if len(found) == N_HEAD:
+                break
+        return found
+
+    def records(self) -> Iterator[tuple[str, Any]]:
+        """(name for messages, value) of each record; an unreadable line's value is the FormatError that says why.
+
+        A document that is a list has its items for records.
+        """
+        if self.is_lines:
+            for n, line in enumerate(self._lines(), start=1):
+                if line.strip():
+                    yield self._record(n, line)
+        elif isinstance(self.document, list):
+            for n, item in enumerate(self.document, start=1):
+                yield f"{self.name}: record {n}", item
+        else:
+            yield self.name, self.document
+
+    def _open(self) -> IO[bytes]:
+        """What is in it, inflated as it is read."""
+        return cast(IO[bytes], gzip.open(self.path)) if self.start[:2] == b"\x1f\x8b" else self.path.open("rb")
+
+    def _lines(self) -> Iterator[bytes]:
+        with self._open() as file:
+            while line := self._read(file.readline):
+                yield line
+
+    def _read(self, read: Callable[[int], bytes]) -> bytes:
+        """Raises FormatError for more than MAX_DOCUMENT, and for an archive that is cut short or broken."""
+        try:
+            data = read(MAX_DOCUMENT + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise FormatError(f"{self.name}: {error}") from error
+        if len(data) > MAX_DOCUMENT:
+            raise FormatError(f"{self.name}: a document or line of more than {MAX_DOCUMENT >> 20} MiB")
+        return data
+
+    def _record(self, n: int, line: bytes) -> tuple[str, Any]:
+        where = f"{self.name}: line {n}"
+        try:
+            return where, parse(line, where)
+        except FormatError as error:
+            return where, error
+
+
+def parse(data: bytes | str, where: str) -> Any:
+    """JSON without NaN and infinities, which no other reader would understand. Raises FormatError with the place."""
+    try:
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        value = json.loads(text, parse_constant=_no_number, parse_float=_number)
+        return whole(value) if HALF.search(text) else value
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{where}: byte {error.start} is no UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise FormatError(f"{where}: no JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except RecursionError:
+        raise FormatError(f"{where}: nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{where}: {error}") from None
+
+
+def whole(value: Any) -> Any:
+    """The value with a question mark for each half of a surrogate pair, which JSON can hold and no text can."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
+
+
+def _number(text: str) -> float:
+    made = float(text)
+    if math.isinf(made):
+        raise ValueError(f"{text[:40]} is more than any number")
+    return made
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        parse(data, "")
+    except FormatError:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""The `verifiers` library: `results.jsonl` of 0.1, a rollout a line, and `traces.jsonl` since 0.2, an episode a line.
+
+Source: `verifiers/utils/save_utils.py` of 0.1.14; `v1/episode.py`, `v1/trace.py` and `v1/graph.py` of 0.4.0. The
+`answer` column is what should have come out, and is kept beside the trace as such.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import add_messages
+from agentloop.formats.fields import Fields
+from agentloop.formats.made import keep_unheard, numbers, read_one, scores, whole_numbers
+from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.verifiers_trace import read_trace, stop_of
+from agentloop.protocols import Records
+from agentloop.types import Imported, Message, Step, Trace
+
+
+class VerifiersFormat:
+    """Told by the columns that every version writes."""
+
+    name = "verifiers"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and all(
+            isinstance(record, dict) and (_is_rollout(record) or _is_episode(record) or _is_trace(record))
+            for record in source.head
+        )
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`. An episode of several agents is several traces of one session."""
+        for where, record in source.records():
+            if isinstance(record, FormatError):
+                yield record
+            elif not isinstance(record, dict) or "traces" not in record:
+                one = read_trace if isinstance(record, dict) and "nodes" in record else _rollout
+                yield read_one(where, record, one)
+            elif not isinstance(record["traces"], list):
+                yield FormatError(f"{where}: traces: {type(record['traces']).__name__} where a list should be")
+            else:
+                episode = {key: value for key, value in record.items() if key != "traces"}
+                for n, trace in enumerate(record["traces"]):
+                    yield read_one(f"{where}: traces[{n}]", trace, partial(read_trace, episode=episode))
+
+
+def _is_rollout(record: dict[str, Any]) -> bool:
+    return record.keys() >= {"prompt", "completion", "reward"} and bool(
+        record.keys() & {"example_id", "is_completed", "timing", "metrics", "answer", "task"}
+    )
+
+
+def _is_episode(record: dict[str, Any]) -> bool:
+    traces = record.get("traces")
+    return isinstance(traces, list) and "task" in record and all(isinstance(t, dict) and _is_trace(t) for t in traces)
+
+
+def _is_trace(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("nodes"), list) and "task" in record and "agent" in record
+
+
+def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
+    """A line of results.jsonl."""
+    steps = Steps()
+    _said(steps, fields, "prompt", "user")
+    n_copied = len(steps.done())
+    _said(steps, fields, "completion", "assistant")
+    turns = [step.model_copy(update={"copied": step.index < n_copied}) for step in steps.done()]
+    _add_tokens(fields, turns, n_copied)
+    _add_usage(fields, turns, n_copied)
+    metrics = fields.fields("metrics")
+    for key, value in dict(record["metrics"]).items() if metrics else ():
+        if key != "reward" and fields.peek(key) == value:  # every metric is a column as well
+            fields.take(key)
+    timing = fields.fields("timing") or Fields({}, fields.where)
+    total, total_ms = timing.number("total"), timing.number("total_ms")
+    if turns:
+        keep_unheard(fields, steps.unheard)
+    example = fields.peek("example_id")
+    if isinstance(example, int | str):
+        fields.take("example_id")
+    return Imported(
+        trace=Trace(
+            id=trace_id(VerifiersFormat.name, record),
+            source=VerifiersFormat.name,
+            task_id=str(example) if isinstance(example, int | str) else None,
+            messages=steps.first,
+            steps=tuple(turns),
+            stop_reason=stop_of(fields.peek("stop_condition")),
+            error=_error(fields),
+            started_at=timing.time("start_time"),
+            duration_s=total if total is not None else (total_ms or 0.0) / 1000,
+        ),
+        scores=scores(fields, VerifiersFormat.name, ["reward"])
+        + scores(metrics, VerifiersFormat.name, record["metrics"] if metrics else ()),
+        raw=fields.left(),
+    )
+
+
+def _said(steps: Steps, fields: Fields, key: str, role: str) -> None:
+    """Messages, or the text alone of a completion model. Calls are written as JSON text within the JSON."""
+    value = fields.take(key)
+    if isinstance(value, str):
+        said = Message(role=role, content=value)
+        return steps.answer(said) if role == "assistant" else steps.hear(said)
+    if isinstance(value, list):
+        value = [_with_calls(message) for message in value]
+    fields.keep(key, value)
+    return add_messages(steps, fields, key)
+
+
+def _with_calls(message: Any) -> Any:
+    if not isinstance(message, dict) or not isinstance(message.get("tool_calls"), list):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        try:
+            calls.append(json.loads(call) if isinstance(call, str) else call)
+        except (ValueError, RecursionError):
+            calls.append(call)
+    return {**message, "tool_calls": calls}
+
+
+def _add_tokens(fields: Fields, turns: list[Step], n_copied: int) -> None:
+    """The tokens of the `trajectory` column, where it has an entry for each turn; otherwise they stay there."""
+    trajectory = fields.peek("trajectory")
+    if not isinstance(trajectory, list) or len(trajectory) != len(turns) - n_copied:
+        return
+    for step, entry in zip(turns[n_copied:], fields.objects("trajectory"), strict=True):
+        tokens = entry.fields("tokens")
+        if tokens is None:
+            continue
+        completion = step.completion.model_copy(
+            update={
+                "message": step.completion.message.model_copy(
+                    update={"token_ids": whole_numbers(tokens, "completion_ids")}
+                ),
+                "prompt_token_ids": whole_numbers(tokens, "prompt_ids"),
+                "logprobs": numbers(tokens, "completion_logprobs"),
+            }
+        )
+        turns[step.index] = step.model_copy(update={"completion": completion})
+
+
+def _add_usage(fields: Fields, turns: list[Step], n_copied: int) -> None:
+    """The rollout's usage is that of one answer only where it has one."""
+    usage = fields.fields("token_usage") if len(turns) - n_copied == 1 else None
+    if usage is not None:
+        counted = {
+            "n_prompt_tokens": usage.integer("input_tokens") or 0,
+            "n_completion_tokens": usage.integer("output_tokens") or 0,
+        }
+        completion = turns[-1].completion.model_copy(update=counted)
+        turns[-1] = turns[-1].model_copy(update={"completion": completion})
+
+
+def _error(fields: Fields) -> str | None:
+    """The whole chain in words; 0.1 has it up to three times."""
+    value = fields.peek("error")
+    if not isinstance(value, dict):
+        return fields.text("error")
+    error = fields.fields("error") or Fields({}, fields.where)
+    chain, name = error.text("error_chain_str"), error.text("error")
+    for column, key in (("error_chain", "error_chain_repr"), ("long_error_chain", "error_chain_str")):
+        if fields.peek(column) == value.get(key):
+            fields.take(column)
+    return chain or name or "error"

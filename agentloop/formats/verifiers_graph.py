@@ -1,0 +1,94 @@
+"""The message graph of a trace of verifiers: each message has the tokens that it added to those before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import ROLES, assistant, content
+from agentloop.formats.fields import Fields
+from agentloop.formats.made import numbers, whole_numbers
+from agentloop.formats.steps import Steps
+from agentloop.types import Message
+
+
+class Graph:
+    """The messages, of which several paths may begin alike."""
+
+    def __init__(self, nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> None:
+        """calls: node -> fields of its Completion. Raises FormatError with the place of what is broken."""
+        self._parents = [_parent(node, n) for n, node in enumerate(nodes)]
+        parents = set(self._parents)
+        self.leaves = [n for n in range(len(nodes)) if n not in parents]
+        self._seen: set[int] = set()
+        self._made = [self._message(node) for node in nodes]
+        self._sampled = [node.truth("sampled") for node in nodes]
+        self._times = [node.time("timestamp") for node in nodes]
+        self._compacted = [_is_compacted(node) for node in nodes]
+        self._tokens = [_tokens(node, sampled) for node, sampled in zip(nodes, self._sampled, strict=True)]
+        self._calls = calls
+
+    def steps(self, leaf: int) -> Steps:
+        """Those of the path that ends there. What was sampled on a path that was read before is copied."""
+        path: list[int] = []
+        at: int | None = leaf
+        while at is not None:
+            path.append(at)
+            at = self._parents[at]
+        steps = Steps()
+        prompt: list[int] = []
+        for n in reversed(path):
+            message, (ids, n_before, logprobs) = self._made[n], self._tokens[n]
+            if self._compacted[n]:
+                steps.compact()
+            if message.role == "assistant":
+                steps.answer(
+                    message.model_copy(update={"token_ids": tuple(ids[n_before:]) if self._sampled[n] else ()}),
+                    started_at=self._times[n],
+                    copied=not self._sampled[n] or n in self._seen,
+                    prompt_token_ids=(*prompt, *ids[:n_before]) if self._sampled[n] else (),
+                    logprobs=logprobs,
+                    **self._calls.get(n, {}),
+                )
+            elif message.role == "tool":
+                steps.result(message.tool_call_id, message.content, name=message.name)
+            else:
+                steps.hear(message)
+            prompt += ids
+        self._seen |= set(path)
+        return steps
+
+    def _message(self, node: Fields) -> Message:
+        message = node.fields("message")
+        role = message.text("role") if message else None
+        if message is None or role not in ROLES:
+            raise FormatError(f"{node.where}: message: role: {role!r} is none of {', '.join(sorted(ROLES))}")
+        if role == "assistant":
+            return assistant(message)
+        call_id, name = message.text("tool_call_id"), message.text("name")
+        return Message(role=role, content=content(message), tool_call_id=call_id, name=name)
+
+
+def _parent(node: Fields, n: int) -> int | None:
+    """Of an earlier message, so that no path is endless."""
+    parent = node.integer("parent")
+    if parent is not None and not 0 <= parent < n:
+        raise FormatError(f"{node.where}: parent: {parent} is no earlier node")
+    return parent
+
+
+def _is_compacted(node: Fields) -> bool:
+    links = node.peek("semantic_parents")
+    return isinstance(links, list) and any(
+        isinstance(link, dict) and link.get("type") == "compaction" for link in links
+    )
+
+
+def _tokens(node: Fields, sampled: bool) -> tuple[tuple[int, ...], int, tuple[float, ...]]:
+    """All tokens that the message added, how many of them come before those that were sampled, and their logprobs."""
+    ids, mask = whole_numbers(node, "token_ids"), node.items("mask")
+    n_before = mask.index(True) if sampled and True in mask else len(mask)
+    if mask != [False] * n_before + [True] * (len(ids) - n_before):  # of another shape: nothing is known to be sampled
+        node.keep("mask", mask)
+        return ids, len(ids), ()
+    return ids, n_before, numbers(node, "logprobs")

@@ -1,0 +1,90 @@
+"""A Trace as a document whose messages and results are shared bodies: how imported traces are kept.
+
+In the head, `{"$": n}` stands for the n-th body, as in a span's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from agentloop.types import Imported, Trace
+
+Facets = set[tuple[str, str]]
+
+
+def split(imported: Imported) -> tuple[bytes, list[bytes]]:
+    """(head, bodies) as JSON."""
+    document = imported.model_dump(mode="json")
+    bodies = _take_bodies(document["trace"])
+    return orjson.dumps(document), bodies
+
+
+def split_bodies(trace: Trace) -> list[bytes]:
+    """The bodies alone: what of a trace is searched."""
+    return _take_bodies(trace.model_dump(mode="json"))
+
+
+def join(head: bytes, bodies: tuple[bytes, ...]) -> Imported:
+    """The inverse of `split`."""
+    document = orjson.loads(head)
+    _exchange(document["trace"], lambda reference: orjson.loads(bodies[reference["$"]]))
+    return Imported.model_validate(document)
+
+
+def _take_bodies(trace: dict[str, Any]) -> list[bytes]:
+    bodies: list[bytes] = []
+
+    def take(value: Any) -> dict[str, int]:
+        bodies.append(orjson.dumps(value))
+        return {"$": len(bodies) - 1}
+
+    _exchange(trace, take)
+    return bodies
+
+
+def _exchange(trace: dict[str, Any], turn: Callable[[Any], Any]) -> None:
+    """Replace each message and each tool result of a trace and of those below it."""
+    trace["messages"] = [turn(message) for message in trace["messages"]]
+    for step in trace["steps"]:
+        step["heard"] = [turn(message) for message in step["heard"]]
+        step["completion"]["message"] = turn(step["completion"]["message"])
+        step["results"] = [turn(result) for result in step["results"]]
+    for child in trace["children"]:
+        _exchange(child["trace"], turn)
+
+
+def columns(trace: Trace) -> tuple[dict[str, Any], Facets]:
+    """What a row says of a trace, and the tools, models and agents in it and in those below it."""
+    facets: Facets = set()
+    traces = list(_tree(trace))
+    steps = [step for each in traces for step in each.steps]
+    completions = [step.completion for step in steps]
+    facets |= {("tool", call.name) for step in completions for call in step.message.tool_calls if call.name}
+    facets |= {("model", step.model) for step in completions if step.model}
+    facets |= {("agent", each.agent) for each in traces if each.agent}
+    costs = [step.cost_usd for step in completions if step.cost_usd is not None]
+    return {
+        "source": trace.source,
+        "source_id": trace.source_id,
+        "session": trace.session,
+        "agent": trace.agent,
+        "model": next((step.model for step in completions if step.model), None),
+        "stop_reason": trace.stop_reason.value,
+        "n_steps": len(trace.steps),
+        "n_tool_calls": sum(len(step.completion.message.tool_calls) for step in trace.steps),
+        "n_errors": sum(not result.ok for step in steps for result in step.results),
+        "n_prompt_tokens": sum(step.n_prompt_tokens for step in completions),
+        "n_completion_tokens": sum(step.n_completion_tokens for step in completions),
+        "cost_usd": sum(costs) if costs else None,
+        "answer": trace.answer,
+        "error": trace.error,
+        "started_at": trace.started_at,
+        "duration_s": trace.duration_s,
+    }, facets
+
+
+def _tree(trace: Trace) -> list[Trace]:
+    return [trace, *(each for child in trace.children for each in _tree(child.trace))]

@@ -1,0 +1,81 @@
+"""Full text over bodies: FTS5 in SQLite, tsvector with GIN in PostgreSQL, both in `body_text`.
+
+A search finds traces with a body that has all words, in the given order where they were quoted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    bindparam,
+    column,
+    func,
+    literal,
+    literal_column,
+    select,
+    table,
+)
+
+PART = 200_000
+"""Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""
+
+CREATE_SQLITE = (
+    "CREATE VIRTUAL TABLE body_text USING fts5(words, content='', tokenize='unicode61')",
+    # Fewer merges than the default of 4: they are a third of the cost of a write.
+    "INSERT INTO body_text(body_text, rank) VALUES ('automerge', 16)",
+)
+CREATE_POSTGRESQL = (
+    "CREATE TABLE body_text (body_key BIGINT NOT NULL, words TSVECTOR NOT NULL)",
+    "CREATE INDEX body_text_by_body ON body_text (body_key)",
+    "CREATE INDEX body_text_words ON body_text USING gin (words)",
+)
+
+
+def add(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
+    """Index bodies by key and words."""
+    if not bodies:
+        return
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("INSERT INTO body_text(rowid, words) VALUES (?, ?)", list(bodies))
+        return
+    parts = [(key, part) for key, text in bodies for part in _parts(text)]
+    if parts:
+        connection.exec_driver_sql("INSERT INTO body_text VALUES (%s, to_tsvector('simple', %s))", parts)
+
+
+def remove(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
+    """Take bodies out of the index; the words must be those that were added."""
+    if not bodies:
+        return
+    if connection.dialect.name == "sqlite":
+        statement = "INSERT INTO body_text(body_text, rowid, words) VALUES ('delete', ?, ?)"
+        connection.exec_driver_sql(statement, list(bodies))
+    else:
+        connection.exec_driver_sql("DELETE FROM body_text WHERE body_key = %s", [(key,) for key, _ in bodies])
+
+
+def matching(dialect: str, phrase: str) -> Select[tuple[int]]:
+    """Keys of the bodies that have the words of `phrase` one after another; none for a phrase without words."""
+    index = table("body_text", column("body_key"), column("words"))
+    if dialect == "sqlite":
+        # Within quotes nothing is an operator of FTS5; a quote is written twice.
+        quoted = '"' + phrase.replace('"', '""').replace("\0", " ") + '"'
+        matches: ColumnElement[bool] = literal_column("body_text").op("MATCH")(literal(quoted))
+        return select(literal_column("body_text.rowid")).select_from(index).where(matches)
+    query = func.phraseto_tsquery(literal_column("'simple'::regconfig"), bindparam(None, phrase.replace("\0", " ")))
+    return select(index.c.body_key).where(index.c.words.op("@@")(query))
+
+
+def _parts(text: str) -> list[str]:
+    """At most PART characters each, cut between words where that can be."""
+    parts = []
+    while len(text) > PART:
+        cut = text.rfind(" ", PART // 2, PART)
+        cut = PART if cut < 0 else cut
+        parts.append(text[:cut])
+        text = text[cut:]
+    return [*parts, text] if text.strip() else parts

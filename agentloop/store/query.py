@@ -1,0 +1,208 @@
+r"""The filter language of the command line, the API and the pages.
+
+    failure:call.* reward<0.5 tool:shell -model:gpt-4 text:"connection refused" score.exact>=1 since:2026-01-01
+
+    filter = [term *(space term)]          all of them must hold; an empty filter holds for every trace
+    term   = ["-"] (key op value / quoted) "-" holds where the term does not; quoted words alone are `text:`
+    op     = ":" / "=" / "<" / "<=" / ">" / ">="    only numbers and `started` have an order
+    value  = quoted / 1*(any but space and quote)
+    quoted = <"> *(any but quote and backslash / "\" any) <">
+
+| keys | values |
+|---|---|
+| id source session task stage pool split purpose state stop | a name; `*` is any characters; `a,b` is either |
+| failure label tool model agent | the same |
+| reward version steps tools spans errors duration cost tokens score.NAME | a number |
+| error | true, false, or what an error says, with `*` |
+| started since until | 2026-01-31, 2026-01-31T12:00:00Z (UTC where no zone is given), or 7d, 12h, 30m ago |
+| text | words that follow each other in a message, argument, result or error |
+
+`failure` is the critical one, `label` any. `tool`, `model` and `agent` hold when any in the trace is so called. A
+trace without the thing does not hold: it has no reward that is less than 1. `duration` is in seconds, `cost` in US
+dollars. Values reach the database as bound parameters only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, NoReturn
+
+from sqlalchemy import ColumnElement, false, func, not_, or_, select
+from sqlmodel import col
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.store import fulltext
+from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, TraceBodyRow, TraceRow
+
+MAX_CHARACTERS, MAX_TERMS = 4000, 50
+
+Condition = ColumnElement[bool]
+
+_TERM = re.compile(
+    r'(?P<minus>-?)(?:(?P<key>[^\s":=<>]+)(?P<op><=|>=|[:=<>]))?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<word>[^\s"]+))?',
+    re.DOTALL,
+)
+_AGO = re.compile(r"(\d{1,6})([dhm])")
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+_NAMES = {
+    "id": TraceRow.id, "source": TraceRow.source, "session": TraceRow.session, "task": TraceRow.task_id,
+    "stage": TraceRow.stage, "pool": TraceRow.pool, "split": TraceRow.split, "purpose": TraceRow.purpose,
+    "failure": TraceRow.failure, "state": TraceRow.reward_state, "stop": TraceRow.stop_reason,
+}  # fmt: skip
+_FACETS = ("tool", "model", "agent")
+_NUMBERS = {
+    "reward": TraceRow.reward, "version": TraceRow.policy_version, "steps": TraceRow.n_steps,
+    "tools": TraceRow.n_tool_calls, "spans": TraceRow.n_spans, "errors": TraceRow.n_errors,
+    "duration": TraceRow.duration_s, "cost": TraceRow.cost_usd,
+    "tokens": col(TraceRow.n_prompt_tokens) + col(TraceRow.n_completion_tokens),
+}  # fmt: skip
+_TIMES = {"started": None, "since": ">=", "until": "<"}
+KEYS = (*_NAMES, *_FACETS, "label", *_NUMBERS, "score.NAME", "error", *_TIMES, "text")
+"""Every key there is."""
+_COMPARE: dict[str, Callable[[Any, Any], Condition]] = {
+    ":": lambda a, b: a == b,
+    "=": lambda a, b: a == b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+class Term(NamedTuple):
+    """One condition as it was written; `at` is its position, from 1."""
+
+    negated: bool
+    key: str
+    op: str
+    value: str
+    quoted: bool
+    at: int
+
+
+def parse(text: str) -> list[Term]:
+    """The terms of a filter. Raises ConfigError that names the word, its position, and the keys there are."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"filter: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
+    if "\0" in text or (not text.isascii() and text != text.encode(errors="replace").decode()):
+        raise ConfigError("filter: has a character that is none (NUL or half of a surrogate pair)")
+    terms, at = [], 0
+    while at < len(text):
+        if text[at].isspace():
+            at += 1
+            continue
+        found = _TERM.match(text, at)
+        if found is None or not (rest := found.end()) > at:
+            _refuse(text[at:], at + 1, "a quote that is not closed" if text[at] == '"' else "no key before it")
+        if rest < len(text) and not text[rest].isspace():
+            _refuse(text[at:], at + 1, "a quote that is not closed, or is not followed by a space")
+        terms.append(_term(found, at + 1))
+        at = rest
+    if len(terms) > MAX_TERMS:
+        raise ConfigError(f"filter: {len(terms)} terms, at most {MAX_TERMS} are allowed")
+    return terms
+
+
+def conditions(text: str, dialect: str, *, now: datetime | None = None) -> list[Condition]:
+    """What a row of `trace` must fulfil, each of them, for the filter to hold. Raises ConfigError as `parse` does."""
+    made = []
+    for term in parse(text):
+        condition = _condition(term, dialect, now or datetime.now(UTC))
+        made.append(not_(func.coalesce(condition, false())) if term.negated else condition)
+    return made
+
+
+def _term(found: re.Match[str], at: int) -> Term:
+    quoted = found["quoted"]
+    value = re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) if quoted is not None else found["word"] or ""
+    key = found["key"]
+    if key is None:
+        if quoted is None:
+            _refuse(found[0], at, "no key", f"; to search for the word, write text:{value.lstrip('-:=<>') or '…'}")
+        return Term(bool(found["minus"]), "text", ":", value, True, at)
+    term = Term(bool(found["minus"]), key, found["op"], value, quoted is not None, at)
+    known = (key in KEYS and key != "score.NAME") or (key.startswith("score.") and len(key) > len("score."))
+    if not known:
+        _refuse(key, at, "no such key", f" (known: {', '.join(KEYS)}){did_you_mean(key, KEYS)}")
+    if not value:
+        _refuse(found[0], at, "no value")
+    if term.op not in {":", "="} and not (key in _NUMBERS or key == "started" or key.startswith("score.")):
+        _refuse(found[0], at, f"{key} has no order; write {key}:{value}")
+    return term
+
+
+def _condition(term: Term, dialect: str, now: datetime) -> Condition:
+    key = term.key
+    if key in _NAMES:
+        return _named(col(_NAMES[key]), term, dialect)
+    if key in _FACETS:
+        named = _named(col(FacetRow.value), term, dialect)
+        return col(TraceRow.key).in_(select(col(FacetRow.trace_key)).where(col(FacetRow.name) == key, named))
+    if key == "label":
+        return col(TraceRow.key).in_(select(col(LabelRow.trace_key)).where(_named(col(LabelRow.type), term, dialect)))
+    if key == "text":
+        bodies = fulltext.matching(dialect, term.value)
+        return col(TraceRow.key).in_(select(col(TraceBodyRow.trace_key)).where(col(TraceBodyRow.body_key).in_(bodies)))
+    if key == "error":
+        return _error(term, dialect)
+    if key in _TIMES:
+        return _COMPARE[_TIMES[key] or term.op](col(TraceRow.started_at), _time(term, now))
+    if key in _NUMBERS:
+        return _COMPARE[term.op](_NUMBERS[key], _number(term))
+    of_verifier = col(ScoreRow.verifier) == key.removeprefix("score.")
+    compared = _COMPARE[term.op](col(ScoreRow.value), _number(term))
+    return col(TraceRow.key).in_(select(col(ScoreRow.trace_key)).where(of_verifier, compared))
+
+
+def _error(term: Term, dialect: str) -> Condition:
+    there = or_(col(TraceRow.error).is_not(None), col(TraceRow.n_errors) > 0)
+    if not term.quoted and term.value in {"true", "false"}:
+        return there if term.value == "true" else not_(there)
+    return _named(col(TraceRow.error), term, dialect)
+
+
+def _named(column: Any, term: Term, dialect: str) -> Condition:
+    """Equal to a name, or like one with `*`, which is a wildcard also within quotes; a comma is none there."""
+    names = [term.value] if term.quoted else [name for name in term.value.split(",") if name]
+    if not names:
+        _refuse(term.value, term.at, "no value")
+    return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in names))
+
+
+def _like(column: Any, pattern: str, dialect: str) -> Condition:
+    if dialect == "sqlite":  # GLOB tells cases apart, as equality does, and can use an index
+        escaped = re.sub(r"[\[?]", lambda found: f"[{found[0]}]", pattern)
+        glob: Condition = column.op("GLOB", is_comparison=True)(escaped)
+        return glob
+    escaped = re.sub(r"[\\%_]", lambda found: "\\" + found[0], pattern).replace("*", "%")
+    like: Condition = column.like(escaped, escape="\\")
+    return like
+
+
+def _number(term: Term) -> float | int:
+    try:
+        number = float(term.value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        _refuse(term.value, term.at, f"{term.key} needs a number")
+    return int(number) if number.is_integer() and abs(number) < 2**31 else number
+
+
+def _time(term: Term, now: datetime) -> datetime:
+    ago = _AGO.fullmatch(term.value)
+    try:
+        if ago:
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        time = datetime.fromisoformat(term.value)
+        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        _refuse(term.value, term.at, f"{term.key} needs a time: 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago")
+
+
+def _refuse(word: str, at: int, why: str, more: str = "") -> NoReturn:
+    shown = word if len(word) <= 40 else word[:39] + "…"
+    raise ConfigError(f"filter: {shown!r} at character {at}: {why}{more}")

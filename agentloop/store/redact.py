@@ -1,0 +1,166 @@
+"""Secrets out of what is about to be stored: known values, known shapes, and long words that look random.
+
+Each is replaced by `[redacted:<kind>:<12 hex>]`, where the hex digits are an HMAC-SHA256 with a key of the store: equal
+secrets can be joined, and are not told. It does not find what has no shape: a short password in plain text, or a
+name; nor a secret that was split over two strings, or encoded once more.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+MIN_KNOWN = 8
+"""Characters of the shortest known secret that is looked for: a shorter one would be found in ordinary text."""
+MAX_RANDOM = 200
+"""Characters of the longest word that is judged by its randomness: a longer one is data, such as an image."""
+
+_WORD = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
+_IN_WORD = bytes(97 if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "+/_=-") else 32 for c in range(256))
+_LONG_WORD = b"a" * 20
+_START = r"(?<![A-Za-z0-9])"
+_ESCAPE = re.compile(r"u[0-9a-fA-F]{4}|[nrtbf/]")
+_TOKEN = re.compile(
+    _START + r"(?:"
+    r"(?P<aws>(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?![A-Za-z0-9]))"
+    r"|(?P<github>gh[pousr]_[A-Za-z0-9]{30,}|github_pat_[A-Za-z0-9_]{22,})"
+    r"|(?P<anthropic>sk-ant-[A-Za-z0-9_-]{16,})"
+    r"|(?P<openai>sk-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{20,})"
+    r"|(?P<slack>(?:xox[abceoprs]|xapp)-(?=[A-Za-z-]*[0-9])[A-Za-z0-9-]{12,})"
+    r"|(?P<google>AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{20,})"
+    r")"
+)
+_JWT = re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}")
+_PEM = re.compile(
+    r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
+    r"(?:[^\"']{0,20000}?-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)"
+)
+_URL = re.compile(r"(://[^\s:/@\"'<>]*:)(?!\[redacted:)([^\s/@\"'<>\\]+)(?=@)")
+_BEARER = re.compile(r"(?i)(bearer\s+)(?=[A-Za-z._~+/=-]*[0-9])([A-Za-z0-9._~+/=-]{16,})")
+
+_HEX = re.compile(r"[0-9a-fA-F_=+/-]+")
+_NOT_SECRET = re.compile(r"(?:sha\d+-|AAAA[BCE]3|chatcmpl-|toolu_|call_|msg_|resp_|req_|run_|gen-)")
+_LINE_OF_BASE64 = re.compile(r"(?:\s|\\+[nr])+[A-Za-z0-9+/]{16,}")
+
+
+class Redactor:
+    """Finds secrets; `key` is what their hashes are made with. Safe to share between threads."""
+
+    def __init__(self, key: bytes, secrets: Iterable[str] = ()) -> None:
+        """secrets: values that are known, such as those of the environment; shorter ones than MIN_KNOWN are left."""
+        self._key = key
+        known = sorted({secret for secret in secrets if len(secret) >= MIN_KNOWN}, key=len, reverse=True)
+        self._known = tuple(known)
+        # Also as JSON writes them: within a string that is JSON itself, and in what is looked at before it is parsed.
+        forms = {
+            form
+            for secret in known
+            for form in (secret, *(json.dumps(secret, ensure_ascii=a)[1:-1] for a in (False, True)))
+        }
+        self._forms = tuple(sorted(forms, key=len, reverse=True))
+        raw = (form.encode(errors="replace") for form in self._forms)
+        self._raw_forms = tuple(form for form in raw if _LONG_WORD not in form.translate(_IN_WORD))
+
+    def json(self, data: bytes) -> bytes:
+        """`data` without secrets; the same bytes when there are none, and valid JSON when it was valid."""
+        if not self._suspicious(data):
+            return data
+        try:
+            value = json.loads(data)
+            clean = self._walk(value)
+        except (ValueError, RecursionError):
+            return self.text(data.decode(errors="replace")).encode()
+        if clean is value:
+            return data
+        try:
+            return json.dumps(clean, ensure_ascii=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:  # half of a surrogate pair
+            return json.dumps(clean, separators=(",", ":")).encode()
+
+    def text(self, text: str) -> str:
+        """`text` without secrets; the same object when there are none."""
+        clean = text
+        for form in self._forms:
+            if form in clean:
+                clean = clean.replace(form, self._mark("known", form))
+        if "-----BEGIN" in clean:
+            clean = _PEM.sub(lambda m: self._mark("private_key", m[0]), clean)
+        if "eyJ" in clean:
+            clean = _JWT.sub(lambda m: self._mark("jwt", m[0]), clean)
+        if "://" in clean and "@" in clean:
+            clean = _URL.sub(lambda m: m[1] + self._mark("password", m[2]), clean)
+        if "earer" in clean or "EARER" in clean:
+            clean = _BEARER.sub(lambda m: m[1] + self._mark("bearer", m[2]), clean)
+        clean = _WORD.sub(self._judge, clean)
+        return text if clean == text else clean
+
+    def _suspicious(self, data: bytes) -> bool:
+        """Whether it is worth parsing: most of what is stored has no word of 20 characters, no URL and no token."""
+        if _LONG_WORD in data.translate(_IN_WORD) or b"\\u" in data or b"earer" in data or b"EARER" in data:
+            return True
+        for form in self._raw_forms:
+            if form in data:
+                return True
+        return b"@" in data and b"://" in data
+
+    def _walk(self, value: Any) -> Any:
+        """`value` with clean strings; the same object when nothing was found."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            clean = [self._walk(item) for item in value]
+            return value if all(a is b for a, b in zip(clean, value, strict=True)) else clean
+        if isinstance(value, dict):
+            pairs = [(self.text(key), self._walk(item)) for key, item in value.items()]
+            same = all(a is b and c is d for (a, c), (b, d) in zip(pairs, value.items(), strict=True))
+            return value if same else dict(pairs)
+        return value
+
+    def _judge(self, match: re.Match[str]) -> str:
+        # In a string that is JSON itself, what follows a backslash is no part of the word.
+        escape = _ESCAPE.match(match[0]) if match.string.endswith("\\", 0, match.start()) else None
+        start = match.start() + (escape.end() if escape else 0)
+        word = match.string[start : match.end()]
+        clean = _TOKEN.sub(lambda m: self._mark(m.lastgroup or "token", m[0]), word)
+        if clean == word and _is_random(match.string, start, match.end()):
+            clean = self._mark("entropy", word)
+        return match.string[match.start() : start] + clean
+
+    def _mark(self, kind: str, secret: str) -> str:
+        digest = hmac.digest(self._key, secret.encode(errors="surrogatepass"), "sha256")
+        return f"[redacted:{kind}:{digest.hex()[:12]}]"
+
+
+def _is_random(text: str, start: int, end: int) -> bool:
+    """Whether a word of 32 characters or more was drawn, and not written: no hash, UUID, path, name, or line of data.
+
+    In what is random, letters of both cases and digits take turns; in what people write, they come in runs.
+    """
+    word = text[start:end].rstrip("=")
+    if not 32 <= len(word) <= MAX_RANDOM or _HEX.fullmatch(word) or _NOT_SECRET.match(word):
+        return False
+    if text.endswith(("h1:", "base64,"), 0, start):
+        return False
+    if len(word) >= 60 and (_LINE_OF_BASE64.match(text, end) or _is_last_line(text, start)):
+        return False
+    kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" if c.islower() else "-" for c in word]
+    turns = sum(a != b for a, b in pairwise(kinds) if "-" not in (a, b))
+    if kinds.count("d") < 2 or kinds.count("l") + kinds.count("u") < 4 or kinds.count("-") > len(word) // 6:
+        return False
+    return turns >= 0.3 * len(word) and _bits(word) >= 3.7
+
+
+def _is_last_line(text: str, start: int) -> bool:
+    before = text[max(0, start - 100) : start].rstrip("\\nr\n ")
+    return len(before) >= 60 and _WORD.fullmatch(before[-60:]) is not None and "\n" in text[max(0, start - 2) : start]
+
+
+def _bits(word: str) -> float:
+    """Shannon's entropy, in bits a character."""
+    return -sum(n / len(word) * math.log2(n / len(word)) for n in Counter(word).values())

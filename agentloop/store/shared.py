@@ -1,0 +1,149 @@
+"""Bodies that many traces may share: redacted and named before a transaction, stored once within it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql
+from sqlmodel import col
+
+from agentloop.store import fulltext
+from agentloop.store.bodies import Hasher, deflate, inflate, unpack_keys, words
+from agentloop.store.database import chunks, insert_rows
+from agentloop.store.redact import Redactor
+from agentloop.store.tables import BodyRow, TraceBodyRow
+
+MAX_REMEMBERED = 1 << 16
+"""Names of bodies that a process keeps, so that a prompt is redacted and compressed once: some 10 MB."""
+
+
+class SharedBodies:
+    """What one process knows of the bodies of a store. Safe to share between threads."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self.redactor = redactor
+        self.hashers: dict[str, Hasher] = {}
+        self.remembered: dict[bytes, bytes] = {}
+        """Name of a body as it came -> name of what was stored for it."""
+
+    def batch(self, project: str) -> Batch:
+        """Bodies of one write."""
+        if project not in self.hashers:
+            self.hashers[project] = Hasher(project)
+        return Batch(self, self.hashers[project])
+
+    def forget(self) -> None:
+        """Assume nothing of what is stored: bodies were removed."""
+        self.remembered = {}
+
+
+class Batch:
+    """`name` bodies before the transaction, `put` them within it, `done` after it."""
+
+    def __init__(self, shared: SharedBodies, hasher: Hasher) -> None:
+        self._shared, self._hasher = shared, hasher
+        self._remembered = shared.remembered
+        self._new: dict[bytes, bytes] = {}
+        self._ready: dict[bytes, tuple[bytes, str]] = {}
+        self._raw: dict[bytes, bytes] = {}
+
+    def name(self, raw: bytes) -> bytes:
+        """The name under which `raw` is stored."""
+        came = self._hasher(raw)
+        name = self._new.get(came) or self._remembered.get(came)
+        if name is None:
+            name = self._new[came] = self._prepare(came, raw)
+        elif name not in self._ready:
+            self._raw[name] = raw
+        return name
+
+    def _prepare(self, came: bytes, raw: bytes) -> bytes:
+        clean = self._shared.redactor.json(raw)
+        name = came if clean is raw else self._hasher(clean)
+        self._ready[name] = deflate(clean), words(clean)
+        return name
+
+    def put(self, connection: Connection) -> dict[bytes, int]:
+        """Row key of each body that was named; those that are new are stored and indexed."""
+        names = [*self._ready, *(name for name in self._raw if name not in self._ready)]
+        keys = _find(connection, names)
+        missing = [name for name in names if name not in keys]
+        for name in missing:
+            if name not in self._ready:  # it was there when it was last seen, and was removed
+                self._prepare(self._hasher(self._raw[name]), self._raw[name])
+        if missing:
+            new = self._insert(connection, missing)
+            fulltext.add(connection, [(key, self._ready[name][1]) for name, key in new.items()])
+            keys.update(new)
+            if len(keys) < len(names):  # another writer stored the same at the same time
+                keys.update(_find(connection, [name for name in missing if name not in keys]))
+        return keys
+
+    def _insert(self, connection: Connection, names: list[bytes]) -> dict[bytes, int]:
+        if connection.dialect.name == "sqlite":
+            first = (connection.exec_driver_sql("SELECT max(key) FROM body").scalar() or 0) + 1
+            keys = dict(zip(names, range(first, first + len(names)), strict=True))
+            rows = [(key, name, self._ready[name][0]) for name, key in keys.items()]
+            insert_rows(connection, "body", ("key", "hash", "data"), rows)
+            return keys
+        # In one order for all writers, so that no two wait for each other.
+        values = [{"hash": name, "data": self._ready[name][0]} for name in sorted(names)]
+        statement = postgresql.insert(BodyRow).on_conflict_do_nothing().returning(col(BodyRow.hash), col(BodyRow.key))
+        return {bytes(name): key or 0 for name, key in connection.execute(statement, values)}
+
+    def done(self) -> None:
+        """The transaction is on disk: what it stored need not be prepared again."""
+        if len(self._remembered) + len(self._new) > MAX_REMEMBERED:
+            self._remembered.clear()
+        self._remembered.update(self._new)
+
+
+def link(connection: Connection, pairs: Iterable[tuple[int, int]]) -> None:
+    """Note that traces have bodies: (trace key, body key)."""
+    insert_rows(connection, "trace_body", ("trace_key", "body_key"), sorted(set(pairs)), ignore=True)
+
+
+def load(connection: Connection, keys: Iterable[int]) -> dict[int, bytes]:
+    """The bodies themselves."""
+    found: dict[int, bytes] = {}
+    for part in chunks(sorted(set(keys))):
+        query = select(col(BodyRow.key), col(BodyRow.data)).where(col(BodyRow.key).in_(part))
+        found.update((key or 0, inflate(data)) for key, data in connection.execute(query))
+    return found
+
+
+def load_packed(connection: Connection, packed: Iterable[bytes]) -> dict[int, bytes]:
+    """The bodies of several rows by their packed keys."""
+    return load(connection, (key for keys in packed for key in unpack_keys(keys)))
+
+
+def unlink(connection: Connection, trace_keys: list[int]) -> None:
+    """Take traces' claims on bodies away, and remove the bodies that nobody else has a claim on.
+
+    Within a transaction that `removes`.
+    """
+    if not trace_keys:
+        return
+    claimed: set[int] = set()
+    table = TraceBodyRow.__table__  # type: ignore[attr-defined]
+    for part in chunks(trace_keys):
+        mine = col(TraceBodyRow.trace_key).in_(part)
+        claimed.update(connection.execute(select(col(TraceBodyRow.body_key)).where(mine)).scalars())
+        connection.execute(table.delete().where(mine))
+    body = BodyRow.__table__  # type: ignore[attr-defined]
+    for part in chunks(sorted(claimed)):
+        used = set(connection.execute(select(table.c.body_key).where(table.c.body_key.in_(part)).distinct()).scalars())
+        loose = [key for key in part if key not in used]
+        fulltext.remove(connection, [(key, words(data)) for key, data in load(connection, loose).items()])
+        connection.execute(body.delete().where(body.c.key.in_(loose)))
+
+
+def _find(connection: Connection, names: list[bytes]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    for part in chunks(names):
+        marks = ", ".join([mark] * len(part))
+        statement = f"SELECT hash, key FROM body WHERE hash IN ({marks})"  # noqa: S608
+        found.update((bytes(name), key) for name, key in connection.exec_driver_sql(statement, tuple(part)))
+    return found

@@ -1,0 +1,225 @@
+"""Spans in and out: the way that thousands a second take.
+
+What costs (redaction, hashing, compression, words) is done before the transaction, so that writers do not wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, bindparam, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import col
+
+from agentloop.errors import ConfigError
+from agentloop.store.bodies import deflate_head, inflate, pack_keys, unpack_keys
+from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.redact import Redactor
+from agentloop.store.shared import SharedBodies, link, load_packed
+from agentloop.store.sums import SUMMED, Sums
+from agentloop.store.tables import SpanRow, TraceRow
+from agentloop.types import Span
+
+SOURCE = "otlp"
+"""What the `source` of a trace says that has nothing but spans."""
+_MAX = 2**63 - 1
+_COLUMNS = (
+    "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
+    "tool", "n_prompt_tokens", "n_completion_tokens", "cost_usd", "head", "bodies",
+)  # fmt: skip
+
+# Made once, because making a statement costs more than it does to store a span.
+_TRACE: Any = TraceRow.__table__  # type: ignore[attr-defined]
+_EMPTY = dict.fromkeys(
+    ("n_steps", "n_tool_calls", "n_spans", "n_errors", "n_prompt_tokens", "n_completion_tokens", "duration_s"), 0
+)
+_INSERT = {
+    "sqlite": sqlite.insert(_TRACE).on_conflict_do_nothing(),
+    "postgresql": postgresql.insert(_TRACE).on_conflict_do_nothing(),
+}
+_SELECT = (
+    select(*(_TRACE.c[name] for name in ("key", "id", "source", "n_spans", *SUMMED)))
+    .where(_TRACE.c.project == bindparam("project"), _TRACE.c.id.in_(bindparam("ids", expanding=True)))
+    .order_by(_TRACE.c.id)
+    .with_for_update()
+)
+_UPDATE = (
+    _TRACE.update()
+    .where(_TRACE.c.key == bindparam("trace_key"))
+    .values({name: bindparam(name) for name in ("stored_at", "n_spans", *SUMMED)})
+)
+_KNOWN = select(col(SpanRow.span_id)).where(
+    col(SpanRow.trace_key) == bindparam("key"), col(SpanRow.span_id).in_(bindparam("ids", expanding=True))
+)
+
+
+class SpanPage(NamedTuple):
+    """Some spans of a trace by start time, and the cursor of those after them; None when there are no more."""
+
+    spans: list[Span]
+    next: str | None
+
+
+class _Ready(NamedTuple):
+    """A span that was made ready to be stored: clean, its head compressed, its bodies named."""
+
+    span: Span
+    bodies: list[bytes]
+    searched: bytes | None
+    """The name of its error's text, which is searched too."""
+
+
+def put_spans(database: Database, shared: SharedBodies, project: str, spans: Sequence[Span]) -> None:
+    """Store what is new of `spans`, in one transaction; a span that is there already is left as it is."""
+    if not spans:
+        return
+    batch = shared.batch(project)
+    traces: dict[str, dict[str, _Ready]] = {}
+    for span in spans:
+        by_id = traces.setdefault(span.trace_id, {})
+        if span.span_id not in by_id:
+            error = span.error
+            by_id[span.span_id] = _Ready(
+                _clean(span, shared.redactor),
+                [batch.name(body) for body in span.bodies],
+                batch.name(_json(error)) if error and error != "error" else None,
+            )
+    with database.write() as connection:
+        before = _trace_rows(connection, project, sorted(traces))
+        for trace_id, row in before.items():
+            if row.n_spans:
+                for known in _known(connection, row.key, list(traces[trace_id])):
+                    del traces[trace_id][known]
+        keys = batch.put(connection)
+        _write(connection, [(before[trace_id], list(ready.values())) for trace_id, ready in traces.items()], keys)
+    batch.done()
+
+
+def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys: dict[bytes, int]) -> None:
+    rows: list[tuple[Any, ...]] = []
+    links: list[tuple[int, int]] = []
+    facets: set[tuple[int, str, str]] = set()
+    sums = []
+    now = datetime.now(UTC)
+    for row, ready in traces:
+        if not ready:
+            continue
+        trace_key, total = row.key, Sums(row)
+        for span, names, searched in ready:
+            body_keys = [keys[name] for name in names]
+            rows.append((trace_key, *span[1:16], pack_keys(body_keys)))
+            links += [(trace_key, key) for key in body_keys]
+            if searched:
+                links.append((trace_key, keys[searched]))
+            total.add(span)
+        facets.update((trace_key, name, value) for name, value in total.facets)
+        sums.append({"trace_key": trace_key, "stored_at": now, **total.values(only_spans=row.source == SOURCE)})
+    insert_rows(connection, "span", _COLUMNS, rows)
+    link(connection, links)
+    insert_rows(connection, "facet", ("trace_key", "name", "value"), sorted(facets), ignore=True)
+    if sums:
+        connection.execute(_UPDATE, sums)
+
+
+def read_spans(
+    database: Database, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000
+) -> SpanPage:
+    """At most `limit` spans by start time, after the cursor `after`; none for an unknown trace."""
+    mine = (
+        select(col(TraceRow.key))
+        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
+        .scalar_subquery()
+    )
+    columns = [getattr(SpanRow, name) for name in _COLUMNS[1:]]
+    query = select(*columns).where(col(SpanRow.trace_key) == mine)
+    by_time = (col(SpanRow.start_ns), col(SpanRow.span_id))
+    if after is not None:
+        query = query.where(tuple_(*by_time) > tuple_(*_cursor(after)))
+    with database.read() as connection:
+        rows = connection.execute(query.order_by(*by_time).limit(limit + 1)).all()
+        more, rows = len(rows) > limit, rows[:limit]
+        bodies = load_packed(connection, (row.bodies for row in rows))
+    spans = [
+        Span._make((trace_id, *row[:14], inflate(row.head), tuple(bodies[key] for key in unpack_keys(row.bodies))))
+        for row in rows
+    ]
+    return SpanPage(spans, f"{spans[-1].start_ns}.{spans[-1].span_id}" if more else None)
+
+
+def span_ids(database: Database, project: str, trace_id: str) -> list[str]:
+    """The ids of all spans of a trace by start time."""
+    query = (
+        select(col(SpanRow.span_id))
+        .join(TraceRow, col(TraceRow.key) == SpanRow.trace_key)
+        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
+        .order_by(col(SpanRow.start_ns), col(SpanRow.span_id))
+    )
+    with database.read() as connection:
+        return list(connection.execute(query).scalars())
+
+
+def _cursor(after: str) -> tuple[int, str]:
+    start, _, span_id = after.partition(".")
+    if not start.isascii() or not start.isdigit() or int(start) > _MAX or "\0" in span_id:
+        raise ConfigError(f"after: {after!r} is no cursor of this store; leave it out to begin with the first span")
+    return int(start), span_id
+
+
+def _trace_rows(connection: Connection, project: str, trace_ids: list[str]) -> dict[str, Any]:
+    """The rows of traces, new ones made; nobody else adds to them until the transaction ends."""
+    now = datetime.now(UTC)
+    empty = {"source": SOURCE, "reward_state": "unscored", "stored_at": now, **_EMPTY}
+    new = [{"project": project, "id": trace_id, **empty} for trace_id in trace_ids]
+    connection.execute(_INSERT[connection.dialect.name], new)
+    found = {}
+    for part in chunks(trace_ids):
+        for row in connection.execute(_SELECT, {"project": project, "ids": part}):
+            found[row.id] = row
+    return found
+
+
+def _known(connection: Connection, trace_key: int, ids: list[str]) -> Iterable[str]:
+    for part in chunks(ids):
+        yield from connection.execute(_KNOWN, {"key": trace_key, "ids": part}).scalars()
+
+
+def _clean(span: Span, redactor: Redactor) -> Span:
+    """Without secrets and NULs, with numbers that fit into their columns, and a compressed head."""
+    texts = [
+        value if value is None or (len(value) < 8 and value.isascii() and "\0" not in value) else _text(value, redactor)
+        for value in (span.name, span.error, span.session, span.agent, span.model, span.tool)
+    ]
+    cost = span.cost_usd
+    name, error, session, agent, model, tool = texts
+    return Span(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_id,
+        name=name or "",
+        kind=span.kind,
+        start_ns=max(0, min(span.start_ns, _MAX)),
+        end_ns=max(0, min(span.end_ns, _MAX)),
+        error=error,
+        session=session,
+        agent=agent,
+        model=model,
+        tool=tool,
+        n_prompt_tokens=max(0, min(span.n_prompt_tokens, 2**48)),
+        n_completion_tokens=max(0, min(span.n_completion_tokens, 2**48)),
+        cost_usd=cost if cost is None or math.isfinite(cost) else None,
+        head=deflate_head(redactor.json(span.head)),
+        bodies=(),
+    )
+
+
+def _text(value: str, redactor: Redactor) -> str:
+    clean = redactor.text(value).replace("\0", "\ufffd")
+    return clean if clean.isascii() else clean.encode(errors="replace").decode()
+
+
+def _json(text: str) -> bytes:
+    return orjson.dumps(text.encode(errors="replace").decode())

@@ -1,0 +1,83 @@
+"""What a trace's row says of its spans, kept up to date while they arrive in any order."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from agentloop.types import Span
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SUMMED = (
+    "name", "session", "agent", "model", "n_steps", "n_tool_calls", "n_errors", "n_prompt_tokens",
+    "n_completion_tokens", "cost_usd", "error", "started_at", "duration_s",
+)  # fmt: skip
+"""The columns that follow from the spans, beside `n_spans`."""
+
+
+class Sums:
+    """Begins with what the row says, and adds spans that it does not know yet.
+
+    Tokens and cost are those of model calls: the spans of agents and workflows repeat what the calls below them used.
+    """
+
+    def __init__(self, row: Any) -> None:
+        self._row = row
+        self.facets: set[tuple[str, str]] = set()
+        self._n = self._n_chat = self._n_tool = self._n_errors = self._n_in = self._n_out = 0
+        self._cost: float | None = row.cost_usd
+        self._start, self._end = 1 << 63, 0
+        self._name, self._error = row.name, row.error
+        self._session, self._agent, self._model = row.session, row.agent, row.model
+        if row.started_at is not None:
+            self._start = (row.started_at - _EPOCH) // timedelta(microseconds=1) * 1000
+            self._end = self._start + round(row.duration_s * 1e9)
+
+    def add(self, span: Span) -> None:
+        """One more span."""
+        self._n += 1
+        if span.kind == "chat":
+            self._n_chat += 1
+            self._n_in += span.n_prompt_tokens
+            self._n_out += span.n_completion_tokens
+            if span.cost_usd is not None:
+                self._cost = (self._cost or 0.0) + span.cost_usd
+        elif span.kind == "tool":
+            self._n_tool += 1
+        if span.error is not None:
+            self._n_errors += 1
+        if 0 < span.start_ns < self._start:
+            self._start = span.start_ns
+        if span.end_ns > self._end:
+            self._end = span.end_ns
+        if span.parent_id is None:
+            self._name, self._error = span.name, span.error or self._error
+        for name, value in (("tool", span.tool), ("model", span.model), ("agent", span.agent)):
+            if value:
+                self.facets.add((name, value))
+        self._session = self._session or span.session
+        self._agent = self._agent or span.agent
+        self._model = self._model or span.model
+
+    def values(self, *, only_spans: bool) -> dict[str, Any]:
+        """New values of the row. only_spans: False for a trace that is known otherwise, whose own word counts."""
+        row = self._row
+        values = {"n_spans": row.n_spans + self._n}
+        if not only_spans:
+            return values | {name: getattr(row, name) for name in SUMMED}
+        known = self._start < 1 << 63
+        return values | {
+            "name": self._name,
+            "session": self._session,
+            "agent": self._agent,
+            "model": self._model,
+            "n_steps": row.n_steps + self._n_chat,
+            "n_tool_calls": row.n_tool_calls + self._n_tool,
+            "n_errors": row.n_errors + self._n_errors,
+            "n_prompt_tokens": row.n_prompt_tokens + self._n_in,
+            "n_completion_tokens": row.n_completion_tokens + self._n_out,
+            "cost_usd": self._cost,
+            "error": self._error,
+            "started_at": _EPOCH + timedelta(microseconds=self._start // 1000) if known else None,
+            "duration_s": max(0, self._end - self._start) / 1e9 if known else 0.0,
+        }

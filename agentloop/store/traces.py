@@ -1,0 +1,190 @@
+"""Whole traces in: a loop's own episodes with their verdicts, and those imported from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import col
+
+from agentloop.store import documents
+from agentloop.store.bodies import deflate, inflate, pack_json, pack_keys, unpack, unpack_keys
+from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.redact import Redactor
+from agentloop.store.shared import SharedBodies, link, load_packed, unlink
+from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, columns
+from agentloop.store.verdicts import put_scores, read_verdict, replace_verdict
+from agentloop.types import Episode, Imported, Task, Trace, Verdict
+
+Judged = tuple[Task, Episode, Trace, Verdict]
+"""An episode with everything that is known of it."""
+UNINDEXED = "agentloop 1"
+"""The `source` that the migration gives to episodes of schema 1, until they are made searchable."""
+STEP = 500
+_USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
+
+
+def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Sequence[Judged], first: int) -> None:
+    """Write episodes in one transaction; ids that are there are replaced."""
+    if not judged:
+        return
+    batch = shared.batch(DEFAULT_PROJECT)
+    rows = [_row_of_episode(shared.redactor, stage, first + i, *item) for i, item in enumerate(judged)]
+    parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, _, trace, _ in judged]
+    insert: Any = (sqlite.insert if database.is_sqlite else postgresql.insert)(TraceRow)
+    changed = {name: insert.excluded[name] for name in rows[0] if name not in {"project", "id"}}
+    upsert = insert.on_conflict_do_update(index_elements=["project", "id"], set_=changed)
+    with database.write(removes=True) as connection:
+        unlink(connection, list(_keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows]).values()))
+        connection.execute(upsert, [_fit(database, row) for row in rows])
+        keys = _keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows])
+        bodies = batch.put(connection)
+        for (_, _, trace, verdict), names in zip(judged, parts, strict=True):
+            key = keys[trace.id]
+            link(connection, ((key, bodies[name]) for name in names))
+            _put_facets(connection, key, documents.columns(trace)[1])
+            replace_verdict(connection, key, verdict)
+    batch.done()
+
+
+def index_old_episodes(database: Database, shared: SharedBodies) -> None:
+    """Make episodes of schema 1 searchable, whose verdicts and messages lay in their bodies alone.
+
+    What was interrupted goes on when the store is opened again.
+    """
+    old = select(col(TraceRow.key), col(TraceRow.body)).where(col(TraceRow.source) == UNINDEXED).limit(STEP)
+    while True:
+        with database.read() as connection:
+            rows = [(key, *unpack(body)) for key, body in connection.execute(old)]
+        if not rows:
+            return
+        batch = shared.batch(DEFAULT_PROJECT)
+        parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, trace, _ in rows]
+        with database.write() as connection:
+            bodies = batch.put(connection)
+            for (key, trace, verdict), names in zip(rows, parts, strict=True):
+                link(connection, ((key or 0, bodies[name]) for name in names))
+                values, facets = documents.columns(trace)
+                _put_facets(connection, key or 0, facets)
+                replace_verdict(connection, key or 0, verdict)
+                kept = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
+                connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(kept))
+        batch.done()
+
+
+def put_imported(database: Database, shared: SharedBodies, project: str, items: Sequence[Imported]) -> int:
+    """Write traces from elsewhere in one transaction; those that are there are left. Returns how many were new."""
+    batch = shared.batch(project)
+    ready = {}
+    for item in items:
+        if item.trace.id not in ready:
+            head, raw = documents.split(item)
+            ready[item.trace.id] = item, deflate(shared.redactor.json(head)), [batch.name(body) for body in raw]
+    insert = sqlite.insert if database.is_sqlite else postgresql.insert
+    with database.write() as connection:
+        known = _keys(connection, project, list(ready))
+        new = {trace_id: it for trace_id, it in ready.items() if trace_id not in known}
+        if not new:
+            return 0
+        bodies = batch.put(connection)
+        n = 0
+        for item, head, names in new.values():
+            values, facets = documents.columns(item.trace)
+            packed = pack_keys([bodies[name] for name in names])
+            row = {
+                **_clean(shared.redactor, values),
+                "project": project,
+                "id": item.trace.id,
+                "task_id": item.trace.task_id,
+                "policy_version": item.trace.policy_version,
+                "stored_at": datetime.now(UTC),
+                "body": head,
+                "bodies": packed,
+            }
+            statement = (
+                insert(TraceRow).values(_fit(database, row)).on_conflict_do_nothing().returning(col(TraceRow.key))
+            )
+            key = connection.execute(statement).scalar()
+            if key is not None:
+                n += 1
+                link(connection, ((key, bodies[name]) for name in names))
+                _put_facets(connection, key, facets)
+                put_scores(connection, key, item.scores, "import")
+    batch.done()
+    return n
+
+
+def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
+    """An imported trace, whole, and what is known of its worth now."""
+    found = load_packed(connection, [row.bodies])
+    bodies = tuple(found[key] for key in unpack_keys(row.bodies))
+    return documents.join(inflate(row.body), bodies), read_verdict(connection, row)
+
+
+def remove_traces(connection: Connection, keys: list[int]) -> None:
+    """Traces with all that belongs to them."""
+    unlink(connection, keys)
+    for part in chunks(keys):
+        for table in (SpanRow, FacetRow, ScoreRow, LabelRow):
+            connection.execute(delete(table).where(col(table.trace_key).in_(part)))
+        connection.execute(delete(TraceRow).where(col(TraceRow.key).in_(part)))
+
+
+def _keys(connection: Connection, project: str, ids: Sequence[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in chunks(ids):
+        query = select(col(TraceRow.id), col(TraceRow.key)).where(
+            col(TraceRow.project) == project, col(TraceRow.id).in_(part)
+        )
+        found.update((trace_id, key or 0) for trace_id, key in connection.execute(query))
+    return found
+
+
+def _put_facets(connection: Connection, key: int, facets: documents.Facets) -> None:
+    rows = [(key, name, value.replace("\0", "\ufffd")) for name, value in sorted(facets)]
+    insert_rows(connection, "facet", ("trace_key", "name", "value"), rows, ignore=True)
+
+
+def _clean(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
+    free = ("session", "agent", "answer", "error")
+    return {k: redactor.text(v) if k in free and v is not None else v for k, v in values.items()}
+
+
+def _fit(database: Database, row: dict[str, Any]) -> dict[str, Any]:
+    """PostgreSQL has no NUL in its texts."""
+    if database.is_sqlite:
+        return row
+    return {name: it.replace("\0", "\ufffd") if isinstance(it, str) else it for name, it in row.items()}
+
+
+def _row_of_episode(
+    redactor: Redactor, stage: str, n: int, task: Task, episode: Episode, trace: Trace, verdict: Verdict
+) -> dict[str, Any]:
+    critical = verdict.critical
+    packed = pack_json(*(redactor.json(each.model_dump_json().encode()) for each in (trace, verdict)))
+    row = {column.name: None for column in columns(TraceRow, without=("key",))}
+    return row | {
+        **_clean(redactor, documents.columns(trace)[0]),
+        "project": DEFAULT_PROJECT,
+        "id": trace.id,
+        "episode_id": episode.id,
+        "stage": stage,
+        "n": n,
+        "n_spans": 0,
+        "task_id": task.id,
+        "pool": task.pool,
+        "split": task.split.value,
+        "purpose": episode.purpose.value,
+        "group": episode.group,
+        "policy_version": episode.policy_version,
+        "seed": episode.seed,
+        "episode_state": episode.state.value,
+        "reward_state": verdict.state.value,
+        "reward": verdict.reward,
+        "failure": critical.type.value if critical else None,
+        "stored_at": datetime.now(UTC),
+        "body": packed,
+    }

@@ -1,0 +1,111 @@
+"""Scores, labels and rewards of traces: with the trace, or attached later by its id. The same again changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlmodel import SQLModel, col
+
+from agentloop.errors import NoSuchTrace
+from agentloop.store.tables import LabelRow, ScoreRow, TraceRow
+from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
+
+JUDGE = "judge"
+"""The source of scores that came with a verdict of ours."""
+
+
+def trace_key(connection: Connection, project: str, trace_id: str) -> int:
+    """Raises NoSuchTrace."""
+    query = select(col(TraceRow.key)).where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
+    key = connection.execute(query).scalar()
+    if key is None:
+        raise NoSuchTrace(f"no trace {trace_id!r} in project {project!r}; send the trace first")
+    return key
+
+
+def put_scores(connection: Connection, key: int, scores: Iterable[Score], source: str) -> None:
+    """Insert, or replace what the same source said of the same verifier."""
+    now = datetime.now(UTC)
+    rows = [
+        {"trace_key": key, "source": source, "given_at": now, **score.model_dump(include={"version", "value", "error"})}
+        | {"verifier": score.verifier}
+        for score in scores
+    ]
+    _upsert(connection, ScoreRow, rows)
+
+
+def put_labels(connection: Connection, key: int, failures: Iterable[Failure]) -> None:
+    """Insert, or replace what the same detector said of the same type and step. A critical one becomes the trace's."""
+    now = datetime.now(UTC)
+    for failure in failures:
+        row = {
+            "trace_key": key,
+            "detector": failure.detector,
+            "type": failure.type.value,
+            "step": -1 if failure.step is None else failure.step,
+            "evidence": failure.evidence.replace("\0", "\ufffd"),
+            "confidence": failure.confidence,
+            "critical": failure.critical,
+            "given_at": now,
+        }
+        if failure.critical:
+            mine = col(LabelRow.trace_key) == key
+            connection.execute(update(LabelRow).where(mine).values(critical=False))
+            connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(failure=failure.type.value))
+        _upsert(connection, LabelRow, [row])
+
+
+def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
+    """What the trace is worth as a whole."""
+    connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
+
+
+def replace_verdict(connection: Connection, key: int, verdict: Verdict) -> None:
+    """A verdict of ours, in place of the one before it; what others said stays."""
+    mine = (col(ScoreRow.trace_key) == key) & (col(ScoreRow.source) == JUDGE)
+    connection.execute(delete(ScoreRow).where(mine))
+    connection.execute(delete(LabelRow).where(col(LabelRow.trace_key) == key))
+    put_scores(connection, key, verdict.scores, JUDGE)
+    put_labels(connection, key, verdict.failures)
+
+
+def read_verdict(connection: Connection, row: Any) -> Verdict:
+    """All that is known of a trace's worth, whoever said it."""
+    mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
+    scores = connection.execute(mine.order_by(col(ScoreRow.verifier), col(ScoreRow.source))).all()
+    of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]
+    labels = connection.execute(of_trace.order_by(col(LabelRow.step), col(LabelRow.type))).all()
+    return Verdict(
+        trace_id=row.id,
+        state=RewardState(row.reward_state),
+        reward=row.reward,
+        scores=tuple(
+            Score(verifier=score.verifier, version=score.version, value=score.value, error=score.error)
+            for score in scores
+        ),
+        failures=tuple(
+            Failure(
+                type=FailureType(label.type),
+                step=None if label.step < 0 else label.step,
+                evidence=label.evidence,
+                detector=label.detector,
+                confidence=label.confidence,
+                critical=label.critical,
+            )
+            for label in labels
+        ),
+    )
+
+
+def _upsert(connection: Connection, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    statement: Any = insert(table)
+    keys = [column.name for column in table.__table__.primary_key]  # type: ignore[attr-defined]
+    changed = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)

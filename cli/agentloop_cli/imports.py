@@ -1,0 +1,75 @@
+"""`agentloop traces import`: files and folders of anybody's traces into the store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from agentloop.errors import counted
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.serve import Where, open_store
+
+if TYPE_CHECKING:
+    from agentloop.formats.importing import Account
+
+FAILED, NOTHING = 1, 5
+MAX_TOLD = 10
+
+
+def import_traces(
+    paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
+    format: Annotated[str | None, typer.Option(help="Take all of them for this format, such as chat.")] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="The project (tenant) of the service to import into.")
+    ] = "default",
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Import traces of any known format, told by what is in the files.
+
+    What a format has and a trace has no place for is stored beside it and
+    counted. Importing again stores nothing twice.
+
+    Exit codes: 0 all was imported, 1 some records are broken, 2 a path or
+    option is wrong, 5 nothing was found to import.
+    """
+    from agentloop.formats.importing import load_formats, take, walk
+
+    files, formats = walk(paths), load_formats(format)
+    store = open_store(where)
+    try:
+        with LiveProgress() as progress:
+            progress.start(f"import: {counted(len(files), 'file')}", len(files))
+            account = take(files, formats, lambda items: store.put_imported(tenant, items), progress.advance)
+    finally:
+        store.close()
+    if as_json:
+        print_json(asdict(account))
+    else:
+        _show(account)
+    if account.failed:
+        raise typer.Exit(FAILED)
+    if not account.imported and not account.known:
+        raise typer.Exit(NOTHING)
+
+
+def _show(account: Account) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("format", "files", "imported", "known", "failed", "kept raw"):
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    for name, ours in sorted(account.by_format.items()):
+        numbers = (ours.files, ours.imported, ours.known, ours.failed, len(ours.lost))
+        table.add_row(name, *map(str, numbers))
+    stdout.print(table)
+    stdout.print(
+        f"{counted(account.imported, 'trace')} imported, {account.known} known before, "
+        f"{counted(account.skipped, 'file')} without traces, {account.failed} failed"
+    )
+    for reason in account.reasons[:MAX_TOLD]:
+        stderr.print(reason, markup=False)
+    if (more := account.failed + account.skipped - MAX_TOLD) > 0:
+        stderr.print(f"and {more} more; --json tells up to 50")

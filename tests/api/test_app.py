@@ -1,0 +1,211 @@
+"""The service as its clients see it: a real server process, a real exporter, real connections."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+MESSAGES = [{"role": "user", "parts": [{"type": "text", "content": "count the penguins"}]}]
+ANSWER = [{"role": "assistant", "parts": [{"type": "text", "content": "seven"}], "finish_reason": "stop"}]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """(address, process) of `agentloop serve` over the store."""
+    port = free_port()
+    command = [sys.executable, "-m", "agentloop_cli", "serve", "--store", str(store), "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        url = f"http://127.0.0.1:{port}"
+        try:
+            for _ in range(200):
+                try:
+                    if httpx.get(f"{url}/readyz").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    assert process.poll() is None, process.stderr.read() if process.stderr else ""
+                    time.sleep(0.05)
+            yield url, process
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(10)
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "traces.db"
+
+
+@pytest.fixture
+def service(store: Path) -> Iterator[str]:
+    with serving(store) as (url, _):
+        yield url
+
+
+def export(url: str, **headers: str) -> str:
+    """A chat within an agent's run, sent by the SDK; the trace's id."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces", headers=headers or None)))
+    tracer = provider.get_tracer("tests")
+    with tracer.start_as_current_span("invoke_agent", attributes={"gen_ai.operation.name": "invoke_agent"}) as root:
+        chat = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": "m-1",
+            "gen_ai.input.messages": json.dumps(MESSAGES),
+            "gen_ai.output.messages": json.dumps(ANSWER),
+            "gen_ai.usage.input_tokens": 11,
+        }
+        with tracer.start_as_current_span("chat m-1", attributes=chat):
+            pass
+    provider.shutdown()
+    return format(root.get_span_context().trace_id, "032x")
+
+
+def test_an_exporters_spans_are_a_trace_with_steps_at_once(service: str) -> None:
+    trace_id = export(service)
+    found = httpx.get(f"{service}/api/v1/traces/{trace_id}").json()
+    assert len(found["span_ids"]) == found["summary"]["n_spans"] == 2
+    (step,) = found["trace"]["steps"]
+    assert step["completion"]["message"]["content"] == "seven"
+    assert (step["completion"]["model"], step["completion"]["n_prompt_tokens"]) == ("m-1", 11)
+    assert [m["content"] for m in found["trace"]["messages"]] == ["count the penguins"]
+    spans = httpx.get(f"{service}/api/v1/traces/{trace_id}/spans", params={"limit": 1}).json()
+    rest = httpx.get(f"{service}/api/v1/traces/{trace_id}/spans", params={"cursor": spans["next"]}).json()
+    assert sorted(s["span_id"] for s in spans["spans"] + rest["spans"]) == sorted(found["span_ids"])
+    for words, n in (('text:"the penguins"', 1), ("model:m-1 -error:true", 1), ("text:walrus", 0)):
+        page = httpx.get(f"{service}/api/v1/traces", params={"filter": words}).json()
+        assert len(page["traces"]) == n, words
+
+
+def test_what_is_acknowledged_survives_a_kill(store: Path) -> None:
+    with serving(store) as (url, process):
+        ids = [export(url) for _ in range(5)]
+        process.kill()
+        process.wait()
+    with serving(store) as (url, _):
+        for trace_id in ids:
+            assert httpx.get(f"{url}/api/v1/traces/{trace_id}").json()["summary"]["n_spans"] == 2
+
+
+def test_scores_labels_and_rewards_come_later_and_twice(service: str) -> None:
+    at = f"{service}/api/v1/traces/{export(service)}"
+    for _ in range(2):
+        assert httpx.put(f"{at}/scores/human", json={"value": 0.25, "source": "ann"}).status_code == 200
+        assert httpx.put(f"{at}/labels/human/plan.repetition", json={"step": 0, "evidence": "seven"}).status_code == 200
+        told = httpx.put(f"{at}/reward", json={"reward": 0.25}).json()
+    assert [(s["verifier"], s["value"]) for s in told["scores"]] == [("human", 0.25)]
+    assert [(f["type"], f["evidence"]) for f in told["failures"]] == [("plan.repetition", "seven")]
+    assert (told["state"], told["reward"]) == ("scored", 0.25)
+    page = httpx.get(f"{service}/api/v1/traces", params={"filter": "score.human<0.5 label:plan.*"}).json()
+    assert len(page["traces"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("GET", "/api/v1/traces/ffff", None, 404),
+        ("GET", "/api/v1/traces?filter=falure:x", None, 400),
+        ("GET", "/api/v1/traces?cursor=x", None, 400),
+        ("GET", "/api/v1/traces?limit=0", None, 422),
+        ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 0.5}, 404),
+        ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 1.5}, 422),
+        ("PUT", "/api/v1/traces/ffff/labels/human/plan.none", {}, 422),
+    ],
+)
+def test_what_cannot_be_is_said(service: str, method: str, path: str, body: Any, code: int) -> None:
+    answer = httpx.request(method, service + path, json=body)
+    assert answer.status_code == code, answer.text
+    assert answer.json()
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "code"),
+    [
+        (b"\xff\xff\xff", {"content-type": "application/x-protobuf"}, 400),
+        (b"{", {"content-type": "application/json"}, 400),
+        (b"", {"content-type": "text/plain"}, 415),
+        (b"", {"content-type": "application/json", "content-encoding": "br"}, 415),
+        (b"{}", {"content-type": "application/json"}, 200),
+        (b"", {"content-type": "application/x-protobuf"}, 200),
+    ],
+)
+def test_bodies_that_are_none(service: str, content: bytes, headers: dict[str, str], code: int) -> None:
+    answer = httpx.post(f"{service}/v1/traces", content=content, headers=headers)
+    assert answer.status_code == code, answer.content
+    assert httpx.post(f"{service}/v1/logs", content=content, headers=headers).status_code == code
+
+
+def test_a_bad_span_is_counted_and_the_others_are_kept(service: str) -> None:
+    good = {"traceId": "1" * 32, "spanId": "2" * 16, "name": "fine", "startTimeUnixNano": "1", "endTimeUnixNano": "2"}
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": [good, {**good, "spanId": "zz"}]}]}]}
+    told = httpx.post(f"{service}/v1/traces", json=body).json()["partialSuccess"]
+    assert told["rejectedSpans"] == "1"
+    assert told["errorMessage"]
+    assert httpx.get(f"{service}/api/v1/traces/{'1' * 32}").json()["span_ids"] == ["2" * 16]
+
+
+def agentloop(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "agentloop_cli", *words], capture_output=True, text=True, check=False)
+
+
+def test_a_key_is_a_project_of_its_own(store: Path) -> None:
+    made = {
+        name: json.loads(agentloop("keys", "add", name, "--store", str(store), "--json").stdout) for name in ("a", "b")
+    }
+    keys = {name: {"Authorization": f"Bearer {key['key']}"} for name, key in made.items()}
+    with serving(store) as (url, _):
+        assert httpx.get(f"{url}/api/v1/traces").status_code == 401
+        trace_id = export(url, **keys["a"])
+        assert httpx.get(f"{url}/api/v1/traces/{trace_id}", headers=keys["a"]).status_code == 200
+        assert httpx.get(f"{url}/api/v1/traces/{trace_id}", headers=keys["b"]).status_code == 404
+        assert httpx.get(f"{url}/api/v1/traces", headers=keys["b"]).json()["traces"] == []
+        path = f"{url}/api/v1/traces/{trace_id}/scores/x"
+        assert httpx.put(path, json={"value": 1}, headers=keys["b"]).status_code == 404
+    assert "a" in agentloop("keys", "ls", "--store", str(store)).stdout
+    assert made["a"]["key"] not in store.read_bytes().decode("latin-1")
+    assert agentloop("keys", "revoke", made["a"]["id"], "--store", str(store)).returncode == 0
+    assert agentloop("keys", "revoke", made["a"]["id"], "--store", str(store)).returncode == 2
+
+
+def test_other_machines_are_served_with_a_key_alone(store: Path) -> None:
+    refused = agentloop("serve", "--host", "0.0.0.0", "--store", str(store))
+    assert refused.returncode == 2
+    assert "agentloop keys add" in refused.stderr
+
+
+def test_a_port_that_is_taken_is_said(store: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = agentloop("serve", "--port", str(taken.getsockname()[1]), "--store", str(store))
+    assert refused.returncode == 2
+    assert "choose another --host or --port" in refused.stderr
+
+
+def test_health_and_figures(service: str) -> None:
+    export(service)
+    assert httpx.get(f"{service}/healthz").text == "ok\n"
+    said = httpx.get(f"{service}/metrics").text
+    assert "agentloop_commits_total 2.0" in said

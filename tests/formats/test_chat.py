@@ -1,0 +1,81 @@
+"""Chat messages: what becomes of them, what is kept of the rest, and what is said of broken ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from agentloop.errors import FormatError
+from agentloop.formats.chat import ChatFormat
+from agentloop.formats.source import Source
+from agentloop.types import Imported
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
+RECORD = {
+    "messages": [
+        {"role": "system", "content": "be brief"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "list"}, {"type": "image_url", "image_url": {"url": "x"}}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "a\nb"},
+        {"role": "user", "content": "and?"},
+        {"role": "assistant", "content": "two files", "annotations": [{"a": 1}]},
+    ],
+    "tools": [{"type": "function", "function": {"name": "shell"}}],
+}
+
+
+def read(tmp_path: Path, *lines: str) -> list[Imported | FormatError]:
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return list(ChatFormat().read(Source(path)))
+
+
+def test_messages_become_steps_and_the_rest_is_kept(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, json.dumps(RECORD))
+    assert isinstance(found, Imported)
+    trace = found.trace
+    assert [message.content for message in trace.messages] == ["be brief", "list"]
+    first, second = trace.steps
+    assert (first.completion.message.tool_calls[0].arguments, first.results[0].content) == ('{"command": "ls"}', "a\nb")
+    assert ([m.content for m in second.heard], second.completion.message.content) == (["and?"], "two files")
+    assert found.raw.keys() == {"messages[1].content", "messages[5].annotations", "tools"}
+
+
+def test_what_is_said_after_the_last_answer_is_kept(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, json.dumps({"messages": [*RECORD["messages"], {"role": "user", "content": "bye"}]}))
+    assert isinstance(found, Imported)
+    assert found.raw["unheard"] == [{"role": "user", "content": "bye"}]
+
+
+def test_the_same_record_has_the_same_id(tmp_path: Path) -> None:
+    one, two, other = read(
+        tmp_path, json.dumps(RECORD), json.dumps(RECORD, indent=None, sort_keys=True), '{"messages": []}'
+    )
+    assert isinstance(one, Imported)
+    assert isinstance(two, Imported)
+    assert isinstance(other, Imported)
+    assert one.trace.id == two.trace.id != other.trace.id
+    assert len(one.trace.id) == 32
+
+
+def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    bad_role = '{"messages": [{"role": "wizard", "content": "x"}]}'
+    found = read(
+        tmp_path,
+        '{"messages": [',
+        json.dumps(RECORD),
+        bad_role,
+        '{"messages": "none"}',
+        '{"messages": NaN}',
+        '{"n": 1e999}',
+    )
+    said = [str(item) if isinstance(item, FormatError) else "read" for item in found]
+    assert said[0].startswith(f"{tmp_path}/runs.jsonl: line 1: no JSON")
+    assert said[1] == "read"
+    assert "line 3: messages[0]: role: 'wizard' is none of" in said[2]
+    assert said[3].endswith("line 4: messages: text where a list should be")
+    assert "line 5: NaN is no number" in said[4]
+    assert "line 6: 1e999 is more than any number" in said[5]

@@ -1,0 +1,194 @@
+"""The filter language: what it finds, on both databases, and what it says of what it cannot read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentloop.errors import ConfigError
+from agentloop.store.query import KEYS, conditions, parse
+from agentloop.store.store import Store
+from agentloop.types import Failure, FailureType, RewardState, Score
+
+from .rows import judged
+from .span_rows import imported, span
+
+ONE, TWO = f"{1:032x}", f"{2:032x}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"], scope="module")
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """own: a failed episode; atif: an imported trace; ONE and TWO: spans."""
+    where: str | Path = tmp_path_factory.mktemp("query") / "store.db"
+    if request.param == "postgresql":
+        server = request.getfixturevalue("server")
+        import psycopg
+
+        with psycopg.connect(server.replace("NAME", "postgres"), autocommit=True) as connection:
+            connection.execute("CREATE DATABASE query TEMPLATE template0")
+        where = server.replace("NAME", "query")
+    made = Store(where)
+    made.put_judged("turn-1", [judged("own", reward=0.0, version=3)])
+    made.put_imported("default", [imported("atif", scores=(Score(verifier="exact", version="1", value=0.25),))])
+    made.put_spans("default", [span(1, 1), span(1, 2, bodies=("Connection refused, by the host_",)), span(1, 3)])
+    made.put_spans(
+        "default",
+        [span(2, 2, model="gpt-4o", error="it broke [twice]", session="x", parent_id=None, start_ns=0, end_ns=0)],
+    )
+    made.put_spans("other", [span(9, 2, bodies=("Connection refused",))])
+    label = Failure(type=FailureType.call_malformed, step=None, evidence="{", detector="d@1", critical=True)
+    made.put_label("default", ONE, label)
+    made.put_label("default", ONE, label.model_copy(update={"type": FailureType.plan_repetition, "critical": False}))
+    made.put_reward("default", ONE, RewardState.scored, 0.75)
+    yield made
+    made.close()
+
+
+ATIF = b"atif".hex().rjust(32, "0")
+
+
+@pytest.mark.parametrize(
+    ("filter", "found"),
+    [
+        ("", [TWO, ONE, ATIF, "own"]),
+        ("  ", [TWO, ONE, ATIF, "own"]),
+        ("failure:call.*", [ONE]),
+        ("failure:call.*,obs.*", [ONE, "own"]),
+        ("-failure:*", [TWO, ATIF]),
+        ("label:plan.repetition", [ONE]),
+        ("failure:plan.repetition", []),
+        ("reward<0.5", ["own"]),
+        ("reward:0.75", [ONE]),
+        ("-reward<0.5", [TWO, ONE, ATIF]),
+        ("tool:shell", [ONE, "own"]),
+        ("tool:SHELL", []),
+        ("tool:s*", [ONE, ATIF, "own"]),
+        ("error:true", [TWO, ATIF]),
+        ("error:false", [ONE, "own"]),
+        ('error:"it broke [*"', [TWO]),
+        ("version:3", ["own"]),
+        ("version>=4", []),
+        ("source:atif", [ATIF]),
+        ("session:x", [TWO]),
+        ('text:"connection refused"', [ONE]),
+        ('"connection refused"', [ONE]),
+        ('text:"refused connection"', []),
+        ("text:connection text:host_", [ONE]),
+        ("-text:connection", [TWO, ATIF, "own"]),
+        ("text:cat", ["own"]),
+        ("text:shoes", [ATIF]),
+        ("text:careful", []),
+        ("text:twice", [TWO]),
+        ('text:"OR NOT * ( NEAR"', []),
+        ('text:"!!!"', []),
+        (r'text:"refused\" OR \"connection"', []),
+        ("duration>1", [ONE, ATIF]),
+        ("cost>0.4", [ATIF]),
+        ("cost>=0.25", [TWO, ONE, ATIF]),
+        ("tokens>=100", [TWO, ONE]),
+        ("spans:3", [ONE]),
+        ("since:2026-11-01", [ONE, "own"]),
+        ("until:2026-11-01", [ATIF]),
+        ("started>2026-11-21T10:30:00.5+01:00", [ONE]),
+        ("score.exact>=0.25", [ATIF]),
+        ("score.exact<1", [ATIF, "own"]),
+        ("score.other>0", []),
+        ("-model:gpt*", [ONE, ATIF, "own"]),
+        ("model:gpt-4o session:x", [TWO]),
+        ("model:gpt-4o session:y", []),
+        ("agent:finder", [ATIF]),
+        ("state:scored stage:turn-1 task:sum-f1 stop:submitted", ["own"]),
+        (f"id:{ONE}", [ONE]),
+        ("session:%", []),
+        ("session:_", []),
+        ('session:"\' OR 1=1 --"', []),
+    ],
+)
+def test_a_filter_finds(store: Store, filter: str, found: list[str]) -> None:
+    page = store.find(filter, project="default")
+    assert [trace.id for trace in page.traces] == found
+    assert page.next is None
+
+
+def test_pages_go_on_where_they_ended_while_traces_arrive(store: Store) -> None:
+    first = store.find("-source:late", project="default", limit=3)
+    store.put_imported("default", [imported("new", source="late")])
+    second = store.find("-source:late", project="default", limit=3, cursor=first.next)
+    assert [len(first.traces), len(second.traces), second.next] == [3, 1, None]
+    assert store.find("source:late").traces[0].id == b"new".hex().rjust(32, "0")
+    with pytest.raises(ConfigError, match="cursor: '1;' is none"):
+        store.find(cursor="1;")
+    with pytest.raises(ConfigError, match="limit: 0 is not between"):
+        store.find(limit=0)
+
+
+@pytest.mark.parametrize(
+    ("filter", "message"),
+    [
+        ("tool:a failur:b", r"^filter: 'failur' at character 8: no such key \(known: id, .*did you mean 'failure'\?$"),
+        ("reward<abc", r"^filter: 'abc' at character 1: reward needs a number$"),
+        ("reward<nan", r"reward needs a number"),
+        ("x reward:1", r"^filter: 'x' at character 1: no key; to search for the word, write text:x$"),
+        ("tool<3", r"tool has no order; write tool:3"),
+        ("tool:", r"'tool:' at character 1: no value"),
+        ('tool:""', r"no value"),
+        ("tool:,", r"no value"),
+        ('text:"open', r"at character 1: a quote that is not closed"),
+        ('a:1 "open', r"no such key"),
+        ('"open', r"a quote that is not closed"),
+        ('text:"a"b', r"at character 1: a quote"),
+        (":x", r"at character 1: no key; .* write text:x$"),
+        ("-", r"no key"),
+        ("since:yesterday", r"since needs a time: 2026-01-31,"),
+        ("since:999999d", r"since needs a time"),
+        ("score.>1", r"'score.' at character 1: no such key"),
+        ("tool:a\0", r"NUL"),
+        ("tool:\ud800", r"surrogate"),
+        ("tool:" + "a" * 5000, r"at most 4000"),
+        ("reward<1 " * 51, r"51 terms, at most 50"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place(filter: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        conditions(filter, "sqlite")
+
+
+def test_times_ago_count_from_now() -> None:
+    now = datetime(2026, 3, 8, tzinfo=UTC)
+    [condition] = conditions("since:7d", "sqlite", now=now)
+    assert datetime(2026, 3, 1, tzinfo=UTC) in condition.compile().params.values()
+
+
+words = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1, max_size=20)
+quoted = words.map(lambda word: '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"')
+
+
+@given(st.booleans(), st.sampled_from(["tool", "failure", "session", "text", "id"]), words)
+def test_any_word_can_be_quoted_and_is_read_back(negated: bool, key: str, word: str) -> None:
+    written = '"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    [term] = parse(f"{'-' * negated}{key}:{written}")
+    assert (term.negated, term.key, term.op, term.value, term.quoted, term.at) == (negated, key, ":", word, True, 1)
+
+
+terms = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    st.one_of(st.sampled_from([*KEYS, "score.a"]), words),
+    st.sampled_from([":", "=", "<", "<=", ">", ">=", ""]),
+    st.one_of(quoted, words, st.floats().map(str), st.just("2026-01-01"), st.just("3d")),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.one_of(st.lists(terms, max_size=4).map(" ".join), st.text(max_size=40)))
+def test_whatever_is_asked_is_answered_or_refused(store: Store, filter: str) -> None:
+    try:
+        found = store.find(filter).traces
+    except ConfigError:
+        return
+    assert len(found) <= 50
