@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from agentloop.errors import SandboxGone
-from agentloop.sandbox.inside.frames import CHUNK, WINDOW
+from agentloop.sandbox.inside.frames import CHUNK, FOREGROUND, WINDOW
 from agentloop.types import ExecResult
 
 MAX_SIGNAL, MAX_SIDE = 65, 65_535
@@ -135,8 +135,8 @@ class Process:
         return await asyncio.shield(self._done)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its process group. Raises ValueError for what is none."""
-        if not 0 < number < MAX_SIGNAL:
+        """Send a signal to its process group; to a session's shell also FOREGROUND. Raises ValueError for another."""
+        if number != FOREGROUND and not 0 < number < MAX_SIGNAL:
             raise ValueError(f"signal {number}; there are 1 to {MAX_SIGNAL - 1}")
         self._control("signal", (number,))
 

