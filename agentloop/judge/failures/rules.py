@@ -132,8 +132,8 @@ def context_overflow(reading: Reading) -> list[Failure]:
 
 
 def limit_reached(reading: Reading) -> list[Failure]:
-    """The step limit ended the run."""
-    if reading.trace.stop_reason is not StopReason.step_limit:
+    """A limit of steps, time or cost ended the run."""
+    if reading.trace.stop_reason not in {StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit}:
         return []
     return [reading.failure(FailureType.budget_limit_reached, reading.last_step, "rules.limit_reached@1")]
 
