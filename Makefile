@@ -22,7 +22,7 @@ test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be ha
 	sh tests/services.sh start; \
 	$(BIN)/pytest $(TWO) -m "not alone" && $(BIN)/pytest -m alone
 
-quick: $(VENV)/.dev  ## the tests that need no engine and no training, under a minute
+quick: $(VENV)/.dev  ## the tests that need no engine, server or training, under a minute
 	$(BIN)/pytest $(TWO) -m "not slow and not alone"
 
 check: $(VENV)/.dev  ## formatting, lint, types, layers

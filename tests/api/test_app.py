@@ -19,6 +19,8 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
+pytestmark = pytest.mark.slow
+
 MESSAGES = [{"role": "user", "parts": [{"type": "text", "content": "count the penguins"}]}]
 ANSWER = [{"role": "assistant", "parts": [{"type": "text", "content": "seven"}], "finish_reason": "stop"}]
 

@@ -18,7 +18,7 @@ from agentloop.policies import openai
 
 from .mini import N_HELDOUT, N_TRAIN, Recorder, make_mini, opened
 
-pytestmark = pytest.mark.usefixtures("bubblewrap")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
 SCRIPT = """
 from agentloop.policies.scripted import ScriptedPolicy, call_message

@@ -18,7 +18,7 @@ from agentloop.types import Action, PolicyState, PolicyVersion, Purpose, Split
 
 from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run, solves
 
-pytestmark = pytest.mark.usefixtures("bubblewrap")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
 DOCUMENTED = [
     "seed",

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,8 @@ def test_an_environment_is_not_read_to_its_end() -> None:
     long = {f"E{n}": "x" * 100_000 for n in range(15)}
     for variables, mark in (({frames.MARK: "a.1", **long}, "a.1"), ({**long, frames.MARK: "a.1"}, None)):
         with subprocess.Popen(["/bin/sleep", "60"], env=variables) as process:
+            while not Path(f"/proc/{process.pid}/environ").read_bytes():  # exec has not got that far yet
+                time.sleep(0.001)
             found = processes.mark_of(process.pid)
             process.kill()
         assert found == mark

@@ -20,6 +20,8 @@ from agentloop.store.tables import SCHEMA_VERSION
 from .rows import judged, version
 from .span_rows import span
 
+pytestmark = pytest.mark.slow
+
 SCHEMA_1 = Path(__file__).with_name("schema_1.sql")
 """What the first release wrote, as SQLite dumps it."""
 FULL_TEXT = "body_text"

@@ -15,6 +15,8 @@ from agentloop.store.store import Store
 from .span_rows import imported, span
 from .test_spans import all_spans, count
 
+pytestmark = pytest.mark.slow
+
 FILLER = Path(__file__).with_name("filler.py")
 PROMPT = b'"prompt"'
 
