@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import struct
+import threading
 import zlib
 from hashlib import blake2b
 from typing import Any
 
 import orjson
+import zstandard
 
 from agentloop.types import Trace, Verdict
 
 _SEPARATOR = b"\n"
-_PLAIN, _DEFLATED, _WITH_NAMES = b"\x00", b"\x01", b"\x02"
+_PLAIN, _ZSTD = b"\x00", b"\x01"
 SMALL = 256
 """Bytes below which compression saves less than its own time is worth."""
-HEAD_NAMES = (
+_HEAD_NAMES = (
     b'"exception.type":"exception.message":"exception.stacktrace":"Traceback (most recent call last):\\n  File '
     b'"server.address":"server.port":"url.full":"http.request.method":"POST","http.response.status_code":200,'
     b'"metadata":"tag.tags":"user.id":"input.mime_type":"application/json","output.mime_type":"application/json",'
@@ -48,7 +50,8 @@ HEAD_NAMES = (
     b'"scope":{"name":"openinference.instrumentation.openai","name":"opentelemetry.instrumentation.","version":"0.1.0"}}'
 )
 """What heads are likely to say, the likeliest last: a head is stored as what differs. Another needs a new mark."""
-_HEAD_PACKER = zlib.compressobj(1, zlib.DEFLATED, -12, 5, zdict=HEAD_NAMES)
+LEVEL = 1
+"""Of zstd: the next ones cost more time than they save room in bodies of a kilobyte."""
 _UNSEARCHED = frozenset({"role", "type", "finish_reason", "mime_type"})
 """Keys whose values are in every message."""
 
@@ -71,28 +74,32 @@ def unpack(body: bytes | None) -> tuple[Trace, Verdict]:
     return Trace.model_validate_json(trace), Verdict.model_validate_json(verdict)
 
 
-def deflate(data: bytes) -> bytes:
-    """For one body: a small window, since the set-up of a large one costs more than its work."""
-    if len(data) < SMALL:
-        return _PLAIN + data
-    bits, memory = (12, 5) if len(data) < 4096 else (15, 8)
-    packer = zlib.compressobj(1, zlib.DEFLATED, -bits, memory)
-    return _DEFLATED + packer.compress(data) + packer.flush()
+class _Codec(threading.local):
+    """Contexts of zstd, which no two threads may use at once and which cost more to make than one body takes."""
+
+    def __init__(self) -> None:
+        names = zstandard.ZstdCompressionDict(_HEAD_NAMES, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+        self.body = zstandard.ZstdCompressor(level=LEVEL)
+        self.head = zstandard.ZstdCompressor(level=LEVEL, dict_data=names)
+        self.either = zstandard.ZstdDecompressor(dict_data=names)
 
 
-def deflate_head(data: bytes) -> bytes:
+_codec = _Codec()
+
+
+def compress(data: bytes) -> bytes:
+    """For one body."""
+    return _PLAIN + data if len(data) < SMALL else _ZSTD + _codec.body.compress(data)
+
+
+def compress_head(data: bytes) -> bytes:
     """The same for the head of a span: it knows the names that they all have."""
-    packer = _HEAD_PACKER.copy()
-    return _WITH_NAMES + packer.compress(data) + packer.flush()
+    return _ZSTD + _codec.head.compress(data)
 
 
-def inflate(data: bytes) -> bytes:
+def decompress(data: bytes) -> bytes:
     """The inverse of both."""
-    kind, packed = data[:1], data[1:]
-    if kind == _PLAIN:
-        return bytes(packed)
-    unpacker = zlib.decompressobj(-15, HEAD_NAMES) if kind == _WITH_NAMES else zlib.decompressobj(-15)
-    return unpacker.decompress(packed) + unpacker.flush()
+    return bytes(data[1:]) if data[:1] == _PLAIN else _codec.either.decompress(data[1:])
 
 
 class Hasher:

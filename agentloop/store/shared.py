@@ -9,7 +9,7 @@ from sqlalchemy.dialects import postgresql
 from sqlmodel import col
 
 from agentloop.store import fulltext
-from agentloop.store.bodies import Hasher, deflate, inflate, unpack_keys, words
+from agentloop.store.bodies import Hasher, compress, decompress, unpack_keys, words
 from agentloop.store.database import chunks, insert_rows
 from agentloop.store.redact import Redactor
 from agentloop.store.tables import BodyRow, TraceBodyRow
@@ -61,7 +61,7 @@ class Batch:
     def _prepare(self, came: bytes, raw: bytes) -> bytes:
         clean = self._shared.redactor.json(raw)
         name = came if clean is raw else self._hasher(clean)
-        self._ready[name] = deflate(clean), words(clean)
+        self._ready[name] = compress(clean), words(clean)
         return name
 
     def put(self, connection: Connection) -> dict[bytes, int]:
@@ -109,7 +109,7 @@ def load(connection: Connection, keys: Iterable[int]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     for part in chunks(sorted(set(keys))):
         query = select(col(BodyRow.key), col(BodyRow.data)).where(col(BodyRow.key).in_(part))
-        found.update((key or 0, inflate(data)) for key, data in connection.execute(query))
+        found.update((key or 0, decompress(data)) for key, data in connection.execute(query))
     return found
 
 

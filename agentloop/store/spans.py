@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
 from agentloop.errors import ConfigError
-from agentloop.store.bodies import deflate_head, inflate, pack_keys, unpack_keys
+from agentloop.store.bodies import compress_head, decompress, pack_keys, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed
@@ -144,7 +144,7 @@ def read_spans(
         more, rows = len(rows) > limit, rows[:limit]
         bodies = load_packed(connection, (row.bodies for row in rows))
     spans = [
-        Span._make((trace_id, *row[:14], inflate(row.head), tuple(bodies[key] for key in unpack_keys(row.bodies))))
+        Span._make((trace_id, *row[:14], decompress(row.head), tuple(bodies[key] for key in unpack_keys(row.bodies))))
         for row in rows
     ]
     return SpanPage(spans, f"{spans[-1].start_ns}.{spans[-1].span_id}" if more else None)
@@ -211,7 +211,7 @@ def _clean(span: Span, redactor: Redactor) -> Span:
         n_prompt_tokens=max(0, min(span.n_prompt_tokens, 2**48)),
         n_completion_tokens=max(0, min(span.n_completion_tokens, 2**48)),
         cost_usd=cost if cost is None or math.isfinite(cost) else None,
-        head=deflate_head(redactor.json(span.head)),
+        head=compress_head(redactor.json(span.head)),
         bodies=(),
     )
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
 from agentloop.store import documents
-from agentloop.store.bodies import deflate, inflate, pack_json, pack_keys, unpack, unpack_keys
+from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
@@ -82,7 +82,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
     for item in items:
         if item.trace.id not in ready:
             head, raw = documents.split(item)
-            ready[item.trace.id] = item, deflate(shared.redactor.json(head)), [batch.name(body) for body in raw]
+            ready[item.trace.id] = item, compress(shared.redactor.json(head)), [batch.name(body) for body in raw]
     insert = sqlite.insert if database.is_sqlite else postgresql.insert
     with database.write() as connection:
         known = _keys(connection, project, list(ready))
@@ -121,7 +121,7 @@ def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
     """An imported trace, whole, and what is known of its worth now."""
     found = load_packed(connection, [row.bodies])
     bodies = tuple(found[key] for key in unpack_keys(row.bodies))
-    return documents.join(inflate(row.body), bodies), read_verdict(connection, row)
+    return documents.join(decompress(row.body), bodies), read_verdict(connection, row)
 
 
 def remove_traces(connection: Connection, keys: list[int]) -> None:
