@@ -17,7 +17,7 @@ from agentloop.types import Span
 
 MAX_WAITING = 96 << 20
 """Bytes of bodies that may wait for a commit."""
-MAX_COMMIT = 4096
+MAX_COMMIT = 2048
 """Spans in one transaction, unless one request has more."""
 
 Put = Callable[[str, Sequence[Span]], None]

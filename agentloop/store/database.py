@@ -144,7 +144,7 @@ def _sqlite(path: Path) -> Engine:
             "synchronous = FULL",
             "wal_autocheckpoint = 4000",
             "journal_size_limit = 67108864",
-            "cache_size = -32768",
+            "cache_size = -16384",
             "temp_store = MEMORY",
         ):
             connection.execute(f"PRAGMA {pragma}")
