@@ -103,7 +103,8 @@ class Redactor:
 
     def _words(self, text: str) -> str:
         """`text` with its long words judged."""
-        kept, at = [], 0
+        kept: list[str] = []
+        at = 0
         for start, end in _long_words(text.encode("latin-1", errors="replace")):  # a byte for each character
             kept += text[at:start], self._judge(text, start, end)
             at = end

@@ -1,0 +1,59 @@
+"""A PostgreSQL server of one's own, in a temporary folder and without a port, for as long as a block runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+REMEDY = "`apt install postgresql` (its programs are enough, no service is needed)"
+
+
+def binaries() -> Path | None:
+    """The folder of the newest server's programs; None where there are none."""
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    found = shutil.which("postgres", path=os.pathsep.join((*map(str, debian), os.environ.get("PATH", ""))))
+    return Path(found).resolve().parent if found else None
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Its URL, with NAME where a database is named. Raises FileNotFoundError where PostgreSQL is not installed."""
+    programs = binaries()
+    if programs is None:
+        raise FileNotFoundError(f"no PostgreSQL here. Remedy: {REMEDY}")
+    with tempfile.TemporaryDirectory(prefix="al-pg-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        if os.geteuid() == 0:
+            shutil.chown(folder, "postgres")
+        data = folder / "data"
+        _run(programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8")
+        options = f"-k {folder} -c listen_addresses='' -c max_connections=50"
+        _run(programs / "pg_ctl", "-D", data, "-l", folder / "log", "-o", options, "-w", "start")
+        try:
+            yield f"postgresql://postgres@/NAME?host={folder}"
+        finally:
+            _run(programs / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+
+
+@contextmanager
+def database(of: str) -> Iterator[str]:
+    """The URL of an empty database of the server `of`; it is dropped afterwards."""
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(of.replace("NAME", "postgres"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        yield of.replace("NAME", name)
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _run(*command: object) -> None:
+    words = [str(word) for word in command]
+    as_somebody = ["runuser", "-u", "postgres", "--", *words] if os.geteuid() == 0 else words  # it refuses root
+    subprocess.run(as_somebody, check=True, stdout=subprocess.DEVNULL, cwd="/")
