@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -71,6 +71,8 @@ class Crew:
     pool: Pool
     max_concurrent: int = 8
     """Episodes at once, for a policy that does not answer in batches."""
+    on_end: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None
+    """Looks at the box of an episode that ended by itself, before it is discarded."""
 
 
 def stable_id(*parts: object) -> str:
@@ -99,7 +101,15 @@ def plan(
     return planned
 
 
-async def run_episode(task: Task, episode: Episode, *, agent: Agent, policy: Policy, pool: Pool) -> Rollout:
+async def run_episode(
+    task: Task,
+    episode: Episode,
+    *,
+    agent: Agent,
+    policy: Policy,
+    pool: Pool,
+    on_end: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None,
+) -> Rollout:
     """One attempt at `task`. Raises only what ends the program (cancellation, interrupts)."""
     steps: list[Step] = []
     started_at, started = datetime.now(UTC), time.perf_counter()
@@ -107,6 +117,8 @@ async def run_episode(task: Task, episode: Episode, *, agent: Agent, policy: Pol
     try:
         async with pool.lease(task.sandbox, episode.id) as sandbox:
             stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=steps.append)
+            if on_end is not None:
+                await on_end(task, episode, sandbox)
     # The episode recorder: whatever an agent, a policy or a box raises becomes part of the trace.
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
@@ -182,7 +194,9 @@ async def _together(
 
     async def one(index: int, task: Task, episode: Episode) -> Rollout:
         async with slots, _seat(crew.policy, lockstep, index) as policy:
-            rollout = await run_episode(task, episode, agent=crew.agent, policy=policy, pool=crew.pool)
+            rollout = await run_episode(
+                task, episode, agent=crew.agent, policy=policy, pool=crew.pool, on_end=crew.on_end
+            )
         on_done(rollout)
         return rollout
 

@@ -15,6 +15,7 @@ AgentLoopError
 │   ├── TransferLimit                   files from a box that are more than was allowed
 │   ├── ReplayMismatch                  an episode that is replayed did something else
 │   └── SandboxGone                     the box died while it was in use
+├── NotYet (LookupError)                an outcome that will be known later, or only to a person
 ├── PolicyError (OSError)               the model or its endpoint failed, not the agent  exit 4
 └── TrainingError (RuntimeError)        a step or a version that cannot be made          exit 4
 
@@ -93,6 +94,10 @@ class ReplayMismatch(SandboxError):
 
 class SandboxGone(SandboxError):
     """The box died or its connection broke; the episode is retried, never scored."""
+
+
+class NotYet(AgentLoopError, LookupError):
+    """Raised by a verifier whose outcome is not known yet: nothing failed, and the reward waits for it."""
 
 
 class PolicyError(AgentLoopError, OSError):

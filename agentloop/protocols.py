@@ -14,6 +14,7 @@ from agentloop.errors import FormatError
 from agentloop.types import (
     Completion,
     ExecResult,
+    Graded,
     Imported,
     Message,
     SandboxSpec,
@@ -88,13 +89,36 @@ class Agent(Protocol):
 
 
 class Verifier(Protocol):
-    """Scores a finished trace; runs outside the box and never sees what it cannot trust."""
+    """Scores a finished trace; runs outside the box and never sees what it cannot trust.
+
+    It may say more of itself, each left out by most:
+
+    - `artifacts: tuple[str, ...]`, paths that are taken out of the agent's box when the agent is done. The verifier
+      is then given a fresh box with them in their places, and nothing else of the agent's.
+    - `timeout_s: float`, when a minute is too short.
+    - `paid = True`, when asking it costs something: it is asked last, and not at all where the others have decided.
+    - `waits = True`, when its number comes from outside, later.
+    """
 
     name: str
     version: str
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """A number in [0, 1]. Whatever it raises makes the reward `unscored`, never 0."""
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float | Graded:
+        """A number in [0, 1], alone or with what it rests on. Whatever it raises makes the reward `unscored`, never 0.
+
+        `errors.NotYet` is for an outcome that is not known yet.
+        """
+        ...
+
+
+class GroupVerifier(Protocol):
+    """Scores the episodes of a group by comparing them."""
+
+    name: str
+    version: str
+
+    async def rank(self, traces: Sequence[Trace]) -> Sequence[float | Graded]:
+        """A number in [0, 1] for each, in their order; see `Verifier.score`."""
         ...
 
 

@@ -13,7 +13,7 @@ import json
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,6 +46,19 @@ class Part(Frozen):
 
     kind: str
     options: dict[str, Any] = Field(default_factory=dict)
+
+
+class RewardRule(Frozen):
+    """How the numbers of a task's verifiers become its reward (`judge/combine.py`)."""
+
+    combine: Literal["mean", "weighted", "gated", "all"] = "mean"
+    """`gated`: every gate must give 1, or the reward is 0. `all`: 1 when every verifier gives 1, else 0."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Verifier -> weight, at least 0; 1 where none is given. A verifier of weight 0 is recorded and counts nothing."""
+    gates: tuple[str, ...] = ()
+    """Verifiers that are asked first, and open or close the way to the others."""
+    dispute: float = Field(default=0.5, ge=0, le=1)
+    """With `mean` and `weighted`: verifiers further apart than this make the reward `disputed`; 1 is never."""
 
 
 class SandboxSpec(Frozen):
@@ -105,11 +118,18 @@ class Task(Frozen):
     verifiers: tuple[Part, ...] = ()
     solution: tuple[str, ...] = ()
     """Shell commands of a reference solution; the last one prints the answer. Never shown to a policy."""
+    reward: RewardRule | None = None
+    """None is the mean of the verifiers, with the default bound on their dispute."""
 
     @property
     def hash(self) -> str:
         """Content hash; the folder's location is left out, its contents belong to the suite's hash."""
-        return content_hash(self.model_dump(mode="json", exclude={"sandbox": {"files"}}))
+        return content_hash(self.portable())
+
+    def portable(self) -> dict[str, Any]:
+        """As JSON without locations, and without a rule that is not there: a hash outlives new fields."""
+        row = self.model_dump(mode="json", exclude={"sandbox": {"files"}})
+        return row if self.reward is not None else {key: value for key, value in row.items() if key != "reward"}
 
 
 # ------------------------------------------------------------------------------------- Episode
@@ -362,6 +382,20 @@ class Failure(Frozen):
     """True for exactly one failure of a failed trace: the first that was not recovered from."""
 
 
+class Graded(Frozen):
+    """What a verifier may give in place of a bare number: also what it rests on, and what it cost."""
+
+    value: float | None
+    """In [0, 1]; None, with an `error`, when there is no number."""
+    error: str | None = None
+    why: str = ""
+    """What a person who doubts the number reads."""
+    n_prompt_tokens: int = 0
+    n_completion_tokens: int = 0
+    cost_usd: float | None = None
+    """None where nobody knows the price."""
+
+
 class Score(Frozen):
     """One verifier's number in [0, 1], or why it gave none."""
 
@@ -369,6 +403,20 @@ class Score(Frozen):
     version: str
     value: float | None
     error: str | None = None
+    why: str = ""
+    n_prompt_tokens: int = 0
+    """What a judge model was sent for it, over all votes."""
+    n_completion_tokens: int = 0
+    cost_usd: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        """True when nothing went wrong: the outcome is only not known yet."""
+        return self.value is None and (self.error or "").startswith(WAITING)
+
+
+WAITING = "waiting: "
+"""How the `error` of a score begins whose outcome will be known later."""
 
 
 class Verdict(Frozen):
@@ -380,6 +428,10 @@ class Verdict(Frozen):
     """In [0, 1] when `state` is scored, else None."""
     scores: tuple[Score, ...] = ()
     failures: tuple[Failure, ...] = ()
+    taxonomy: str | None = None
+    """Version of the failure types; None where nobody classified."""
+    rule: RewardRule | None = None
+    """The task's, for scores that come later; None is the default."""
 
     @property
     def critical(self) -> Failure | None:

@@ -20,7 +20,7 @@ from agentloop.api.auth import Guard
 from agentloop.api.committer import Committer
 from agentloop.api.ingest import Ingest
 from agentloop.api.query import router
-from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StoreError
+from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
 from agentloop.store.store import Store
 
 RETRY_S = 5
@@ -78,6 +78,8 @@ def _explained(_: Request, error: Exception) -> JSONResponse:
         code = 404
     elif isinstance(error, ConfigError):
         code = 400
+    elif isinstance(error, StateError):
+        code = 409
     elif isinstance(error, StoreError):
         return JSONResponse({"error": str(error)}, 503, {"Retry-After": str(RETRY_S)})
     else:

@@ -5,12 +5,14 @@ Every answer is about the project of the key that asked. Cursors are what an ans
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from agentloop.formats.spans import trace_of
+from agentloop.judge.settle import resolve, settle
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.types import Failure, FailureType, Imported, RewardState, Score, Span, Trace, Verdict
@@ -100,6 +102,36 @@ class GivenReward(BaseModel):
     state: RewardState = RewardState.scored
     reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> GivenReward:
+        if (self.reward is not None) != (self.state is RewardState.scored):
+            raise ValueError("a reward and the state `scored` need each other")
+        return self
+
+
+class Resolution(BaseModel):
+    """A person's word on a trace: what it is worth, and what that rests on."""
+
+    reward: float = Field(ge=0, le=1, allow_inf_nan=False)
+    why: str = Field(min_length=1, max_length=2000)
+    by: str = Field(min_length=1, max_length=100)
+
+
+class Asked(BaseModel):
+    """A trace that a person is asked about."""
+
+    trace: TraceSummary
+    why: str = Field(description="disputed, waiting, or sampled")
+
+
+class PastVerdict(BaseModel):
+    """One verdict of a trace's history."""
+
+    given_at: datetime
+    by: str
+    why: str
+    verdict: Verdict
+
 
 def router(store: Store) -> APIRouter:
     """The routes over `store`."""
@@ -141,6 +173,7 @@ def router(store: Store) -> APIRouter:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
         score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
         store.put_score(project, trace_id, score, source=given.source)
+        settle(store, project, trace_id)
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/labels/{detector}/{kind}")
@@ -154,6 +187,22 @@ def router(store: Store) -> APIRouter:
         """Say what a trace is worth."""
         store.put_reward(project, trace_id, given.state, given.reward)
         return store.verdict(project, trace_id)
+
+    @routes.put("/traces/{trace_id}/resolution")
+    def put_resolution(project: Project, trace_id: TraceId, given: Resolution) -> Verdict:
+        """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
+        resolve(store, project, trace_id, given.reward, by=given.by, why=given.why)
+        return store.verdict(project, trace_id)
+
+    @routes.get("/traces/{trace_id}/verdicts")
+    def list_verdicts(project: Project, trace_id: TraceId) -> list[PastVerdict]:
+        """Every verdict on a trace, the oldest first."""
+        return [PastVerdict(**past._asdict()) for past in store.history(project, trace_id)]
+
+    @routes.get("/queue")
+    def list_queue(project: Project, sample: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 0) -> list[Asked]:
+        """What a person is asked about: disputed, waiting, and `sample` others that no person has judged."""
+        return [Asked(trace=trace, why=why) for trace, why in store.queue(project, sample=sample)]
 
     return routes
 

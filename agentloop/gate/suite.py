@@ -1,7 +1,7 @@
 """A suite on disk: the tasks that policies are compared on, in git beside the code.
 
-    evals/NAME/suite.toml     name, [sandbox], [limits], [[verifiers]] (for tasks that name none)
-    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, solution
+    evals/NAME/suite.toml     name, [sandbox], [limits], [reward] and [[verifiers]] (for tasks that name none)
+    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution
     evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`
 
 Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
@@ -24,12 +24,14 @@ from pydantic import BaseModel, ValidationError
 
 from agentloop.errors import ConfigError, boundary, did_you_mean
 from agentloop.gate.atomic import write_text
-from agentloop.types import Frozen, Limits, Part, SandboxSpec, Split, Task, content_hash
+from agentloop.types import Frozen, Limits, Part, RewardRule, SandboxSpec, Split, Task, content_hash
 
 HEAD = "suite.toml"
 TASKS = "tasks.jsonl"
-HEAD_KEYS = ("name", "sandbox", "limits", "verifiers")
-TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "solution")
+HEAD_KEYS = ("name", "sandbox", "limits", "reward", "verifiers")
+TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution")
+TESTS = "tests"
+"""The option of a verifier that names a folder, relative to the suite's as a verifier's own file is."""
 
 Table = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
@@ -59,6 +61,7 @@ class _Head(Frozen):
     files: dict[Split, Path]
     """What a box of each split starts with; a split that is not in it starts with nothing."""
     limits: Limits
+    reward: RewardRule | None
     verifiers: tuple[Part, ...]
 
 
@@ -117,6 +120,7 @@ def _parse_head(text: str, folder: Path) -> _Head:
         sandbox=_sandbox(path, text, head),
         files=_files(path, text, head),
         limits=_limits(path, text, head),
+        reward=_reward(path, text, head),
         verifiers=_verifiers(head.get("verifiers", []), folder, _toml_place(path, text, "", "verifiers")),
     )
 
@@ -157,6 +161,13 @@ def _limits(path: Path, text: str, head: Table) -> Limits:
             where = _toml_place(path, text, "limits", key)
             raise ConfigError(f"{where}: key {key!r} is {table[key]}; a limit must be above 0")
     return limits
+
+
+def _reward(path: Path, text: str, head: Table) -> RewardRule | None:
+    table = dict(_table(path, text, head, "reward", RewardRule))
+    if isinstance(gates := table.get("gates"), list):
+        table["gates"] = tuple(gates)
+    return _validated(path, text, "reward", table, RewardRule) if table else None
 
 
 def _table(path: Path, text: str, head: Table, name: str, model: type[BaseModel]) -> Table:
@@ -207,14 +218,21 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
     box = head.sandbox.model_copy(update={"files": head.files.get(split)})
     try:
         return Task.model_validate(
-            {**row, "split": split, "verifiers": verifiers, "sandbox": box, "limits": head.limits}
+            {
+                "reward": head.reward,
+                **row,
+                "split": split,
+                "verifiers": verifiers,
+                "sandbox": box,
+                "limits": head.limits,
+            }
         )
     except ValidationError as error:
         first = error.errors()[0]
         if first["loc"][0] == "solution":
             shape = json.dumps([row["solution"] if isinstance(row["solution"], str) else "wc -l < a0"])
             raise ConfigError(f"{where}: key 'solution' must be a list of shell commands, like {shape}") from None
-        raise ConfigError(f"{where}: key {str(first['loc'][0])!r}: {_lower(first['msg'])}") from None
+        raise ConfigError(f"{where}: key {'.'.join(map(str, first['loc']))!r}: {_lower(first['msg'])}") from None
 
 
 def _split(name: object, where: str) -> Split:
@@ -234,8 +252,18 @@ def _verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
         if not isinstance(row, dict) or not isinstance(row.get("kind"), str):
             raise ConfigError(f"{where}: key 'verifiers': {row!r} names no kind; it must be {shape}")
         options = {key: value for key, value in row.items() if key != "kind"}
+        if isinstance(options.get(TESTS), str):
+            options[TESTS] = _existing(folder / options[TESTS], row["kind"], where)
         parts.append(Part(kind=_absolute_kind(row["kind"], folder, where), options=options))
     return tuple(parts)
+
+
+def _existing(folder: Path, kind: str, where: str) -> str:
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{where}: key 'verifiers': no folder {folder} of tests for {kind!r}; it starts at the suite's"
+        )
+    return str(folder.resolve())
 
 
 def _in_file(kind: str) -> tuple[Path, str] | None:
@@ -280,8 +308,15 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
 
 def _row(task: Task, folder: Path) -> Table:
     row = task.model_dump(mode="json", include={"id", "instruction", "split", "pool", "solution"})
-    verifiers = [{"kind": _relative_kind(part.kind, folder), **part.options} for part in task.verifiers]
+    verifiers = [{"kind": _relative_kind(part.kind, folder), **_options(part, folder)} for part in task.verifiers]
+    if task.reward is not None:
+        row["reward"] = task.reward.model_dump(mode="json", exclude_defaults=True)
     return {key: value for key, value in {**row, "verifiers": verifiers}.items() if value != []}
+
+
+def _options(part: Part, folder: Path) -> Table:
+    tests = part.options.get(TESTS)
+    return {**part.options, TESTS: _relative(Path(tests), folder)} if isinstance(tests, str) else part.options
 
 
 def _relative_kind(kind: str, folder: Path) -> str:
@@ -323,8 +358,10 @@ def _suite_hash(tasks: Sequence[Task]) -> str:
 
 def _portable(task: Task) -> Table:
     """The task without locations: a verifier kept in a file counts by that file's contents."""
-    row = task.model_dump(mode="json", exclude={"sandbox": {"files"}})
+    row = task.portable()
     for part in row["verifiers"]:
+        if isinstance(tests := part["options"].get(TESTS), str):
+            part["options"][TESTS] = _folder_contents(Path(tests))
         if found := _in_file(part["kind"]):
             part["kind"] = f"{_sha256(found[0])}:{found[1]}"
     return row

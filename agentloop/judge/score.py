@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from numbers import Real
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any
+from typing import Any, cast
 
-from agentloop.errors import PluginError
+from agentloop.errors import NotYet, PluginError
+from agentloop.judge.combine import check, combine, decided
 from agentloop.judge.failures.critical import classify
+from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.plugins import load_part
-from agentloop.protocols import Verifier
-from agentloop.types import Part, RewardState, Score, StopReason, Task, Trace, Verdict
+from agentloop.protocols import GroupVerifier, Sandbox, Verifier
+from agentloop.types import WAITING, Graded, Part, RewardState, Score, StopReason, Task, Trace, Verdict
+
+FreshBox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
+"""Paths of artifacts -> a fresh box that has them in their places (`artifacts.py`)."""
 
 TIMEOUT_S = 60.0
 """Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
@@ -28,6 +33,10 @@ MAX_LOADED = 4096
 MAX_WORDS = 500
 """Characters kept of what a verifier raised: it may quote a whole answer."""
 ENGINE = Path(__file__).parents[1]
+AS = "as"
+"""The option that names a verifier's score. A word that no constructor can have for a parameter."""
+ALONE = "compares the episodes of a group, and there was only one"
+NEEDS_BOX = "needs the agent's box, which is gone; run the task again"
 _loaded: dict[str, Verifier] = {}
 
 
@@ -37,36 +46,79 @@ async def judge(
     verifiers: Sequence[Verifier] | None = None,
     *,
     load: Callable[[Part], Verifier] | None = None,
+    kept: Mapping[str, Score] = {},
+    fresh: FreshBox | None = None,
 ) -> Verdict:
     """The worth of a finished trace, and why.
 
     verifiers: in place of the task's own, which `load` makes from its parts (installed ones by
-    default, kept between calls). The reward is the mean of their values.
+    default, kept between calls). `combine.py` makes the reward from their values, as the task's rule says.
+    kept: scores that are there already, by verifier; those are not asked.
+    fresh: makes the box of a verifier that names `artifacts`, which without it gives no number.
 
     - `infra_failed`: the trace broke, or a reference command timed out and nothing went wrong
       before it. Verifiers are not run. Any other timeout is the agent's own and is scored, so that
       no policy escapes a reward with `sleep 999`.
     - `unscored`: there is no verifier, or one raised, took more than TIMEOUT_S or gave no number in
       [0, 1]. One bad verifier is enough: a mean of the others would be another reward. Its score says why.
+    - `disputed`: verifiers contradict each other.
 
-    Raises PluginError when a verifier cannot be made: a task's mistake, not a trace's.
+    Raises PluginError when a verifier cannot be made, ConfigError for a rule that does not fit: a task's
+    mistake, not a trace's.
     """
-    if _broke(task, trace):
+    if broke(task, trace):
         return _verdict(task, trace, RewardState.infra_failed)
-    if verifiers is None:
-        verifiers = [(load or _installed)(part) for part in task.verifiers]
-    if not verifiers:
+    named = name_verifiers(task, verifiers, load)
+    if not named:
         reason = Score(verifier="none", version="0", value=None, error=f"task {task.id} names no verifier")
         failures = classify(task, trace, RewardState.unscored)
-        return Verdict(trace_id=trace.id, state=RewardState.unscored, reward=None, scores=(reason,), failures=failures)
-    scores = tuple([await _score(verifier, trace) for verifier in verifiers])
-    values = [score.value for score in scores if score.value is not None]
-    if len(values) < len(scores):
-        return _verdict(task, trace, RewardState.unscored, scores=scores)
-    return _verdict(task, trace, RewardState.scored, math.fsum(values) / len(values), scores)
+        return Verdict(
+            trace_id=trace.id, state=RewardState.unscored, reward=None, scores=(reason,), failures=failures,
+            taxonomy=VERSION, rule=task.reward,
+        )  # fmt: skip
+    scores: dict[str, Score] = {}
+    for name in _in_order(task, named):
+        scores[name] = kept[name] if name in kept else await _score(named[name], name, trace, fresh)
+        if decided(task.reward, tuple(scores.values())):
+            break
+    return verdict_of(task, trace, tuple(scores[name] for name in named if name in scores))
 
 
-def _broke(task: Task, trace: Trace) -> bool:
+def verdict_of(task: Task, trace: Trace, scores: tuple[Score, ...]) -> Verdict:
+    """The verdict that follows from scores."""
+    return _verdict(task, trace, *combine(task.reward, scores), scores)
+
+
+def name_verifiers(
+    task: Task, verifiers: Sequence[Verifier] | None = None, load: Callable[[Part], Verifier] | None = None
+) -> dict[str, Verifier]:
+    """A task's verifiers by the names that their scores have: `as` of the part, else the verifier's own.
+
+    Two of one name are told apart by a number: `regex`, `regex-2`.
+    """
+    named: dict[str, Verifier] = {}
+    wanted = [None] * len(verifiers) if verifiers is not None else [part.options.get(AS) for part in task.verifiers]
+    made = verifiers if verifiers is not None else [(load or _installed)(part) for part in task.verifiers]
+    for name, verifier in zip(wanted, made, strict=True):
+        name = first = str(name or verifier.name)
+        for n in range(2, len(made) + 2):
+            if name not in named:
+                break
+            name = f"{first}-{n}"
+        named[name] = verifier
+    check(task.reward, list(named), task.id)
+    return named
+
+
+def _in_order(task: Task, named: Mapping[str, Verifier]) -> list[str]:
+    """Gates first, then what costs nothing: a judge model is asked when its word can still matter."""
+    gates = task.reward.gates if task.reward and task.reward.combine == "gated" else ()
+    if not gates and len(named) == 1:
+        return list(named)
+    return sorted(named, key=lambda name: (name not in gates, getattr(named[name], "paid", False)))
+
+
+def broke(task: Task, trace: Trace) -> bool:
     """True when what ended or decided the trace was not the agent's doing."""
     if trace.error is not None or trace.stop_reason is StopReason.error:
         return True
@@ -76,22 +128,45 @@ def _broke(task: Task, trace: Trace) -> bool:
     return any(failure.critical and failure.type.is_infra for failure in failures)
 
 
-async def _score(verifier: Verifier, trace: Trace) -> Score:
+async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | None) -> Score:
     """One verifier's score; a value that cannot be used is reported as it was, never clipped."""
-    limit = asyncio.timeout(TIMEOUT_S)
+    if not hasattr(verifier, "score"):
+        return no_score(verifier, name, ALONE)
+    artifacts: Sequence[str] = getattr(verifier, "artifacts", ())
+    time_s: float = getattr(verifier, "timeout_s", TIMEOUT_S)
+    limit = asyncio.timeout(time_s)
     try:
         async with limit:
-            value = await verifier.score(trace, None)
+            if not artifacts:
+                value = await verifier.score(trace, None)
+            elif fresh is None:
+                return no_score(verifier, name, NEEDS_BOX)
+            else:
+                async with fresh(artifacts) as box:
+                    value = await verifier.score(trace, box)
+    except NotYet as error:
+        return no_score(verifier, name, f"{WAITING}{error}")
     except Exception as error:  # a plugin may raise anything, and none of it may become a reward
-        return _no_score(verifier, _late() if limit.expired() else _raised(error))
+        return no_score(verifier, name, _late(time_s) if limit.expired() else raised(error))
     if limit.expired():  # it caught its own cancellation
-        return _no_score(verifier, _late())
-    if not isinstance(value, Real) or not 0.0 <= value <= 1.0:
-        return _no_score(verifier, f"gave {value!r:.100}, not a number in [0, 1]")
-    return Score(verifier=verifier.name, version=verifier.version, value=float(value))
+        return no_score(verifier, name, _late(time_s))
+    return checked(verifier, name, value)
 
 
-def _raised(error: Exception) -> str:
+def checked(verifier: Verifier | GroupVerifier, name: str, value: object) -> Score:
+    """What a verifier gave as a score, which has no value when that was not a number in [0, 1]."""
+    graded = value if isinstance(value, Graded) else None
+    number = graded.value if graded else value
+    spent = graded.model_dump(exclude={"value", "error"}) if graded else {}
+    if graded and graded.error is not None:
+        return Score(verifier=name, version=verifier.version, value=None, error=graded.error[:MAX_WORDS], **spent)
+    if not isinstance(number, Real) or not 0.0 <= cast(float, number) <= 1.0:
+        said = f"gave {number!r:.100}, not a number in [0, 1]"
+        return Score(verifier=name, version=verifier.version, value=None, error=said, **spent)
+    return Score(verifier=name, version=verifier.version, value=float(number), **spent)
+
+
+def raised(error: Exception) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
     words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:MAX_WORDS]
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -102,19 +177,24 @@ def _raised(error: Exception) -> str:
     return f"{said} ({file.name}:{[line for path, line in inside if path == file][-1]})"
 
 
-def _late() -> str:
-    return f"timed out after {TIMEOUT_S:g} s"
+def _late(time_s: float) -> str:
+    return f"timed out after {time_s:g} s"
 
 
-def _no_score(verifier: Verifier, why: str) -> Score:
-    return Score(verifier=verifier.name, version=verifier.version, value=None, error=why)
+def no_score(verifier: Verifier | GroupVerifier, name: str, why: str) -> Score:
+    """Why a verifier gave no number."""
+    return Score(verifier=name, version=verifier.version, value=None, error=why)
 
 
 def _verdict(
     task: Task, trace: Trace, state: RewardState, reward: float | None = None, scores: tuple[Score, ...] = ()
 ) -> Verdict:
-    failures = classify(task, trace, state, reward, scores)
-    return Verdict(trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures)
+    # A grader that waits has not failed.
+    failures = classify(task, trace, state, reward, tuple(score for score in scores if not score.waiting))
+    return Verdict(
+        trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures, taxonomy=VERSION,
+        rule=task.reward,
+    )  # fmt: skip
 
 
 def _installed(part: Part) -> Verifier:
@@ -129,8 +209,9 @@ def _installed(part: Part) -> Verifier:
 
 def make_verifier(part: Part) -> Verifier:
     """The verifier that `part` names. Raises PluginError, also for what is none and could score nothing."""
-    made: Verifier = load_part("verifiers", part.kind, part.options)
-    score: Any = getattr(made, "score", None)
+    options = {key: value for key, value in part.options.items() if key != AS}
+    made: Verifier = load_part("verifiers", part.kind, options)
+    score: Any = getattr(made, "score", None) or getattr(made, "rank", None)
     if not inspect.iscoroutinefunction(inspect.unwrap(score)):
         has = "has no score" if score is None else "has a score that is not async"
         raise PluginError(f"verifiers {part.kind!r} {has}; give it `async def score(self, trace, sandbox)`")

@@ -82,7 +82,7 @@ class FixedLearner:
     def _tally(self, rows: list[TraceRow]) -> Iterator[str]:
         """How the train tasks went, and the first of what is not right: no other line or table is about them."""
         wrong = [row for row in rows if row.reward is not None and row.reward < 1.0]
-        unscored = [row for row in rows if row.reward_state == RewardState.unscored]
+        unscored = [row for row in rows if row.reward_state in (RewardState.unscored, RewardState.disputed)]
         lost = [row for row in rows if row.reward_state == RewardState.infra_failed]
         n_right = len(rows) - len(wrong) - len(unscored) - len(lost)
         infra = f", {len(lost)} lost to the infrastructure" if lost else ""

@@ -12,8 +12,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from agentloop.agents.tool_loop import ToolLoop
@@ -21,16 +23,18 @@ from agentloop.config import Config, load_config
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
-from agentloop.judge.score import judge, make_verifier
+from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
+from agentloop.judge.group import judge_group
+from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.policies.lockstep import BatchPolicy
-from agentloop.protocols import Policy, SandboxBackend
+from agentloop.protocols import Policy, Sandbox, SandboxBackend
 from agentloop.registry.versions import Registry
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
-from agentloop.types import EpisodeState, Purpose, RewardState, Split, Task, Verdict
+from agentloop.types import Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
 STORE = Path("traces") / "store.db"
 POLICIES = Path("policies")
@@ -145,15 +149,31 @@ class Project:
             policy_version=version,
             group_size=group_size,
         )
-        crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent)
-        rollouts = await roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
-        judged = [(r.task, r.episode, r.trace, await judge(r.task, r.trace)) for r in rollouts]
+        with TemporaryDirectory(prefix="agentloop-") as kept:
+            taken: dict[str, Artifacts] = {}
+
+            async def take(task: Task, episode: Episode, sandbox: Sandbox) -> None:
+                folder = Path(kept) / f"{episode.id}-{len(taken)}"
+                taken[episode.id] = await collect(task, sandbox, folder)
+
+            crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, take)
+            rollouts = await roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
+            judged = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
         self.store.put_judged(stage.name, judged, first=stage.n_episodes)
         stage.n_episodes += len(judged)
         stage.n_tool_calls += sum(len(trace.tool_calls) for _, _, trace, _ in judged)
         refuse_broken(rollouts)
         _refuse_unscored([verdict for *_, verdict in judged])
         return judged
+
+    async def _judge(self, group: Sequence[Rollout], taken: Mapping[str, Artifacts]) -> list[Judged]:
+        task = group[0].task
+        fresh = [
+            fresh_boxes(task, self.pool, taken[r.episode.id], r.episode.id) if r.episode.id in taken else None
+            for r in group
+        ]
+        verdicts = await judge_group(task, [r.trace for r in group], fresh)
+        return [(r.task, r.episode, r.trace, verdict) for r, verdict in zip(group, verdicts, strict=True)]
 
     def _note(self, stage: Stage, rollout: Rollout) -> None:
         """Count an attempt: also one that is tried again has failed for our reasons."""
@@ -195,6 +215,11 @@ def open_project(
         store.close()
 
 
+def _groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """Episodes that are compared with each other, in the order of the plan."""
+    return [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.episode.group)]
+
+
 def _check_verifiers(suite: Suite) -> None:
     """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
     seen = set()
@@ -206,6 +231,11 @@ def _check_verifiers(suite: Suite) -> None:
                     make_verifier(part)
                 except PluginError as error:
                     raise PluginError(f"{_place(suite, task)}: {error}") from error
+        if task.reward is not None:
+            try:
+                name_verifiers(task)
+            except ConfigError as error:
+                raise ConfigError(f"{suite.folder / TASKS}: {error}") from error
 
 
 def _place(suite: Suite, task: Task) -> str:
@@ -217,21 +247,26 @@ def _place(suite: Suite, task: Task) -> str:
 
 
 def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
-    """ConfigError with the first verifier's words when none of `verdicts` could be scored."""
+    """ConfigError with the first verifier's words when none of `verdicts` could be scored, and none only waits."""
+    if any(score.waiting for verdict in verdicts for score in verdict.scores):
+        return
     if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
         raise ConfigError(f"{why}; mend the verifier, then run the same command again")
 
 
 def unscored(verdicts: Sequence[Verdict]) -> str | None:
-    """How many of `verdicts` a verifier gave no number for, and the first one's words; None when all have one."""
-    without = [verdict for verdict in verdicts if verdict.state is RewardState.unscored]
+    """How many of `verdicts` have no reward for their verifiers' sake, and the first one's words; None for none."""
+    without = [v for v in verdicts if v.state in (RewardState.unscored, RewardState.disputed)]
     if not without:
         return None
     return f"{len(without)} of {counted(len(verdicts), 'episode')} could not be scored: {why_unscored(without[0])}"
 
 
 def why_unscored(verdict: Verdict) -> str:
-    """The first verifier that gave no number, and its words."""
+    """The first verifier that gave no number, and its words; or what each gave, when they contradict each other."""
+    if verdict.state is RewardState.disputed:
+        gave = ", ".join(f"{score.verifier} {score.value:g}" for score in verdict.scores if score.value is not None)
+        return f"the verifiers contradict each other ({gave}); `agentloop judge queue` lists them for a person"
     score = next((score for score in verdict.scores if score.error), None)
     return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
 

@@ -18,6 +18,7 @@ from agentloop.loop.turns import gate_stage, stored_attempts
 from agentloop.store.bodies import unpack
 from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 
+NO_NUMBER = (RewardState.unscored.value, RewardState.disputed.value)
 N_PAIRS = 4
 """Traces shown side by side."""
 LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start"}
@@ -73,17 +74,18 @@ class Summary:
 
     @property
     def unscored(self) -> dict[str, Any] | None:
-        """Held-out episodes that a verifier gave no number for, over all versions, and the words of one; None for 0."""
+        """Held-out episodes that the verifiers gave no reward, over all versions, and the words of one; None for 0."""
         counts = {version.number: n for version in self.versions if (n := self._n_unscored(version))}
         if not counts:
             return None
         stage = gate_stage(self.project, min(counts))
-        [row] = self.project.store.find_traces(limit=1, stage=stage, reward_state=RewardState.unscored.value)
+        found = (self.project.store.find_traces(limit=1, stage=stage, reward_state=state) for state in NO_NUMBER)
+        row = next(row for rows in found for row in rows)
         return {"episodes": sum(counts.values()), "why": why_unscored(unpack(row.body)[1])}
 
     def _n_unscored(self, version: PolicyVersion) -> int:
         stage = gate_stage(self.project, version.number)
-        return self.project.store.n_traces(stage=stage, reward_state=RewardState.unscored.value)
+        return sum(self.project.store.n_traces(stage=stage, reward_state=state) for state in NO_NUMBER)
 
     @property
     def isolation(self) -> str:

@@ -120,7 +120,7 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
 
 def _too_many_lost(number: int, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
     """What cost the gate its decision, the larger cause first: a verifier to mend, or a machine."""
-    n_unscored = sum(verdict.state is RewardState.unscored for verdict in verdicts)
+    n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
     n_infra = sum(verdict.state is RewardState.infra_failed for verdict in verdicts)
     mend = "too many to decide on; mend that, then run the same command again: only they are done again"
     broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} failed for infrastructure reasons"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -34,11 +34,18 @@ class OpenAIPolicy:
     name = "openai"
 
     def __init__(
-        self, base_url: str | None, model: str | None, *, api_key: SecretStr | None = None, temperature: float = 1.0
+        self,
+        base_url: str | None,
+        model: str | None,
+        *,
+        api_key: SecretStr | None = None,
+        temperature: float = 1.0,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
+        """extra: further keys of every request, such as `response_format`."""
         if not base_url or not model:
             raise ConfigError("policy 'openai' needs base_url and model; set both under [policy] in agentloop.toml")
-        self.model, self.temperature = model, temperature
+        self.model, self.temperature, self._extra = model, temperature, dict(extra or {})
         headers = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
         self._url = f"{base_url.rstrip('/')}/chat/completions"
         self._headers = headers
@@ -54,11 +61,13 @@ class OpenAIPolicy:
         body = {
             "model": self.model,
             "messages": _wire(messages),
-            "tools": [{"type": "function", "function": tool.model_dump()} for tool in tools],
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "seed": seed % 2**31,
+            **self._extra,
         }
+        if tools:  # of none, strict endpoints take no empty list
+            body["tools"] = [{"type": "function", "function": tool.model_dump()} for tool in tools]
         response = await self._post(body)
         if _is_too_long(response):
             return Completion(message=Message(role="assistant"), finish_reason="context")

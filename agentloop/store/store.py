@@ -18,9 +18,10 @@ from sqlalchemy import func, or_
 from sqlmodel import col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
-from agentloop.store import find, retention, spans, traces, verdicts
+from agentloop.store import find, history, retention, spans, traces, verdicts
 from agentloop.store.bodies import unpack
 from agentloop.store.database import Database, insert_rows
+from agentloop.store.history import History
 from agentloop.store.keys import Keys
 from agentloop.store.migrations import migrate
 from agentloop.store.record import Record
@@ -33,7 +34,7 @@ from agentloop.types import Failure, Imported, RewardState, Score, Span, Trace, 
 __all__ = ["Judged", "Store"]
 
 
-class Store(Record, Keys):
+class Store(Record, Keys, History):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. `project` is the tenant: what is asked of one never shows another's.
@@ -203,19 +204,26 @@ class Store(Record, Keys):
         """Attach a verifier's number; the last word of a source counts. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
-            verdicts.put_scores(connection, key, [score], source)
+            verdicts.put_scores(connection, [(key, [score])], source)
 
     def put_label(self, project: str, trace_id: str, failure: Failure) -> None:
         """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
             clean = failure.model_copy(update={"evidence": self._shared.redactor.text(failure.evidence)})
-            verdicts.put_labels(connection, key, [clean])
+            verdicts.put_labels(connection, [(key, [clean])])
 
-    def put_reward(self, project: str, trace_id: str, state: RewardState, reward: float | None) -> None:
+    def put_reward(
+        self, project: str, trace_id: str, state: RewardState, reward: float | None, *, by: str = "api"
+    ) -> None:
         """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None. Raises NoSuchTrace."""
         with self._database.write() as connection:
-            verdicts.put_reward(connection, verdicts.trace_key(connection, project, trace_id), state, reward)
+            key = verdicts.trace_key(connection, project, trace_id)
+            verdicts.put_reward(connection, key, state, reward)
+            before = history.last_verdict(connection, key)
+            known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
+            verdict = known.model_copy(update={"state": state, "reward": reward})
+            history.append(connection, self._shared, history.New(key, verdict, None, by))
 
     def verdict(self, project: str, trace_id: str) -> Verdict:
         """All scores and labels of a trace, whoever gave them. Raises NoSuchTrace."""

@@ -185,6 +185,38 @@ class LabelRow(SQLModel, table=True):
     given_at: datetime
 
 
+class VerdictRow(SQLModel, table=True):
+    """What a trace was found to be worth at a time, and by whom; never changed, only followed by another."""
+
+    __tablename__ = "verdict"
+    __table_args__ = (Index("verdict_by_trace", "trace_key", "key"),)
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    trace_key: int = Field(sa_type=BigInteger)
+    given_at: datetime
+    by: str
+    """`judge`, `api`, or a person's name."""
+    why: str
+    state: str
+    reward: float | None
+    stamp: str | None
+    """Hash of the task, its verifiers' versions and the taxonomy's: what is judged by the same is not judged again."""
+    body: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    """The Verdict, with every score's version and each failure's detector."""
+
+
+class AgreementRow(SQLModel, table=True):
+    """How far a version of a verifier agreed with people when it was last measured (`judge/agreement.py`)."""
+
+    __tablename__ = "agreement"
+
+    project: str = Field(primary_key=True)
+    verifier: str = Field(primary_key=True)
+    version: str = Field(primary_key=True)
+    measured_at: datetime
+    body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
+
+
 class SettingRow(SQLModel, table=True):
     """What a store knows of itself: the key of its hashes."""
 

@@ -13,10 +13,11 @@ from sqlmodel import col
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.history import New, replace_verdicts
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
-from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, columns
-from agentloop.store.verdicts import put_scores, read_verdict, replace_verdict
+from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
+from agentloop.store.verdicts import put_scores, read_verdict
 from agentloop.types import Episode, Imported, Task, Trace, Verdict
 
 Judged = tuple[Task, Episode, Trace, Verdict]
@@ -42,11 +43,11 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
         connection.execute(upsert, [_fit(database, row) for row in rows])
         keys = _keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows])
         bodies = batch.put(connection)
-        for (_, _, trace, verdict), names in zip(judged, parts, strict=True):
+        for (_, _, trace, _), names in zip(judged, parts, strict=True):
             key = keys[trace.id]
             link(connection, ((key, bodies[name]) for name in names))
             _put_facets(connection, key, documents.columns(trace)[1])
-            replace_verdict(connection, key, verdict)
+        replace_verdicts(connection, shared, [New(keys[trace.id], verdict) for _, _, trace, verdict in judged])
     batch.done()
 
 
@@ -65,11 +66,11 @@ def index_old_episodes(database: Database, shared: SharedBodies) -> None:
         parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, trace, _ in rows]
         with database.write() as connection:
             bodies = batch.put(connection)
-            for (key, trace, verdict), names in zip(rows, parts, strict=True):
+            replace_verdicts(connection, shared, [New(key or 0, verdict) for key, _, verdict in rows])
+            for (key, trace, _), names in zip(rows, parts, strict=True):
                 link(connection, ((key or 0, bodies[name]) for name in names))
                 values, facets = documents.columns(trace)
                 _put_facets(connection, key or 0, facets)
-                replace_verdict(connection, key or 0, verdict)
                 kept = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
                 connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(kept))
         batch.done()
@@ -112,7 +113,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
                 _put_facets(connection, key, facets)
-                put_scores(connection, key, item.scores, "import")
+                put_scores(connection, [(key, item.scores)], "import")
     batch.done()
     return n
 
@@ -128,7 +129,7 @@ def remove_traces(connection: Connection, keys: list[int]) -> None:
     """Traces with all that belongs to them."""
     unlink(connection, keys)
     for part in chunks(keys):
-        for table in (SpanRow, FacetRow, ScoreRow, LabelRow):
+        for table in (SpanRow, FacetRow, ScoreRow, LabelRow, VerdictRow):
             connection.execute(delete(table).where(col(table.trace_key).in_(part)))
         connection.execute(delete(TraceRow).where(col(TraceRow.key).in_(part)))
 

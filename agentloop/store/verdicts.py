@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel, col
 
@@ -27,36 +27,58 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
     return key
 
 
-def put_scores(connection: Connection, key: int, scores: Iterable[Score], source: str) -> None:
-    """Insert, or replace what the same source said of the same verifier."""
+def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
+    """Insert scores of traces, by key, or replace what the same source said of the same verifier."""
     now = datetime.now(UTC)
     rows = [
-        {"trace_key": key, "source": source, "given_at": now, **score.model_dump(include={"version", "value", "error"})}
-        | {"verifier": score.verifier}
+        {
+            "trace_key": key,
+            "source": source,
+            "verifier": score.verifier,
+            "version": score.version,
+            "value": score.value,
+            "error": score.error,
+            "given_at": now,
+        }
+        for key, scores in given
         for score in scores
     ]
     _upsert(connection, ScoreRow, rows)
 
 
-def put_labels(connection: Connection, key: int, failures: Iterable[Failure]) -> None:
-    """Insert, or replace what the same detector said of the same type and step. A critical one becomes the trace's."""
+def put_labels(
+    connection: Connection, given: Iterable[tuple[int, Iterable[Failure]]], *, keep: Collection[int] = ()
+) -> None:
+    """Insert failures of traces, by key, or replace what the same detector said of the same type and step.
+
+    A critical one becomes the trace's, and is the only one; not in those of `keep`, which have theirs.
+    """
     now = datetime.now(UTC)
-    for failure in failures:
-        row = {
-            "trace_key": key,
-            "detector": failure.detector,
-            "type": failure.type.value,
-            "step": -1 if failure.step is None else failure.step,
-            "evidence": failure.evidence.replace("\0", "\ufffd"),
-            "confidence": failure.confidence,
-            "critical": failure.critical,
-            "given_at": now,
-        }
-        if failure.critical:
-            mine = col(LabelRow.trace_key) == key
-            connection.execute(update(LabelRow).where(mine).values(critical=False))
-            connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(failure=failure.type.value))
-        _upsert(connection, LabelRow, [row])
+    rows, critical = [], {}
+    for key, failures in given:
+        for failure in failures:
+            rows.append(
+                {
+                    "trace_key": key,
+                    "detector": failure.detector,
+                    "type": failure.type.value,
+                    "step": -1 if failure.step is None else failure.step,
+                    "evidence": failure.evidence.replace("\0", "\ufffd"),
+                    "confidence": failure.confidence,
+                    "critical": failure.critical and key not in keep,
+                    "given_at": now,
+                }
+            )
+            if failure.critical and key not in keep:
+                critical[key] = failure.type.value
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    if critical:
+        no = "0" if connection.dialect.name == "sqlite" else "FALSE"
+        others = f"UPDATE label SET critical = {no} WHERE trace_key = {mark}"  # noqa: S608
+        connection.exec_driver_sql(others, [(key,) for key in critical])
+        failure_of = f"UPDATE trace SET failure = {mark} WHERE key = {mark}"  # noqa: S608
+        connection.exec_driver_sql(failure_of, [(kind, key) for key, kind in critical.items()])
+    _upsert(connection, LabelRow, rows)
 
 
 def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
@@ -64,17 +86,8 @@ def put_reward(connection: Connection, key: int, state: RewardState, reward: flo
     connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
 
 
-def replace_verdict(connection: Connection, key: int, verdict: Verdict) -> None:
-    """A verdict of ours, in place of the one before it; what others said stays."""
-    mine = (col(ScoreRow.trace_key) == key) & (col(ScoreRow.source) == JUDGE)
-    connection.execute(delete(ScoreRow).where(mine))
-    connection.execute(delete(LabelRow).where(col(LabelRow.trace_key) == key))
-    put_scores(connection, key, verdict.scores, JUDGE)
-    put_labels(connection, key, verdict.failures)
-
-
 def read_verdict(connection: Connection, row: Any) -> Verdict:
-    """All that is known of a trace's worth, whoever said it."""
+    """All that is known of a trace's worth now, whoever said it; what a number rests on is in its history."""
     mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
     scores = connection.execute(mine.order_by(col(ScoreRow.verifier), col(ScoreRow.source))).all()
     of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.doctor import doctor
 from agentloop_cli.imports import import_traces
+from agentloop_cli.judge import judge
 from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(run)
 traces.command("import")(import_traces)
 app.add_typer(traces, name="traces")
+app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.command()(serve)
 app.add_typer(keys, name="keys")

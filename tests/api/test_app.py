@@ -124,9 +124,32 @@ def test_scores_labels_and_rewards_come_later_and_twice(service: str) -> None:
     assert len(page["traces"]) == 1
 
 
+def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
+    trace_id = export(service)
+    at = f"{service}/api/v1/traces/{trace_id}"
+    assert httpx.put(f"{at}/reward", json={"state": "disputed"}).json()["state"] == "disputed"
+    [asked] = httpx.get(f"{service}/api/v1/queue").json()
+    assert (asked["trace"]["id"], asked["why"]) == (trace_id, "disputed")
+    for _ in range(2):
+        word = {"reward": 0.5, "why": "half of it is there", "by": "ann"}
+        told = httpx.put(f"{at}/resolution", json=word).json()
+        assert (told["state"], told["reward"]) == ("scored", 0.5)
+    assert httpx.get(f"{service}/api/v1/queue").json() == []
+    past = httpx.get(f"{at}/verdicts").json()
+    assert [(row["by"], row["verdict"]["reward"]) for row in past] == [("api", None), ("ann", 0.5)]
+    httpx.put(f"{at}/reward", json={"state": "infra_failed"})
+    assert httpx.put(f"{at}/resolution", json={**word, "reward": 1}).status_code == 409
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
+        ("PUT", "/api/v1/traces/ffff/reward", {"state": "scored"}, 422),
+        ("PUT", "/api/v1/traces/ffff/reward", {"state": "disputed", "reward": 0.5}, 422),
+        ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x", "by": "a"}, 404),
+        ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1.01, "why": "x", "by": "a"}, 422),
+        ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x"}, 422),
+        ("GET", "/api/v1/queue?sample=-1", None, 422),
         ("GET", "/api/v1/traces/ffff", None, 404),
         ("GET", "/api/v1/traces?filter=falure:x", None, 400),
         ("GET", "/api/v1/traces?cursor=x", None, 400),

@@ -134,7 +134,7 @@ def test_a_verifier_that_does_not_end_is_ended(stubborn: bool, monkeypatch: pyte
 
 
 def test_several_verifiers_are_averaged() -> None:
-    assert judged(RIGHT, Gives(1.0), Gives(0.5), Gives(0.0)).reward == 0.5
+    assert judged(RIGHT, Gives(0.75), Gives(0.5), Gives(0.25)).reward == 0.5
     assert judged(RIGHT, *[Gives(0.1)] * 10).reward == 0.1
     assert judged(RIGHT, *[Gives(1.0)] * 7).failures == ()
 

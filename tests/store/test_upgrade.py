@@ -62,7 +62,7 @@ def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
 
 def test_an_upgrade_that_was_cut_short_goes_on(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("agentloop.store.traces.replace_verdict", _fail)
+        patched.setattr("agentloop.store.traces.replace_verdicts", _fail)
         with pytest.raises(RuntimeError):
             Store(old)
     store = Store(old)

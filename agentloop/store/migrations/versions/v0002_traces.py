@@ -165,3 +165,20 @@ def _verdicts() -> None:
         sa.Column("given_at", _TIME, nullable=False),
     )
     op.create_index("label_by_type", "label", ["type", "trace_key"])
+    op.create_table(
+        "verdict",
+        sa.Column("key", _KEY, primary_key=True),
+        sa.Column("trace_key", sa.BigInteger, nullable=False),
+        sa.Column("given_at", _TIME, nullable=False),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("by", "why", "state")),
+        sa.Column("reward", sa.Float),
+        sa.Column("stamp", sa.String),
+        sa.Column("body", sa.LargeBinary, nullable=False),
+    )
+    op.create_index("verdict_by_trace", "verdict", ["trace_key", "key"])
+    op.create_table(
+        "agreement",
+        *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "verifier", "version")),
+        sa.Column("measured_at", _TIME, nullable=False),
+        sa.Column("body", sa.JSON, nullable=False),
+    )

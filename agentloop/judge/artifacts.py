@@ -1,0 +1,88 @@
+"""What an agent left, taken out of its box when it is done, and put into a fresh one for its verifiers.
+
+The box's processes are ended first. What comes out goes through the limits of a transfer; what a
+verifier does not name stays behind. The fresh box is made from the task's own spec, without network,
+and a path that the agent removed is removed there, too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from agentloop.episode import Pool
+from agentloop.errors import PathError, SandboxError, TransferLimit
+from agentloop.judge.score import FreshBox, name_verifiers
+from agentloop.protocols import Sandbox
+from agentloop.sandbox.box import Box
+from agentloop.types import Task
+
+MAX_BYTES = 64 << 20
+"""Of one artifact."""
+NO_FILES = "its box hands out no files; use docker or bubblewrap, and a suite whose [sandbox] is not read_only"
+
+
+@dataclass
+class Artifacts:
+    """Of one episode."""
+
+    found: dict[str, Path] = field(default_factory=dict)
+    """Path in the box -> where it is now; what was not there is not in it."""
+    problems: dict[str, str] = field(default_factory=dict)
+    """Path in the box -> why it could not be taken."""
+
+
+def wanted(task: Task) -> list[str]:
+    """Every path that some verifier of `task` names."""
+    paths = (path for verifier in name_verifiers(task).values() for path in getattr(verifier, "artifacts", ()))
+    return list(dict.fromkeys(paths))
+
+
+async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
+    """Take what verifiers want into the new folder `folder`. Raises SandboxGone."""
+    taken, paths = Artifacts(), wanted(task)
+    if not paths:
+        return taken
+    if not isinstance(box, Box):
+        return Artifacts(problems=dict.fromkeys(paths, NO_FILES))
+    box.kill_all()
+    for n, path in enumerate(paths):
+        local = folder / str(n) / PurePosixPath(path).name
+        try:
+            await box.download(path, local, max_bytes=MAX_BYTES)
+            taken.found[path] = local
+        except TransferLimit as error:
+            taken.problems[path] = str(error)
+        except PathError:
+            continue
+    return taken
+
+
+def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> FreshBox:
+    """Makes boxes with artifacts in their places; `name` is the episode's."""
+
+    @asynccontextmanager
+    async def fresh(paths: Sequence[str]) -> AsyncIterator[Sandbox]:
+        for path in paths:
+            if path in artifacts.problems:
+                raise SandboxError(f"{path}: {artifacts.problems[path]}")
+        async with pool.lease(task.sandbox.model_copy(update={"allowed_hosts": ()}), f"verify-{name}") as box:
+            if not isinstance(box, Box):
+                raise SandboxError(NO_FILES)
+            await _put(box, paths, artifacts.found)
+            yield box
+
+    return fresh
+
+
+async def _put(box: Box, paths: Sequence[str], found: Mapping[str, Path]) -> None:
+    for path in paths:
+        gone = await box.exec(f"rm -rf -- {shlex.quote(path)}")
+        if gone.exit_code:
+            raise SandboxError(f"{path} cannot be replaced in a fresh box: {gone.stderr.strip()[:200]}")
+        if path in found:
+            local = found[path]
+            await box.upload(local, path if local.is_dir() else str(PurePosixPath(path).parent))

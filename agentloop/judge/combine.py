@@ -1,0 +1,79 @@
+"""Scores -> (state, reward), as the task's rule says. Pure: the same scores give the same reward, today or in a year.
+
+A reward is a number only when everything that counts towards it is one. What is missing is never
+filled in, and verifiers that contradict each other are not averaged into a number that none of
+them gave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.types import RewardRule, RewardState, Score
+
+DEFAULT = RewardRule()
+
+
+def combine(rule: RewardRule | None, scores: Sequence[Score]) -> tuple[RewardState, float | None]:
+    """The state, and the reward in [0, 1] when it is `scored`. `scores` may lack those that could change nothing.
+
+    - a gate below 1, or with `all` any verifier below 1: 0, whatever the others say
+    - a verifier that counts and gave no number: `unscored`
+    - `mean`, `weighted`: `disputed` when two that count are more than `rule.dispute` apart
+    """
+    rule = rule or DEFAULT
+    if decided(rule, scores):
+        return RewardState.scored, 0.0
+    counted = [score for score in scores if _weight(rule, score.verifier)]
+    if not counted or any(score.value is None for score in counted):
+        return RewardState.unscored, None
+    if rule.combine == "all":
+        return RewardState.scored, 1.0
+    rest = [score for score in counted if not (rule.combine == "gated" and score.verifier in rule.gates)]
+    values = [score.value for score in rest if score.value is not None]
+    if rule.combine in {"mean", "weighted"} and max(values) - min(values) > rule.dispute:
+        return RewardState.disputed, None
+    if not values:
+        return RewardState.scored, 1.0
+    weights = [_weight(rule, score.verifier) for score in rest]
+    mean = math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
+    return RewardState.scored, min(1.0, max(0.0, mean))  # the mean of equal numbers may round to beyond them
+
+
+def decided(rule: RewardRule | None, scores: Sequence[Score]) -> bool:
+    """True when the reward is 0 whatever the verifiers give that were not asked yet."""
+    if rule is None or rule.combine not in {"gated", "all"}:
+        return False
+    closing = (score for score in scores if rule.combine == "all" or score.verifier in rule.gates)
+    return any(score.value is not None and score.value < 1.0 and _weight(rule, score.verifier) for score in closing)
+
+
+def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
+    """Raises ConfigError for a rule that `names`, the verifiers of `task`, cannot follow."""
+    if rule is None:
+        return
+    for name in (*rule.weights, *rule.gates):
+        if name not in names:
+            known = f"(verifiers: {', '.join(names) or 'none'}){did_you_mean(name, names)}"
+            raise ConfigError(f"task {task!r}: [reward] names {name!r}, which is none of its verifiers {known}")
+    for name, weight in rule.weights.items():
+        if not 0 <= weight < math.inf:
+            raise ConfigError(
+                f"task {task!r}: [reward] weight of {name!r} is {weight}; it must be finite and at least 0"
+            )
+    if rule.weights and rule.combine == "mean" and any(weight not in (0, 1) for weight in rule.weights.values()):
+        raise ConfigError(f'task {task!r}: [reward] has weights and combine = "mean"; write combine = "weighted"')
+    if rule.gates and rule.combine != "gated":
+        raise ConfigError(f'task {task!r}: [reward] has gates and combine = "{rule.combine}"; write combine = "gated"')
+    if rule.combine == "gated" and not rule.gates:
+        raise ConfigError(
+            f'task {task!r}: [reward] combine = "gated" needs gates = ["…"] (verifiers: {", ".join(names)})'
+        )
+    if names and not any(_weight(rule, name) for name in names):
+        raise ConfigError(f"task {task!r}: [reward] gives every verifier the weight 0; give one of them another")
+
+
+def _weight(rule: RewardRule, verifier: str) -> float:
+    return rule.weights.get(verifier, 1.0)

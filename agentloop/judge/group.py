@@ -1,0 +1,48 @@
+"""Episodes of one task, judged together: for verifiers that compare them with each other.
+
+A verifier with `rank` in place of `score` is shown the group once; its numbers then stand beside
+those of the others, and everything else is as for one episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import cast
+
+from agentloop.judge.score import ALONE, TIMEOUT_S, FreshBox, broke, checked, judge, name_verifiers, no_score, raised
+from agentloop.protocols import GroupVerifier
+from agentloop.types import Score, Task, Trace, Verdict
+
+
+async def judge_group(task: Task, traces: Sequence[Trace], fresh: Sequence[FreshBox | None] = ()) -> list[Verdict]:
+    """A verdict for each of `traces`, in their order; see `judge`.
+
+    What broke is not compared. Raises PluginError and ConfigError, as `judge` does.
+    """
+    kept: list[dict[str, Score]] = [{} for _ in traces]
+    sound = [n for n, trace in enumerate(traces) if not broke(task, trace)]
+    if sound:
+        for name, verifier in name_verifiers(task).items():
+            if hasattr(verifier, "rank"):
+                scores = await rank(cast(GroupVerifier, verifier), name, [traces[n] for n in sound])
+                for n, score in zip(sound, scores, strict=True):
+                    kept[n][name] = score
+    boxes = fresh or [None] * len(traces)
+    return [
+        await judge(task, trace, kept=known, fresh=box) for trace, known, box in zip(traces, kept, boxes, strict=True)
+    ]
+
+
+async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> list[Score]:
+    """One score a trace; what the verifier raised, or a wrong number of numbers, is no score for any."""
+    if len(traces) < 2:
+        return [no_score(verifier, name, ALONE) for _ in traces]
+    try:
+        async with asyncio.timeout(getattr(verifier, "timeout_s", TIMEOUT_S)):
+            values = list(await verifier.rank(traces))
+        if len(values) != len(traces):
+            raise ValueError(f"gave {len(values)} numbers for {len(traces)} episodes")
+    except Exception as error:  # as in `judge`: a plugin may raise anything
+        return [no_score(verifier, name, raised(error)) for _ in traces]
+    return [checked(verifier, name, value) for value in values]

@@ -1,0 +1,207 @@
+"""A model that is asked for a verdict: structured, metered, remembered.
+
+With `base_url` over HTTP in the OpenAI dialect; without it through litellm, which knows the hosted
+ones by name (`anthropic/…`, `gemini/…`) and is an extra. What a model answers is checked here for
+its form alone; what it is worth is the asking verifier's business.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, SecretStr, ValidationError
+
+from agentloop.config import from_environment
+from agentloop.errors import PluginError, PolicyError
+from agentloop.policies.openai import OpenAIPolicy
+from agentloop.types import Graded, Message, content_hash
+
+COMPROMISED = {"1.82.7", "1.82.8"}
+"""Releases of litellm that steal credentials (24 March 2026, BerriAI/litellm#24518)."""
+MAX_TOKENS = 2048
+Form = TypeVar("Form", bound=BaseModel)
+
+
+class Spent(NamedTuple):
+    """What asking has cost so far."""
+
+    n_prompt_tokens: int = 0
+    n_completion_tokens: int = 0
+    cost_usd: float | None = 0.0
+    """None once a price was not known."""
+
+    def plus(self, other: Spent) -> Spent:
+        """Both together."""
+        known = self.cost_usd is not None and other.cost_usd is not None
+        return Spent(
+            self.n_prompt_tokens + other.n_prompt_tokens,
+            self.n_completion_tokens + other.n_completion_tokens,
+            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+        )
+
+    def graded(self, value: float | None, *, why: str = "", error: str | None = None) -> Graded:
+        """A number, or its absence, with the bill."""
+        return Graded(value=value, error=error, why=why, **self._asdict())
+
+
+class JudgeModel:
+    """One model that gives verdicts.
+
+    model: its name, as the endpoint or litellm has it. base_url: up to and without `/chat/completions`.
+    api_key: with `${NAME}`, the variable that has it. usd_per_million: price of prompt and completion tokens, where
+    nobody else knows it. cache: a folder in which answers are kept, with what they quote.
+    Raises PluginError where litellm is needed and is not there, or is one of its compromised releases.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        base_url: str | None = None,
+        *,
+        api_key: str = "${AGENTLOOP_JUDGE_KEY:-}",
+        temperature: float = 1.0,
+        usd_per_million: tuple[float, float] | None = None,
+        cache: str | None = None,
+    ) -> None:
+        self.model, self._base_url, self._temperature = model, base_url, temperature
+        self._key = from_environment(api_key)
+        self._prices = usd_per_million
+        self._cache = None if cache is None else Path(cache)
+        self._known: dict[str, str] = {}
+        self._policies: dict[type[BaseModel], OpenAIPolicy] = {}
+        if base_url is None:
+            refuse_litellm()
+        elif not base_url.startswith(("http://", "https://")):
+            raise PluginError(f"judge model {model!r}: base_url {base_url!r} must begin with http:// or https://")
+
+    async def ask(self, system: str, user: str, form: type[Form], *, key: object, repeat: int) -> tuple[Form, Spent]:
+        """One verdict in the form of `form`, and what it cost; nothing when it was remembered.
+
+        key: what was asked, without what is random in it; with the model, the temperature and `repeat` it names the
+        answer, so that a vote asked twice is the same vote and two votes are two.
+        Raises PolicyError when the endpoint failed, Unreadable when the answer is not of the form.
+        """
+        name = content_hash([self.model, self._base_url, self._temperature, strict_schema(form), key, repeat])
+        if (known := self._remembered(name)) is not None:
+            return form.model_validate_json(known), Spent()
+        text, spent = await self._said(system, user, form, repeat)
+        try:
+            ruling = form.model_validate_json(last_object(text), strict=True)
+        except (ValueError, ValidationError):
+            raise Unreadable(f"{self.model} gave no verdict of the form asked for: {text[:200]!r}", spent) from None
+        self._remember(name, ruling.model_dump_json())
+        return ruling, spent
+
+    async def _said(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, Spent]:
+        schema = {"name": form.__name__.lower(), "strict": True, "schema": strict_schema(form)}
+        shape = {"response_format": {"type": "json_schema", "json_schema": schema}}
+        if self._base_url is None:
+            return await self._by_litellm(system, user, shape, repeat)
+        policy = self._policies.get(form)
+        if policy is None:  # kept, because reading the certificates anew costs 20 ms
+            policy = self._policies[form] = OpenAIPolicy(
+                self._base_url,
+                self.model,
+                api_key=SecretStr(self._key) if self._key else None,
+                temperature=self._temperature,
+                extra=shape,
+            )
+        messages = [Message(role="system", content=system), Message(role="user", content=user)]
+        done = await policy.complete(messages, (), max_tokens=MAX_TOKENS, seed=repeat)
+        if done.finish_reason == "context":
+            raise PolicyError(f"{self.model} has no room for the trace; lower max_characters")
+        return done.message.content, self._priced(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
+
+    async def _by_litellm(self, system: str, user: str, shape: Mapping[str, Any], repeat: int) -> tuple[str, Spent]:
+        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would fetch prices from the network
+        import litellm  # seconds
+
+        try:
+            done: Any = await litellm.acompletion(
+                model=self.model,
+                messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
+                temperature=self._temperature,
+                max_tokens=MAX_TOKENS,
+                seed=repeat,
+                drop_params=True,
+                num_retries=2,
+                **({"api_key": self._key} if self._key else {}),
+                **shape,
+            )
+        except Exception as error:  # it raises the classes of every provider's client
+            raise PolicyError(f"judge model {self.model}: {type(error).__name__}: {error}"[:500]) from error
+        usage = done.usage
+        cost = getattr(done, "_hidden_params", {}).get("response_cost")
+        return done.choices[0].message.content or "", self._priced(usage.prompt_tokens, usage.completion_tokens, cost)
+
+    def _priced(self, n_in: int, n_out: int, cost: float | None) -> Spent:
+        if self._prices is not None:
+            cost = (n_in * self._prices[0] + n_out * self._prices[1]) / 1e6
+        return Spent(n_in, n_out, cost)
+
+    def _remembered(self, name: str) -> str | None:
+        if self._cache is None:
+            return self._known.get(name)
+        try:
+            return (self._cache / name[:2] / f"{name}.json").read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def _remember(self, name: str, ruling: str) -> None:
+        if self._cache is None:
+            self._known[name] = ruling
+            return
+        path = self._cache / name[:2] / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(ruling, encoding="utf-8")
+        draft.replace(path)
+
+
+class Unreadable(ValueError):
+    """An answer that is no verdict; it was paid for all the same."""
+
+    def __init__(self, message: str, spent: Spent) -> None:
+        super().__init__(message)
+        self.spent = spent
+
+
+def refuse_litellm() -> None:
+    """Raises PluginError when litellm cannot be used, before any trace is there to be judged."""
+    try:
+        found = version("litellm")
+    except PackageNotFoundError:
+        raise PluginError(
+            "a judge model without base_url needs litellm: pip install 'agentloop[hosted]', or give the base_url of an "
+            "OpenAI-compatible endpoint"
+        ) from None
+    if found in COMPROMISED:
+        raise PluginError(
+            f"litellm {found} is a compromised release that steals credentials; remove it, change every key that this "
+            "machine knew, and install another"
+        )
+
+
+def last_object(text: str) -> str:
+    """The JSON object that ends `text`, whatever was said before it. Raises ValueError when none does."""
+    body = re.sub(r"\s*```\s*$", "", text.strip())
+    reader = json.JSONDecoder()
+    for start in (found.start() for found in re.finditer(r"\{", body)):
+        try:
+            _, end = reader.raw_decode(body, start)
+        except (ValueError, RecursionError):
+            continue
+        if end == len(body):
+            return body[start:]
+    raise ValueError("no JSON object at the end")
+
+
+def strict_schema(form: type[BaseModel]) -> dict[str, Any]:
+    """Its JSON schema as strict endpoints take it; the forms here have no optional fields."""
+    return form.model_json_schema()

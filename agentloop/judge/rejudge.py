@@ -1,0 +1,174 @@
+"""Stored traces, judged again without being run again: new labels, and new numbers where a verifier can give them.
+
+What was there before stays in the history. A batch is on disk before the next one begins, and what
+was judged by the same task, verifiers and taxonomy is passed over: whoever is interrupted runs the
+same again and continues. A verifier that needs the agent's box, compares a group or waits for
+somebody keeps the number it has; so does a judge model that has not changed, unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.judge.failures.taxonomy import VERSION
+from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
+from agentloop.judge.stored import MAX_SPANS, bare_task, classified, read
+from agentloop.protocols import Verifier
+from agentloop.store.history import New, Stored
+from agentloop.store.store import Store
+from agentloop.store.verdicts import JUDGE
+from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
+
+BATCH = 250
+"""Traces of one transaction."""
+N_TOGETHER = 16
+"""Traces that ask a judge model at once."""
+
+
+@dataclass
+class Account:
+    """What judging again did."""
+
+    n: int = 0
+    """Traces that the filter holds for."""
+    n_same: int = 0
+    """Of them passed over: they had been judged by the same task, verifiers and taxonomy."""
+    n_rescored: int = 0
+    """A verifier was asked."""
+    n_relabelled: int = 0
+    """The failures are others than before."""
+    changed: Counter[str] = field(default_factory=Counter)
+    """`scored -> disputed`, or `1 -> 0` for a reward -> how many."""
+    why_not: Counter[str] = field(default_factory=Counter)
+    """Why a trace, or a verifier of it, was not scored anew -> how many."""
+    cost_usd: float = 0.0
+    """Of judge models, where a price is known."""
+
+
+async def rejudge(
+    store: Store,
+    tasks: Mapping[str, Task],
+    filter: str = "",
+    *,
+    project: str | None = None,
+    only: Collection[str] = (),
+    again: bool = False,
+    on_batch: Callable[[int], None] = lambda _: None,
+) -> Account:
+    """Judge the traces for which `filter` holds, those first that were stored first.
+
+    tasks: by id; a trace of another task is classified alone. only: the verifiers that are asked, by the names of
+    their scores; none is all. again: also what was judged by the same before.
+    Raises ConfigError for a filter that is none and for a name in `only` that no task has.
+    """
+    named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
+    known = {name for verifiers in named.values() for name in verifiers}
+    for name in only:
+        if name not in known:
+            raise ConfigError(
+                f"--verifier: no {name!r} (known: {', '.join(sorted(known)) or 'none'}){did_you_mean(name, known)}"
+            )
+    stamps = {task_id: _stamp(task, named[task_id]) for task_id, task in tasks.items()}
+    account, after = Account(), 0
+    slots = asyncio.Semaphore(N_TOGETHER)
+    while batch := store.stored(filter, project=project, after=after, limit=BATCH):
+        after = batch[-1].row.key
+        todo = []
+        for stored in batch:
+            late = f"{VERSION}/{stored.row.n_spans}"  # spans may have come since
+            stamp = stamps.get(stored.row.task_id, late) if stored.row.episode_id is not None else late
+            if stored.stamp == stamp and not (again or only):
+                account.n_same += 1
+            else:
+                todo.append((stored, stamp))
+
+        async def one(stored: Stored, stamp: str) -> New | None:
+            async with slots:
+                task = tasks.get(stored.row.task_id) if stored.row.episode_id is not None else None
+                found = read(store, stored.row)
+                if found is None:
+                    account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
+                    return None
+                verdict = await _judged(task, found, stored, named.get(task.id if task else "", {}), only, account)
+                _note(account, found[1], verdict)
+                if _is_settled(stored, found[1]):  # the word from outside stays under the name of who gave it
+                    return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
+                return New(stored.row.key, verdict, stamp)
+
+        new = await asyncio.gather(*(one(*item) for item in todo))
+        store.put_verdicts([item for item in new if item is not None])
+        account.n += len(batch)
+        on_batch(len(batch))
+    return account
+
+
+async def _judged(
+    task: Task | None,
+    found: tuple[Trace, Verdict],
+    stored: Stored,
+    verifiers: Mapping[str, Verifier],
+    only: Collection[str],
+    account: Account,
+) -> Verdict:
+    trace, before = found
+    if task is None:
+        imported = stored.row.episode_id is None
+        account.why_not["of no task here" if imported else f"task {trace.task_id} is not in the suite"] += 1
+        return classified(bare_task(trace), trace, before.state, before.reward, before.scores, rule=before.rule)
+    if not verifiers or broke(task, trace):
+        return classified(task, trace, before.state, before.reward, before.scores, rule=task.reward)
+    had = {score.verifier: score for score in before.scores}
+    kept: dict[str, Score] = {}
+    for name, verifier in verifiers.items():
+        score = _kept(name, verifier, had.get(name), stored.given.get(name), only, account)
+        if score is not None:
+            kept[name] = score
+    account.n_rescored += len(kept) < len(verifiers)
+    verdict = await judge(task, trace, kept=kept)
+    account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
+    if _is_settled(stored, before):
+        account.why_not[f"{stored.by} has said what it is worth"] += 1
+        return classified(task, trace, before.state, before.reward, verdict.scores, rule=task.reward)
+    return verdict
+
+
+def _kept(
+    name: str, verifier: Verifier, had: Score | None, given: Score | None, only: Collection[str], account: Account
+) -> Score | None:
+    """The score that stands without asking; None where the verifier is asked."""
+    if getattr(verifier, "waits", False):
+        return given
+    if hasattr(verifier, "rank"):
+        account.why_not[f"{name} compares a group"] += 1
+        return had or no_score(verifier, name, ALONE)
+    if getattr(verifier, "artifacts", ()):
+        account.why_not[f"{name} needs the agent's box"] += 1
+        return had or no_score(verifier, name, NEEDS_BOX)
+    if only and name not in only:
+        return had or no_score(verifier, name, "was not asked: --verifier names others")
+    same = had is not None and had.version == verifier.version and had.value is not None
+    if getattr(verifier, "paid", False) and same and not only:
+        account.why_not[f"{name} {verifier.version} costs money and has not changed; --verifier {name} asks it"] += 1
+        return had
+    return None
+
+
+def _is_settled(stored: Stored, before: Verdict) -> bool:
+    """True when somebody outside has said what the trace is worth: no verifier of ours takes that back."""
+    return stored.by not in (None, JUDGE) and before.state is RewardState.scored
+
+
+def _stamp(task: Task, verifiers: Mapping[str, Verifier]) -> str:
+    return content_hash([task.portable(), {name: it.version for name, it in verifiers.items()}, VERSION])
+
+
+def _note(account: Account, before: Verdict, now: Verdict) -> None:
+    if before.state is not now.state:
+        account.changed[f"{before.state} -> {now.state}"] += 1
+    elif before.reward is not None and now.reward is not None and before.reward != now.reward:
+        account.changed[f"{before.reward:g} -> {now.reward:g}"] += 1
+    account.n_relabelled += before.failures != now.failures

@@ -1,0 +1,86 @@
+"""What others say of a trace after it was judged: a person who resolves it, an outcome that arrives late.
+
+| from | a person resolves | a late number arrives |
+|---|---|---|
+| disputed | scored | disputed: the others still contradict each other |
+| unscored | scored | as the task's rule says of all of them |
+| scored | scored, corrected | scored |
+| infra_failed | refused: nothing was done that could be worth anything | refused |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from agentloop.errors import ConfigError, StateError
+from agentloop.judge.combine import combine
+from agentloop.judge.stored import bare_task, classified, read
+from agentloop.store.history import New
+from agentloop.store.store import Store
+from agentloop.types import RewardState, Score, Task, Trace, Verdict
+
+
+def resolve(
+    store: Store,
+    project: str,
+    trace_id: str,
+    reward: float,
+    *,
+    by: str,
+    why: str,
+    tasks: Mapping[str, Task] | None = None,
+) -> Verdict:
+    """A person's word on what a trace is worth, in [0, 1]; the same again changes nothing.
+
+    tasks: by id; with its task the failures are found better. Raises NoSuchTrace, StateError for what broke, and
+    ConfigError for a number that is none or a word that nobody stands for.
+    """
+    if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
+        raise ConfigError(f"reward {reward} is not a number from 0 to 1")
+    if not by.strip() or by in ("judge", "api", "import"):
+        raise ConfigError(f"by {by!r}: say who stands for it, by a name")
+    if not why.strip():
+        raise ConfigError("why: say in a few words what it rests on")
+    row = store.row(project, trace_id)
+    if row.reward_state == RewardState.infra_failed:
+        raise StateError(f"trace {trace_id} is infra_failed and cannot become scored: it says nothing about the agent")
+    past = store.history(project, trace_id)
+    if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
+        return past[-1].verdict
+    scores = past[-1].verdict.scores if past else ()
+    trace, task = _trace(store, project, trace_id, tasks or {})
+    rule = past[-1].verdict.rule if past else None
+    verdict = classified(task, trace, RewardState.scored, reward, scores, rule=rule)
+    store.resolve(project, trace_id, verdict, reward, by=by, why=why)
+    return verdict
+
+
+def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
+    """Combine anew when a number has arrived that a verdict of ours waits for; None when none has."""
+    past = store.history(project, trace_id)
+    if not past or not any(score.waiting for score in past[-1].verdict.scores):
+        return None
+    before = past[-1].verdict
+    [stored] = store.stored(f'id:"{trace_id}"', project=project, after=0, limit=1)
+    scores = tuple(_arrived(score, stored.given) for score in before.scores)
+    if scores == before.scores or before.state is RewardState.infra_failed:
+        return None
+    trace, task = _trace(store, project, trace_id, {})
+    settled = before.state is RewardState.scored  # by a person
+    state, reward = (before.state, before.reward) if settled else combine(before.rule, scores)
+    verdict = classified(task, trace, state, reward, scores, rule=before.rule)
+    store.put_verdicts([New(stored.row.key, verdict, None, past[-1].by, past[-1].why)])
+    return verdict
+
+
+def _arrived(score: Score, given: Mapping[str, Score]) -> Score:
+    """The number that came for a score that waits. One without a value is no number."""
+    came = given.get(score.verifier)
+    return came if score.waiting and came is not None and came.value is not None else score
+
+
+def _trace(store: Store, project: str, trace_id: str, tasks: Mapping[str, Task]) -> tuple[Trace, Task]:
+    found = read(store, store.row(project, trace_id))
+    trace = found[0] if found else Trace(id=trace_id, messages=())
+    return trace, tasks.get(trace.task_id or "") or bare_task(trace)

@@ -1,0 +1,39 @@
+"""A trace as a reader sees it: who said what, which calls were made, what came back, what was answered."""
+
+from __future__ import annotations
+
+from agentloop.judge.fence import shortened
+from agentloop.types import Message, Trace
+
+MAX_RESULT = 4_000
+"""Characters of one message or result."""
+
+
+def transcript(trace: Trace, limit: int) -> str:
+    """The whole in at most about `limit` characters, head and tail kept."""
+    lines = [_said(message) for message in trace.messages]
+    for step in trace.steps:
+        lines += [_said(message) for message in step.heard]
+        message = step.completion.message
+        if message.content:
+            lines.append(_said(message))
+        lines += [f"[step {step.index}] call {call.name} {call.arguments}" for call in message.tool_calls]
+        lines += [
+            f"[step {step.index}] result{'' if r.ok else ' (failed)'}: {shortened(r.content, MAX_RESULT)}"
+            for r in step.results
+        ]
+    return f"{shortened(chr(10).join(lines), limit)}\n{answer(trace)}"
+
+
+def answer(trace: Trace) -> str:
+    """How it ended."""
+    return f"answer: {trace.answer}" if trace.answer is not None else f"no answer ({trace.stop_reason})"
+
+
+def task(trace: Trace) -> str:
+    """What was asked: the first words of a user."""
+    return next((message.content for message in trace.messages if message.role == "user"), "")
+
+
+def _said(message: Message) -> str:
+    return f"[{message.role}] {shortened(message.content, MAX_RESULT)}"

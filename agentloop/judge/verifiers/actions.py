@@ -1,0 +1,91 @@
+"""The verifier for tasks whose worth lies in what is called: the expected actions, and what else was done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agentloop.judge.verifiers.json import read_json
+from agentloop.protocols import Sandbox
+from agentloop.types import Trace
+
+MODES = ("exact", "ordered", "subset")
+
+
+class Actions:
+    """1.0 when the calls that succeeded are the expected ones, else 0.0.
+
+    expected: `{"name": …, "arguments": {…}}` each; without `arguments` any will do, and those given are all there are.
+    match: `exact`, these calls in this order and no other; `ordered`, these in this order with others between;
+    `subset`, these in any order among others. ignore: names of calls that are never looked at, such as `submit`.
+    Raises ValueError for expected actions that are none.
+    """
+
+    name, version = "actions", "1"
+
+    def __init__(
+        self,
+        expected: Sequence[Mapping[str, Any]],
+        match: Literal["exact", "ordered", "subset"] = "ordered",
+        ignore: Sequence[str] = ("submit",),
+    ) -> None:
+        if match not in MODES:
+            raise ValueError(f"actions: match is {match!r} (known: {', '.join(MODES)})")
+        for action in expected:
+            if not isinstance(action.get("name"), str) or not set(action) <= {"name", "arguments"}:
+                raise ValueError(f'actions: {dict(action)!r:.100} is not {{"name": …, "arguments": {{…}}}}')
+        self._expected, self._match, self._ignore = list(expected), match, frozenset(ignore)
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """Calls that failed, or could not be read, were not made; one without a result counts as made."""
+        made = [
+            {"name": call.name, "arguments": _arguments(call.arguments)}
+            for _, call, result in trace.tool_calls
+            if call.error is None and call.name not in self._ignore and (result is None or result.ok)
+        ]
+        if self._match == "exact":
+            return float(len(made) == len(self._expected) and all(map(_same, made, self._expected)))
+        if self._match == "ordered":
+            rest = iter(made)
+            return float(all(any(_same(call, wanted) for call in rest) for wanted in self._expected))
+        return float(_all_found(made, self._expected))
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return read_json(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _same(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    if made["name"] != wanted["name"]:
+        return False
+    return "arguments" not in wanted or _equal(made["arguments"], wanted["arguments"])
+
+
+def _equal(made: Any, wanted: Any) -> bool:
+    """As JSON: `1` is `1.0` and is not `true`."""
+    if isinstance(made, bool) != isinstance(wanted, bool):
+        return False
+    if isinstance(made, dict) and isinstance(wanted, dict):
+        return made.keys() == wanted.keys() and all(_equal(made[key], wanted[key]) for key in made)
+    if isinstance(made, list) and isinstance(wanted, list):
+        return len(made) == len(wanted) and all(map(_equal, made, wanted))
+    return bool(made == wanted)
+
+
+def _all_found(made: list[dict[str, Any]], expected: list[Mapping[str, Any]]) -> bool:
+    """True when each expected action has a call of its own: a matching in the graph of who fits whom."""
+    taken: dict[int, int] = {}
+
+    def place(n: int, seen: set[int]) -> bool:
+        for at, call in enumerate(made):
+            if at not in seen and _same(call, expected[n]):
+                seen.add(at)
+                if at not in taken or place(taken[at], seen):
+                    taken[at] = n
+                    return True
+        return False
+
+    return all(place(n, set()) for n in range(len(expected)))

@@ -1,0 +1,61 @@
+"""The verifier that runs a test command, in a box that the agent never had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.judge.verifiers.files import in_box
+from agentloop.protocols import Sandbox
+from agentloop.sandbox.box import Box
+from agentloop.types import Graded, Trace
+
+MAX_SAID = 400
+CANNOT_RUN = (126, 127)
+
+
+class Command:
+    """1.0 when `command` exits 0 in a fresh box with the agent's `artifacts` and the hidden `tests`, else 0.0.
+
+    artifacts: paths that are taken out of the agent's box when it is done, and put into the fresh one. tests: a folder
+    of the host, uploaded to /tests after the agent's files, so that none of them can lie in its place. No network.
+    `command` starts in the box's own folder; run what the agent wrote as a child of the tests and look at what it
+    prints, because code that tests import can end them with any exit code. A command that cannot be run, runs out of
+    memory or overruns `timeout_s` gives no number.
+    """
+
+    name, version = "command", "1"
+
+    def __init__(
+        self, command: str, artifacts: Sequence[str], tests: str | None = None, timeout_s: float = 60.0
+    ) -> None:
+        if not artifacts:
+            raise ValueError("command: artifacts names what the agent made, like ['/work/solution.py']")
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(f"command: timeout_s must be above 0, not {timeout_s}")
+        if tests is not None and not Path(tests).is_dir():
+            raise ValueError(f"command: no folder {tests!r} of tests")
+        self._command, self._tests, self._time_s = command, None if tests is None else Path(tests), timeout_s
+        self.artifacts = tuple(map(in_box, artifacts))
+        self.timeout_s = timeout_s + 60.0  # making the box is not the command's time
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
+        """With the end of what the command printed. Raises SandboxGone."""
+        if not isinstance(sandbox, Box):
+            raise TypeError("tests need a box that takes files; use docker or bubblewrap")
+        if self._tests is not None:
+            made = await sandbox.exec("rm -rf /tests && mkdir -p /tests")
+            at = "/tests" if made.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the box, where / may not be written
+            await sandbox.upload(self._tests, at)
+            command = f"TESTS={at}; export TESTS; {self._command}"
+        else:
+            command = self._command
+        done = await sandbox.exec(command, timeout_s=self._time_s)
+        said = " ".join(f"{done.stdout}\n{done.stderr}".split())[-MAX_SAID:]
+        if done.timed_out:
+            return Graded(value=None, error=f"the tests took more than {self._time_s:g} s; they printed: {said}")
+        if done.oom or done.exit_code in CANNOT_RUN:
+            why = "ran out of memory" if done.oom else f"ended with {done.exit_code}"
+            return Graded(value=None, error=f"the tests {why}; they printed: {said}")
+        return Graded(value=float(done.exit_code == 0), why=said)

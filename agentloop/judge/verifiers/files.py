@@ -1,0 +1,68 @@
+"""The verifier for what an agent left behind: files with a content or a hash, or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from agentloop.errors import PathError
+from agentloop.protocols import Sandbox
+from agentloop.sandbox.box import Box
+from agentloop.types import Trace
+
+CHECKS = ("content", "contains", "sha256", "absent")
+
+
+class Files:
+    """1.0 when every file is as it should be after the episode, else 0.0.
+
+    expected: path -> one of `{"content": text}` (equal but for outer whitespace), `{"contains": text}`,
+    `{"sha256": hex}`, `{"absent": true}`. A path starts at /work unless it is absolute. Read in a fresh box, into
+    which only these files were copied; what is no plain file, or larger than 16 MiB, is not as it should be.
+    Raises ValueError for a check that is none.
+    """
+
+    name, version = "files", "1"
+    max_bytes = 16 << 20
+
+    def __init__(self, expected: Mapping[str, Mapping[str, object]]) -> None:
+        self._expected = {}
+        for path, checks in expected.items():
+            if not checks or any(kind not in CHECKS for kind in checks):
+                raise ValueError(f"files: {path}: one of {', '.join(CHECKS)} must be given, not {dict(checks)!r:.100}")
+            if checks.get("absent", True) is not True or ("absent" in checks and len(checks) > 1):
+                raise ValueError(f'files: {path}: "absent" is true and stands alone')
+            if not all(isinstance(value, str) for kind, value in checks.items() if kind != "absent"):
+                raise ValueError(f"files: {path}: content, contains and sha256 are texts")
+            self._expected[in_box(path)] = {kind: value for kind, value in checks.items() if isinstance(value, str)}
+        if not self._expected:
+            raise ValueError("files: name at least one file")
+        self.artifacts = tuple(self._expected)
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """Raises SandboxGone, and TypeError for a box that hands out no files."""
+        if not isinstance(sandbox, Box):
+            raise TypeError("files need a box that hands out files; use docker or bubblewrap")
+        return float(all([await self._is_right(sandbox, path, checks) for path, checks in self._expected.items()]))
+
+    async def _is_right(self, box: Box, path: str, checks: Mapping[str, str]) -> bool:
+        if not checks:
+            return (await box.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
+        try:
+            data = await box.read(path, max_bytes=self.max_bytes)
+        except PathError:
+            return False
+        text = data.decode(errors="replace")
+        return (
+            checks.get("content", text).strip() == text.strip()
+            and checks.get("contains", "") in text
+            and checks.get("sha256", "").lower() in ("", hashlib.sha256(data).hexdigest())
+        )
+
+
+def in_box(path: str) -> str:
+    """`path` as an absolute one. Raises ValueError for one that leads out, or that no shell takes as it is."""
+    whole = path if path.startswith("/") else f"/work/{path}"
+    if any(part in {"..", ""} for part in whole.split("/")[1:]) or any(sign in whole for sign in '"$`\\\n\0'):
+        raise ValueError(f"{path!r} is no path of a file in a box; write it without '..', '//', quotes and '$'")
+    return whole

@@ -1,0 +1,24 @@
+"""The verifier that is a person."""
+
+from __future__ import annotations
+
+from agentloop.errors import NotYet
+from agentloop.protocols import Sandbox
+from agentloop.types import Trace
+
+
+class Human:
+    """Waits for a person's word, which `agentloop judge resolve` or `PUT …/scores/human` gives.
+
+    Until then the reward is `unscored: waiting`, and the trace is in `agentloop judge queue` with the question.
+    """
+
+    name, version = "human", "1"
+    waits = True
+
+    def __init__(self, question: str = "How good is this, from 0 to 1?") -> None:
+        self.question = question
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """Never a number of its own."""
+        raise NotYet(f"a person is asked: {self.question}")

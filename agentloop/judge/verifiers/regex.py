@@ -1,0 +1,40 @@
+"""The verifier for answers of a known shape, in time that grows with the answer's length and no faster."""
+
+from __future__ import annotations
+
+import re2
+
+from agentloop.protocols import Sandbox
+from agentloop.types import Trace
+
+
+class Regex:
+    """1.0 when the submitted answer, trimmed, matches `pattern` as a whole, else 0.0.
+
+    RE2's syntax: no look-around and no back-references, which is why no answer can make it slow.
+    search: True when a match anywhere in the answer is enough, which a guess of many words may pass.
+    Raises ValueError for a pattern that RE2 does not take. Source: google-re2.
+    """
+
+    name, version = "regex", "1"
+
+    def __init__(self, pattern: str, search: bool = False) -> None:
+        options = re2.Options()
+        options.log_errors = False
+        try:
+            self._pattern = re2.compile(pattern, options)
+        except re2.error as error:
+            raise ValueError(f"regex: {pattern!r} is not in RE2's syntax: {_words(error)}") from None
+        self._match = self._pattern.search if search else self._pattern.fullmatch
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """0.0 when nothing was submitted, whatever the pattern."""
+        if trace.answer is None:
+            return 0.0
+        text = trace.answer.encode(errors="replace").decode().strip()  # RE2 takes no half of a surrogate pair
+        return float(self._match(text) is not None)
+
+
+def _words(error: Exception) -> str:
+    said = error.args[0] if error.args else error
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

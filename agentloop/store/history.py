@@ -1,0 +1,290 @@
+"""What traces were found to be worth, one verdict after another: none is overwritten, each has a time and a name.
+
+The tables `score`, `label` and `trace` have what is true now, for search; `verdict` has what was ever said.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, delete, exists, func, select
+from sqlmodel import col
+
+from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.query import conditions
+from agentloop.store.shared import SharedBodies
+from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
+from agentloop.store.verdicts import JUDGE, put_labels, put_scores, trace_key
+from agentloop.types import Score, Verdict
+
+HUMAN = "human"
+"""The verifier of a person's word; its `source` is the person."""
+MAX_QUEUE = 1000
+_HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
+
+
+class Past(NamedTuple):
+    """One verdict of a trace's history."""
+
+    given_at: datetime
+    by: str
+    why: str
+    stamp: str | None
+    verdict: Verdict
+
+
+class New(NamedTuple):
+    """A verdict that is to be the trace's."""
+
+    key: int
+    verdict: Verdict
+    stamp: str | None = None
+    by: str = JUDGE
+    why: str = ""
+
+
+class Stored(NamedTuple):
+    """A trace as it is judged again: its row, and what its last verdict was judged by."""
+
+    row: Any
+    stamp: str | None
+    by: str | None
+    why: str
+    given: dict[str, Score]
+    """By verifier, what others than the judge said last."""
+
+
+class History:
+    """The part of the store that judging again needs."""
+
+    _database: Database
+    _shared: SharedBodies
+
+    def put_verdicts(self, new: Sequence[New]) -> None:
+        """In one transaction. A verdict that is there already adds nothing to the history."""
+        with self._database.write() as connection:
+            replace_verdicts(connection, self._shared, new)
+            _rewrite(connection, self._shared, new)
+
+    def resolve(self, project: str, trace_id: str, verdict: Verdict, reward: float, *, by: str, why: str) -> None:
+        """A person's word, with the verdict that follows from it. Raises NoSuchTrace."""
+        with self._database.write() as connection:
+            key = trace_key(connection, project, trace_id)
+            new = [New(key, verdict, None, by, self._shared.redactor.text(why))]
+            replace_verdicts(connection, self._shared, new)
+            _rewrite(connection, self._shared, new)
+            put_scores(connection, [(key, [Score(verifier=HUMAN, version="1", value=reward)])], by)
+
+    def history(self, project: str, trace_id: str) -> list[Past]:
+        """Every verdict on a trace, the oldest first. Raises NoSuchTrace."""
+        with self._database.read() as connection:
+            key = trace_key(connection, project, trace_id)
+            query = select(*columns(VerdictRow)).where(col(VerdictRow.trace_key) == key)
+            return [_past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))]
+
+    def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[Stored]:
+        """Traces for which a filter holds with their bodies, those first that were stored first, beyond key `after`."""
+        query = select(*columns(TraceRow)).where(*conditions(filter, self._database.engine.dialect.name))
+        query = query.where(col(TraceRow.key) > after).order_by(col(TraceRow.key)).limit(limit)
+        if project is not None:
+            query = query.where(col(TraceRow.project) == project)
+        with self._database.read() as connection:
+            rows = list(connection.execute(query))
+            keys = [row.key for row in rows]
+            last = dict(_last(connection, keys))
+            given = _given(connection, keys)
+        return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {})) for row in rows]
+
+    def n_found(self, filter: str) -> int:
+        """How many traces a filter holds for. Raises ConfigError for one that is none."""
+        query = select(func.count()).select_from(TraceRow)
+        with self._database.read() as connection:
+            where = conditions(filter, self._database.engine.dialect.name)
+            return int(connection.execute(query.where(*where)).scalar_one())
+
+    def queue(self, project: str, *, sample: int = 0) -> list[tuple[TraceSummary, str]]:
+        """(trace, why a person is asked): what is disputed or waits for one, then `sample` others.
+
+        The sample is of scored traces that no person has judged, and the same until one has: ids are random.
+        """
+        mine = select(*columns(TraceRow, without=("body", "bodies"))).where(col(TraceRow.project) == project)
+        mine = mine.limit(MAX_QUEUE)
+        waits = exists().where(
+            col(ScoreRow.trace_key) == col(TraceRow.key), col(ScoreRow.error).startswith("waiting: a person")
+        )
+        labelled = exists().where(col(ScoreRow.trace_key) == col(TraceRow.key), col(ScoreRow.verifier) == HUMAN)
+        state, newest = col(TraceRow.reward_state), col(TraceRow.key).desc()
+        asked = {
+            "disputed": mine.where(state == "disputed").order_by(newest),
+            "waiting": mine.where(state == "unscored", waits).order_by(newest),
+            "sampled": mine.where(state == "scored", ~labelled).order_by(col(TraceRow.id)).limit(sample),
+        }
+        with self._database.read() as connection:
+            found = {why: connection.execute(query).mappings().all() for why, query in asked.items()}
+        return [(TraceSummary.model_construct(**dict(row)), why) for why, rows in found.items() for row in rows]
+
+    def gold(self, filter: str, *, project: str) -> Iterator[tuple[str, str, str, float, float]]:
+        """(trace, verifier, its version, its number, a person's) wherever there are both; the last person counts."""
+        query = select(col(TraceRow.key), col(TraceRow.id)).where(
+            col(TraceRow.project) == project, *conditions(filter, self._database.engine.dialect.name)
+        )
+        person = select(col(ScoreRow.trace_key)).where(
+            col(ScoreRow.verifier) == HUMAN, col(ScoreRow.value).is_not(None)
+        )
+        with self._database.read() as connection:
+            ids = {row.key: row.id for row in connection.execute(query.where(col(TraceRow.key).in_(person)))}
+            for part in chunks(sorted(ids)):
+                scores = select(*columns(ScoreRow)).where(col(ScoreRow.trace_key).in_(part))
+                rows = list(connection.execute(scores.order_by(col(ScoreRow.given_at))))
+                gold = {row.trace_key: row.value for row in rows if row.verifier == HUMAN and row.value is not None}
+                for row in rows:
+                    if row.verifier != HUMAN and row.value is not None:
+                        yield ids[row.trace_key], row.verifier, row.version, row.value, gold[row.trace_key]
+
+    def put_agreement(self, rows: Sequence[AgreementRow]) -> None:
+        """Insert, or replace what was measured of the same version."""
+        with self._database.session(write=True) as session:
+            for row in rows:
+                session.merge(row)
+
+    def agreements(self, project: str) -> list[AgreementRow]:
+        """What was measured last of each version of each verifier."""
+        query = select(AgreementRow).where(col(AgreementRow.project) == project)
+        with self._database.session() as session:
+            rows = session.execute(query.order_by(col(AgreementRow.verifier), col(AgreementRow.version))).scalars()
+            return list(rows)
+
+
+def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
+    """Scores and labels of ours in place of those before; what others said stays, and stays critical."""
+    new = [item._replace(verdict=_clean(shared, item.verdict)) for item in new]
+    keys = [item.key for item in new]
+    last = dict(_last(connection, keys))
+    for part in chunks(keys):
+        mine = col(ScoreRow.trace_key).in_(part)
+        connection.execute(delete(ScoreRow).where(mine, col(ScoreRow.source) == JUDGE))
+    _remove_labels(connection, last)
+    theirs = _critical(connection, keys)
+    put_scores(connection, ((item.key, item.verdict.scores) for item in new), JUDGE)
+    put_labels(connection, ((item.key, item.verdict.failures) for item in new), keep=theirs)
+    _append(connection, new, last)
+
+
+def append(connection: Connection, shared: SharedBodies, new: New) -> None:
+    """A word on the whole, beside scores and labels that stay as they are."""
+    cleaned = new._replace(verdict=_clean(shared, new.verdict), why=shared.redactor.text(new.why))
+    _append(connection, [cleaned], dict(_last(connection, [new.key])))
+    _rewrite(connection, shared, [cleaned])
+
+
+def last_verdict(connection: Connection, key: int) -> Past | None:
+    """The newest of a trace's history."""
+    return next((_past(row) for _, row in _last(connection, [key])), None)
+
+
+def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> None:
+    now = datetime.now(UTC)
+    rows: list[tuple[Any, ...]] = []
+    stamps = []
+    for item in new:
+        body = zlib.compress(item.verdict.model_dump_json().encode(), level=1)
+        before = last.get(item.key)
+        if before is not None and (before.body, before.by, before.why) == (body, item.by, item.why):
+            if item.stamp is not None and before.stamp != item.stamp:
+                stamps.append((item.stamp, before.key))
+            continue
+        verdict = item.verdict
+        rows.append((item.key, now, item.by, item.why, verdict.state.value, verdict.reward, item.stamp, body))
+    if connection.dialect.name == "sqlite":  # the driver has no times of its own
+        rows = [(key, f"{at:%Y-%m-%d %H:%M:%S.%f}", *more) for key, at, *more in rows]
+    insert_rows(connection, "verdict", _HISTORY, rows)
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    if stamps:
+        connection.exec_driver_sql(f"UPDATE verdict SET stamp = {mark} WHERE key = {mark}", stamps)  # noqa: S608
+
+
+def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
+    """The row of a trace, and the verdict in the body of an episode of ours."""
+    verdicts = {item.key: item.verdict for item in new}
+    theirs = _critical(connection, list(verdicts))
+    rows = []
+    for part in chunks(list(verdicts)):
+        query = select(col(TraceRow.key), col(TraceRow.body), col(TraceRow.episode_id)).where(
+            col(TraceRow.key).in_(part)
+        )
+        for key, body, episode in connection.execute(query):
+            verdict = verdicts[key or 0]
+            critical = theirs.get(key or 0) or (verdict.critical.type.value if verdict.critical else None)
+            if episode is not None and body is not None:
+                trace = zlib.decompress(body).partition(b"\n")[0]
+                told = shared.redactor.json(verdict.model_dump_json().encode())
+                body = zlib.compress(b"\n".join((trace, told)), level=1)
+            rows.append((verdict.state.value, verdict.reward, critical, body, key))
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    columns = ("reward_state", "reward", "failure", "body")
+    changed = ", ".join(f"{name} = {mark}" for name in columns)
+    if rows:
+        connection.exec_driver_sql(f"UPDATE trace SET {changed} WHERE key = {mark}", rows)  # noqa: S608
+
+
+def _clean(shared: SharedBodies, verdict: Verdict) -> Verdict:
+    raw = verdict.model_dump_json().encode()
+    clean = shared.redactor.json(raw)
+    return verdict if clean is raw else Verdict.model_validate_json(clean)
+
+
+def _last(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
+    for part in chunks(list(keys)):
+        newest = select(func.max(col(VerdictRow.key))).where(col(VerdictRow.trace_key).in_(part))
+        query = select(*columns(VerdictRow)).where(col(VerdictRow.key).in_(newest.group_by(col(VerdictRow.trace_key))))
+        yield from ((row.trace_key, row) for row in connection.execute(query))
+
+
+def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
+    """Those that the last verdict had given."""
+    rows = [
+        (key, f.detector, f.type.value, -1 if f.step is None else f.step)
+        for key, row in last.items()
+        for f in _past(row).verdict.failures
+    ]
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    same = " AND ".join(f"{name} = {mark}" for name in ("trace_key", "detector", "type", "step"))
+    if rows:
+        connection.exec_driver_sql(f"DELETE FROM label WHERE {same}", rows)  # noqa: S608
+
+
+def _critical(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
+    """Trace -> what others than our last verdicts found critical in it."""
+    found: dict[int, str] = {}
+    last = dict(_last(connection, keys))
+    for part in chunks(keys):
+        query = select(*columns(LabelRow)).where(col(LabelRow.trace_key).in_(part), col(LabelRow.critical))
+        for row in connection.execute(query):
+            before = last.get(row.trace_key)
+            ours = {failure.detector for failure in _past(before).verdict.failures} if before is not None else set()
+            if row.detector not in ours:
+                found[row.trace_key] = row.type
+    return found
+
+
+def _given(connection: Connection, keys: Sequence[int]) -> dict[int, dict[str, Score]]:
+    found: dict[int, dict[str, Score]] = {}
+    for part in chunks(keys):
+        query = select(*columns(ScoreRow)).where(col(ScoreRow.trace_key).in_(part), col(ScoreRow.source) != JUDGE)
+        for row in connection.execute(query.order_by(col(ScoreRow.given_at))):
+            score = Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error)
+            found.setdefault(row.trace_key, {})[row.verifier] = score
+    return found
+
+
+def _judged_by(row: Any) -> tuple[str | None, str | None, str]:
+    return (None, None, "") if row is None else (row.stamp, row.by, row.why)
+
+
+def _past(row: Any) -> Past:
+    verdict = Verdict.model_validate_json(zlib.decompress(row.body))
+    return Past(row.given_at.replace(tzinfo=UTC) if row.given_at.tzinfo is None else row.given_at, row.by, row.why,
+                row.stamp, verdict)  # fmt: skip

@@ -1,0 +1,184 @@
+"""A judge model: votes, evidence, failures that are not the agent's, bills, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import PluginError
+from agentloop.judge import model as model_module
+from agentloop.judge.model import last_object
+from agentloop.judge.score import judge, make_verifier
+from agentloop.judge.verifiers.rubric import Rubric
+from agentloop.types import Graded, Part, RewardState
+
+from .model_server import ModelServer, ruling, serving
+from .scenes import REFERENCE, TASK, shell, submit, trace
+
+SEEN = trace([shell(REFERENCE, "the largest is 95"), submit("95")])
+YES, NO = ruling((True, "the largest is 95")), ruling((False, ""))
+
+
+def in_turn(*answers: object) -> Callable[[str, str], object]:
+    left = itertools.cycle(answers)
+    return lambda system, user: next(left)
+
+
+def graded(server: ModelServer, *, criteria: Any = "It is 95.", **options: Any) -> Graded:
+    return asyncio.run(Rubric(criteria, model="m", base_url=server.url, **options).score(SEEN, None))
+
+
+@pytest.mark.parametrize(
+    ("answers", "votes", "value"),
+    [
+        ([YES], 1, 1.0),
+        ([NO], 1, 0.0),
+        ([YES, NO, YES], 3, 1.0),
+        ([YES, NO, NO], 3, 0.0),
+        (["Let me see.\n```json\n" + '{"criteria": [{"number": 1, "met": false, "evidence": ""}]}' + "\n```"], 1, 0.0),
+        ([400, YES, YES], 3, 1.0),
+        ([YES, NO, 400], 3, None),
+        ([400], 3, None),
+        (["no idea"], 1, None),
+        ([{"criteria": []}], 1, None),
+        ([ruling((True, "the largest is 95"), (True, "95"))], 1, None),
+        ([{"criteria": [{"number": 1, "met": "yes", "evidence": "95"}]}], 1, None),
+        ([ruling((True, ""))], 1, None),
+        ([ruling((True, "the smallest is 95"))], 1, None),
+        ([ruling((False, "the smallest is 95"))], 1, None),
+        ([ruling((True, "the  largest\nis 95"))], 1, 1.0),
+        ([YES, ruling((True, "made up")), YES], 3, 1.0),
+    ],
+)
+def test_votes(answers: list[object], votes: int, value: float | None) -> None:
+    with serving(in_turn(*answers)) as server:
+        found = graded(server, votes=votes)
+    assert found.value == value, found.error
+    assert (found.error is None) == (value is not None)
+
+
+def test_the_reward_is_the_share_of_criteria_that_are_met_with_what_shows_it() -> None:
+    answer = ruling((True, "the largest is 95"), (False, ""), (True, REFERENCE), (True, "95"))
+    with serving(lambda system, user: answer) as server:
+        found = graded(server, criteria=["a", "b", "c", "d"])
+        system = server.asked[0]["messages"][0]["content"]
+    assert found.value == 0.75
+    assert "1 met (3 of 3): 'the largest is 95'" in found.why
+    assert "2 not met (3 of 3)" in found.why
+    assert "\n1. a\n2. b\n3. c\n4. d" in system
+
+
+def test_a_grader_that_fails_is_no_failure_of_the_agents() -> None:
+    with serving(lambda system, user: 400) as server:
+        part = Part(kind="rubric", options={"criteria": "x", "model": "m", "base_url": server.url})
+        verdict = asyncio.run(judge(TASK, SEEN, [make_verifier(part)]))
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+    assert "3 of 3 votes failed" in (verdict.scores[0].error or "")
+    assert verdict.critical is not None
+    assert verdict.critical.type == "infra.grader_failure"
+
+
+def test_tokens_and_cost_are_metered_also_for_votes_that_failed() -> None:
+    with serving(in_turn(YES, "no idea", YES)) as server:
+        found = graded(server, usd_per_million=(2.0, 50.0))
+        unknown = graded(server)
+    assert (found.n_prompt_tokens, found.n_completion_tokens) == (300, 30)
+    assert found.cost_usd == pytest.approx((300 * 2 + 30 * 50) / 1e6)
+    assert unknown.cost_usd is None
+
+
+def test_what_it_cost_is_in_the_verdict() -> None:
+    with serving(lambda system, user: YES) as server:
+        verifier = Rubric("x", model="m", base_url=server.url, usd_per_million=(1.0, 1.0))
+        [score] = asyncio.run(judge(TASK, SEEN, [verifier])).scores
+    assert (score.n_prompt_tokens, score.n_completion_tokens, score.value) == (300, 30, 1.0)
+    assert score.cost_usd == pytest.approx(330e-6)
+    assert score.why.startswith("1 met")
+
+
+def test_each_vote_is_another_answer_and_the_same_vote_is_asked_once(tmp_path: Path) -> None:
+    with serving(in_turn(YES, NO, YES)) as server:
+        first = graded(server, cache=str(tmp_path))
+        again = graded(server, cache=str(tmp_path))
+        assert len(server.asked) == 3, "three votes, whose seeds differ, and no more the second time"
+        assert len({body["seed"] for body in server.asked}) == 3
+        assert (first.value, again.value, again.n_prompt_tokens) == (1.0, 1.0, 0)
+        for changed in ({"criteria": "It is 96."}, {"max_characters": 100}):
+            graded(server, **{"cache": str(tmp_path), **changed})
+        asyncio.run(Rubric("It is 95.", model="other", base_url=server.url, cache=str(tmp_path)).score(SEEN, None))
+        assert len(server.asked) == 12, "another rubric, another view and another model are other questions"
+
+
+def test_the_verdict_is_asked_for_by_its_schema_and_without_tools() -> None:
+    with serving(lambda system, user: YES) as server:
+        graded(server, votes=1)
+        [body] = server.asked
+    schema = body["response_format"]["json_schema"]
+    assert (schema["strict"], schema["schema"]["additionalProperties"]) == (True, False)
+    assert "tools" not in body
+
+
+def test_a_long_trace_is_cut_in_the_middle_and_its_answer_is_not() -> None:
+    long = trace([shell("cat f", "x" * 3000) for _ in range(200)] + [submit("95")])
+    with serving(lambda system, user: NO) as server:
+        asyncio.run(Rubric("c", votes=1, max_characters=5000, model="m", base_url=server.url).score(long, None))
+        user = server.asked[0]["messages"][1]["content"]
+    assert 5000 < len(user) < 6000
+    assert "characters left out]" in user
+    assert "| answer: 95\n" in user
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('{"a": 1}', '{"a": 1}'),
+        ('first {"a": 1} then {"a": 2}', '{"a": 2}'),
+        ('```json\n{"a": {"b": 1}}\n```', '{"a": {"b": 1}}'),
+        ('{"a": 1} and so on', None),
+        ("", None),
+        ("{" * 5000, None),
+    ],
+)
+def test_the_last_word_counts_and_nothing_comes_after_it(text: str, found: str | None) -> None:
+    if found is None:
+        with pytest.raises(ValueError, match="no JSON object"):
+            last_object(text)
+    else:
+        assert last_object(text) == found
+
+
+def test_litellm_is_refused_where_it_is_missing_or_compromised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise model_module.PackageNotFoundError(name)
+
+    monkeypatch.setattr(model_module, "version", missing)
+    with pytest.raises(PluginError, match=r"pip install 'agentloop\[hosted\]'"):
+        make_verifier(Part(kind="rubric", options={"criteria": "x", "model": "anthropic/some"}))
+    monkeypatch.setattr(model_module, "version", lambda name: "1.82.8")
+    with pytest.raises(PluginError, match="steals credentials"):
+        make_verifier(Part(kind="rubric", options={"criteria": "x", "model": "anthropic/some"}))
+
+
+@pytest.mark.slow
+def test_a_model_by_litellms_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("litellm") is None:  # whose import, made by `importorskip`, would look for prices on the network
+        pytest.skip("the extra `hosted` is not installed: pip install 'agentloop[hosted]'")
+    with serving(lambda system, user: YES) as server:
+        monkeypatch.setenv("OPENAI_API_BASE", server.url)
+        verifier = Rubric("It is 95.", votes=1, model="openai/scripted", api_key="k")
+        found = asyncio.run(verifier.score(SEEN, None))
+    assert (found.value, found.n_prompt_tokens) == (1.0, 100), found.error
+
+
+@pytest.mark.parametrize(
+    "options", [{"criteria": []}, {"criteria": "x", "votes": 0}, {"criteria": "x", "shows": "all"}]
+)
+def test_options_that_ask_for_nothing_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(PluginError, match="rubric: "):
+        make_verifier(Part(kind="rubric", options={**options, "model": "m", "base_url": "http://127.0.0.1:1"}))
