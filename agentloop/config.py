@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.types import content_hash
+from agentloop.types import FailureType, content_hash
 
 CONFIG_FILE = "agentloop.toml"
 ENV_PREFIX = "AGENTLOOP_"
@@ -146,6 +146,31 @@ class GateSection(Section):
     """Fewer tasks than this never promote."""
 
 
+class LeafSection(Section):
+    """One type of failure of a project's own."""
+
+    type: FailureType
+    """`GROUP.NAME`; the groups are infra, budget, call, obs, plan and outcome, and the name is none of ours."""
+    definition: str = Field(min_length=1)
+    """One sentence."""
+
+
+class FailuresSection(Section):
+    """What counts as a failure, beyond the types that are there."""
+
+    leaf: tuple[LeafSection, ...] = ()
+    """Tables `[[failures.leaf]]`, one a type."""
+
+    @field_validator("leaf")
+    @classmethod
+    def _new_ones(cls, leaves: tuple[LeafSection, ...]) -> tuple[LeafSection, ...]:
+        types = [leaf.type for leaf in leaves]
+        taken = next((kind for n, kind in enumerate(types) if kind in [*FailureType, *types[:n]]), None)
+        if taken is not None:
+            raise ValueError(f"{taken.value} is there already; call it something else")
+        return leaves
+
+
 class Config(BaseSettings):
     """The resolved settings of one project."""
 
@@ -163,6 +188,7 @@ class Config(BaseSettings):
     warm_start: WarmStartSection = WarmStartSection()
     train: TrainSection = TrainSection()
     gate: GateSection = GateSection()
+    failures: FailuresSection = FailuresSection()
 
     @classmethod
     def settings_customise_sources(
@@ -178,7 +204,7 @@ class Config(BaseSettings):
 
     @property
     def hash(self) -> str:
-        """What decides a result: everything but the name, the box's kind, secrets and how long to go on."""
+        """What decides a result: everything but names, the box's kind, secrets and how long to go on."""
         kept = self.model_dump(
             mode="json",
             exclude={
@@ -186,6 +212,7 @@ class Config(BaseSettings):
                 "sandbox": True,
                 "policy": {"api_key", "max_concurrent"},
                 "train": {"max_turns", "stop_at"},
+                "failures": True,
             },
         )
         return content_hash(kept)

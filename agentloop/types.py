@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -337,8 +338,16 @@ class RewardState(StrEnum):
     disputed = "disputed"
 
 
+OWN_LEAF = re.compile(r"(?:infra|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
+"""What a project may call a leaf of its own: one of the six groups, and a word that is not taken."""
+
+
 class FailureType(StrEnum):
-    """Taxonomy v1: 19 leaves in 6 groups, and `unclassified`, which is allowed and counted."""
+    """Taxonomy v1: 19 leaves in 6 groups, and `unclassified`, which is allowed and counted.
+
+    A project's own leaf, `FailureType("plan.handoff")`, is a value like the others, equal to its text. Iterating
+    gives ours alone: which others there are, and what they mean, the project's settings say.
+    """
 
     infra_sandbox_failure = "infra.sandbox_failure"
     infra_tool_timeout = "infra.tool_timeout"
@@ -360,6 +369,15 @@ class FailureType(StrEnum):
     outcome_reward_hack = "outcome.reward_hack"
     outcome_unsafe_action = "outcome.unsafe_action"
     unclassified = "unclassified"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailureType | None:
+        """A leaf of a project's own. It is not kept: what a request made up must not stay in memory."""
+        if not isinstance(value, str) or not OWN_LEAF.fullmatch(value):
+            return None
+        own = str.__new__(cls, value)
+        own._name_, own._value_ = value.replace(".", "_"), value
+        return own
 
     @property
     def is_infra(self) -> bool:

@@ -89,7 +89,7 @@ def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words
     assert [word for word in words if word not in message] == []
 
 
-TABLES = "(tables: project, sandbox, policy, warm_start, train, gate)"
+TABLES = "(tables: project, sandbox, policy, warm_start, train, gate, failures)"
 NO_SUITE = '[project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
 
 

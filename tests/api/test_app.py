@@ -156,7 +156,7 @@ def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
         ("GET", "/api/v1/traces?limit=0", None, 422),
         ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 0.5}, 404),
         ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 1.5}, 422),
-        ("PUT", "/api/v1/traces/ffff/labels/human/plan.none", {}, 422),
+        ("PUT", "/api/v1/traces/ffff/labels/human/plans.none", {}, 422),
     ],
 )
 def test_what_cannot_be_is_said(service: str, method: str, path: str, body: Any, code: int) -> None:

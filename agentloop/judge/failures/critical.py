@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from agentloop.judge.failures.call import wrong_command
 from agentloop.judge.failures.evidence import last_words
-from agentloop.judge.failures.rules import RULES, WRONG_COMMAND, Reading, Rule
+from agentloop.judge.failures.reading import Reading
+from agentloop.judge.failures.reference import expected_actions
+from agentloop.judge.failures.rules import RULES, Rule
 from agentloop.judge.failures.taxonomy import precedence
-from agentloop.types import Failure, FailureType, RewardState, Score, Task, ToolCall, Trace
+from agentloop.types import Failure, FailureType, RewardState, Score, SubTrace, Task, ToolCall, Trace
 
 _OF_A_CALL = frozenset(
     {
@@ -21,9 +24,17 @@ _OF_A_CALL = frozenset(
         FailureType.call_unknown_tool,
         FailureType.call_wrong_arguments,
         FailureType.infra_tool_timeout,
+        FailureType.infra_model_api_error,
+        FailureType.infra_sandbox_failure,
     }
 )
 """Types that a later call can make good; nothing makes good what ended the episode."""
+_NEVER_MENDED = (f"{wrong_command.id.partition('@')[0]}@", "rules.expected.")
+"""How detectors' names begin of calls that succeeded and were the wrong ones; later calls do not mend them."""
+_BY_ANY_CALL = frozenset({FailureType.call_malformed, FailureType.call_unknown_tool})
+"""What a success with another tool makes good, too: there was no such call to make again."""
+MAX_DEPTH = 8
+"""Sub-agents of sub-agents that are looked into."""
 
 
 def classify(
@@ -41,36 +52,101 @@ def classify(
     not be graded (a score with an error); none for a success, and none where nobody knows.
     `unclassified` stands in when the rules found nothing that was left unrecovered.
     """
-    reading = Reading(task, trace, reward, scores)
+    return label(Reading(task, trace, reward, scores, expected=expected_actions(task)), state, rules=rules)
+
+
+def label(reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES) -> tuple[Failure, ...]:
+    """As `classify`, of a trace that was read already."""
     found = [failure for rule in rules for failure in rule(reading)]
+    for child in reading.trace.children:
+        found += _below(reading, child, rules, 1)
     if len(found) > 1:
         found.sort(key=_order)
-    if not (reading.lost or state is RewardState.infra_failed or any(score.error for score in scores)):
+    if not (reading.lost or state is RewardState.infra_failed or any(score.error for score in reading.scores)):
         return tuple(found)
-    position = next((i for i, failure in enumerate(found) if not recovered(reading, failure)), len(found))
+    after = _After(reading)
+    position = next((i for i, failure in enumerate(found) if not after.recovered(failure)), len(found))
     if position == len(found):
-        found.append(_unclassified(trace))
+        found.append(_unclassified(reading.trace))
     found[position] = found[position].model_copy(update={"critical": True})
     return tuple(found)
 
 
-def recovered(reading: Reading, failure: Failure) -> bool:
-    """True when what the agent did afterwards made `failure` harmless.
+def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int) -> list[Failure]:
+    """What a sub-agent did not recover from, at the step of its parent's that asked for it."""
+    # Only the whole run's outcome is known; a sub-agent of a success is none the worse for its errors.
+    below = Reading(reading.task, child.trace, 1.0 if reading.won else None)
+    found = [failure for rule in rules for failure in rule(below)]
+    if depth < MAX_DEPTH:
+        for grandchild in child.trace.children:
+            found += _below(below, grandchild, rules, depth + 1)
+    after, known = _After(below), {step.index for step in reading.trace.steps}
+    step = child.step if child.step in known else None
+    return [
+        failure.model_copy(update={"step": step})
+        for failure in found
+        if failure.type is not FailureType.outcome_premature_stop and not after.recovered(failure)
+    ]
 
-    A call that failed is recovered by a success in a later step (a success beside it is luck: the
-    policy had not seen the failure), or by a submission that never needed it. It is not when its
-    output was submitted. A repetition is recovered by doing something else that works.
-    """
-    if failure.step is None or failure.detector == WRONG_COMMAND:
-        return False
-    if failure.type is FailureType.plan_repetition:
-        return _moved_on(reading, failure.step)
-    if failure.type not in _OF_A_CALL:
-        return False
-    return not _reached_answer(reading, failure.step) and (
-        any(result is not None and result.ok for index, _, result in reading.calls if index > failure.step)
-        or _submitted_without(reading, failure.step)
-    )
+
+class _After:
+    """What happened after each step, looked up once for all failures of a trace."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._last_success: dict[str, int] = {}
+        self._failed: dict[int, list[ToolCall]] = {}
+        self._names: dict[int, set[str]] = {}
+        self._last_any = -1
+        self._first_seen: dict[tuple[str, str], int] = {}
+        self._last_new = -1
+        for act in reading.acts:
+            if act.ok:
+                self._last_any = act.step
+                self._last_success[act.name] = act.step
+            elif act.call is not None:
+                self._failed.setdefault(act.step, []).append(act.call)
+            if act.failed:
+                self._names.setdefault(act.step, set()).add(act.name)
+            if act.call is not None:
+                first = self._first_seen.setdefault((act.call.name, act.call.arguments), act.step)
+                if act.ok and first == act.step:
+                    self._last_new = act.step
+
+    def recovered(self, failure: Failure) -> bool:
+        """True when what the agent did afterwards made `failure` harmless.
+
+        A call that failed is recovered by a success of the same tool in a later step (a success beside it is
+        luck: the policy had not seen the failure), or by a submission that never needed it. It is not when its
+        output was submitted. A repetition is recovered by doing something else that works.
+        """
+        if failure.step is None or failure.detector.startswith(_NEVER_MENDED):
+            return False
+        if failure.type is FailureType.plan_repetition:
+            return self.reading.submitted or self._last_new > failure.step
+        if failure.type not in _OF_A_CALL:
+            return False
+        mended = self._called_again(failure) or self._submitted_without(failure.step)
+        return mended and not _reached_answer(self.reading, failure.step)
+
+    def _called_again(self, failure: Failure) -> bool:
+        step = failure.step
+        names = self._names.get(step, set()) if step is not None else set()
+        if not self.reading.foreign or failure.type in _BY_ANY_CALL or not names:
+            return step is not None and self._last_any > step
+        return step is not None and all(self._last_success.get(name, -1) > step for name in names)
+
+    def _submitted_without(self, step: int) -> bool:
+        """True when the submission did not need the call that failed.
+
+        Either the answer was read from a call that succeeded, or the call that failed was itself a
+        submission, made properly in a later step.
+        """
+        if not self.reading.submitted or self.reading.last_step is None:
+            return False
+        failed = self._failed.get(step, [])
+        resubmitted = self.reading.last_step > step and bool(failed) and all(map(_meant_to_submit, failed))
+        return resubmitted or _from_good_call(self.reading)
 
 
 def _order(failure: Failure) -> tuple[float, int]:
@@ -97,33 +173,8 @@ def _from_good_call(reading: Reading) -> bool:
     )
 
 
-def _submitted_without(reading: Reading, step: int) -> bool:
-    """True when the submission did not need the call that failed.
-
-    Either the answer was read from a call that succeeded, or the call that failed was itself a
-    submission, made properly in a later step.
-    """
-    if not reading.submitted or reading.last_step is None:
-        return False
-    failed = [call for index, call, result in reading.calls if index == step and not (result and result.ok)]
-    resubmitted = reading.last_step > step and bool(failed) and all(map(_meant_to_submit, failed))
-    return resubmitted or _from_good_call(reading)
-
-
 def _meant_to_submit(call: ToolCall) -> bool:
     return call.name == "submit" or '"submit"' in call.arguments
-
-
-def _moved_on(reading: Reading, step: int) -> bool:
-    """True when an answer was submitted, or a call of a kind not seen before succeeded, after `step`."""
-    if reading.submitted:
-        return True
-    seen = {(call.name, call.arguments) for index, call, _ in reading.calls if index <= step}
-    return any(
-        result is not None and result.ok and (call.name, call.arguments) not in seen
-        for index, call, result in reading.calls
-        if index > step
-    )
 
 
 def _unclassified(trace: Trace) -> Failure:

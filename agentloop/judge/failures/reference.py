@@ -1,4 +1,4 @@
-"""The one place where judging reads `Task.solution`: was this call a step of the reference solution?
+"""The one place where judging reads what a task expects: was this call a step of the reference solution?
 
 Commands are compared as a shell would split them, not by what they do: `wc -l<f` is `wc -l < f`,
 but `cat f | wc -l` is another command. So "not a reference command" alone is never a failure.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
+from agentloop.judge.failures.reading import Reading
 from agentloop.types import Task, ToolCall
 
 _WORD = re.compile(
@@ -19,6 +22,14 @@ _WORD = re.compile(
     |   \S                                                     # an open quote""",
     re.VERBOSE | re.DOTALL,
 )
+
+
+def expected_actions(task: Task) -> tuple[Mapping[str, Any], ...] | None:
+    """What a task's verifier `actions` expects, as `{"name": …, "arguments": {…}}`; None for a task without."""
+    wanted = next((part.options.get("expected") for part in task.verifiers if part.kind == "actions"), None)
+    if not isinstance(wanted, list | tuple):
+        return None
+    return tuple(action for action in wanted if isinstance(action, Mapping) and isinstance(action.get("name"), str))
 
 
 def is_reference(task: Task, call: ToolCall) -> bool:
@@ -52,3 +63,11 @@ def _same(command: str, known: str) -> bool:
 def _words(command: str) -> tuple[str, ...]:
     """Words and operators, quotes kept: 'a  b' and 'a b' differ, the space around `|` does not count."""
     return tuple(_WORD.findall(command.strip()))
+
+
+def last_printed(reading: Reading) -> str | None:
+    """What the last successful call printed, when that call was the reference's last; else None."""
+    for _, call, result in reversed(reading.calls):
+        if result is not None and result.ok:
+            return result.content.strip() if prints_answer(reading.task, call) else None
+    return None

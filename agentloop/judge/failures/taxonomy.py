@@ -1,10 +1,12 @@
 """Failure taxonomy v1 as data: what each type means and which one names the cause of a step.
 
-Nothing here looks at a trace; `rules.py` does. `traces/README.md` is checked against this page.
+Nothing here looks at a trace; `rules.py` does. What others call the same is `vocabularies.py`. `traces/README.md`
+is checked against this page.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,15 +138,41 @@ TAXONOMY: tuple[Leaf, ...] = (
     ),
 )
 
-_LEAVES = {leaf.type: leaf for leaf in TAXONOMY}
-_RANKS = {leaf.type: rank for rank, leaf in enumerate(TAXONOMY)}
+
+class Taxonomy:
+    """The leaves in order of precedence, and what can be asked of them."""
+
+    def __init__(self, leaves: Iterable[Leaf] = TAXONOMY) -> None:
+        """Raises ValueError for a type that is there twice."""
+        self.leaves = tuple(leaves)
+        self._leaves = {leaf.type: leaf for leaf in self.leaves}
+        self._ranks = {leaf.type: rank for rank, leaf in enumerate(self.leaves)}
+        if len(self._leaves) < len(self.leaves):
+            twice = next(leaf.type for rank, leaf in enumerate(self.leaves) if self._ranks[leaf.type] != rank)
+            raise ValueError(f"two leaves are called {twice.value!r}; name a project's own otherwise")
+
+    def with_own(self, own: Iterable[tuple[str, str]]) -> Taxonomy:
+        """This taxonomy and a project's (type, definition) pairs, each below the last leaf of its group.
+
+        A project's own leaf is found by a reader, or by the project's own detector. Raises ValueError for a type
+        whose group is none of the six, and for one that is there already.
+        """
+        leaves = list(self.leaves)
+        for name, definition in own:
+            made = Leaf(FailureType(name), definition, "judge")
+            last = max(rank for rank, leaf in enumerate(leaves) if leaf.group == made.group)
+            leaves.insert(last + 1, made)
+        return Taxonomy(leaves)
+
+    def describe(self, kind: FailureType) -> str:
+        """The definition of `kind`, one sentence; of a leaf that nobody defined here nothing."""
+        leaf = self._leaves.get(kind)
+        return leaf.definition if leaf else ""
+
+    def precedence(self, kind: FailureType) -> int:
+        """Lower is nearer to the cause; it decides only between failures of the same step."""
+        return self._ranks.get(kind, self._ranks[FailureType.unclassified])
 
 
-def describe(kind: FailureType) -> str:
-    """The definition of `kind`, one sentence."""
-    return _LEAVES[kind].definition
-
-
-def precedence(kind: FailureType) -> int:
-    """Lower is nearer to the cause; it decides only between failures of the same step."""
-    return _RANKS[kind]
+_OURS = Taxonomy()
+describe, precedence = _OURS.describe, _OURS.precedence

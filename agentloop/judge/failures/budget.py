@@ -1,0 +1,69 @@
+"""Detectors of the group `budget`: what the run was not given enough of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentloop.judge.failures.call import broken
+from agentloop.judge.failures.detector import Found, detector
+from agentloop.judge.failures.infra import SAID
+from agentloop.judge.failures.reading import Reading
+from agentloop.judge.failures.words import CONTEXT, LIMIT
+from agentloop.types import FailureType, StopReason
+
+_CUT = {"length", "max_tokens", "MAX_TOKENS", "model_length", "context"}
+_LIMITS = {StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit}
+
+
+@detector("context_overflow", FailureType.budget_context_overflow)
+def context_overflow(reading: Reading) -> Iterator[Found]:
+    """The run hit the context window, or a turn hit its token limit before it had said a whole call.
+
+    An endpoint hands on a call that was cut off as it is, so that its arguments are no JSON.
+    """
+    for step in reading.trace.steps:
+        if step.completion.finish_reason in _CUT and step.completion.finish_reason != "context":
+            message = step.completion.message
+            if all(call.error is not None or broken(call.arguments) for call in message.tool_calls) and not step.copied:
+                yield Found(step.index, (message.content, *(call.arguments for call in message.tool_calls)))
+    for act, told, at in reading.errors:
+        if told is FailureType.budget_context_overflow:
+            yield Found(act.step, (act.text,), SAID, at)
+    error = reading.trace.error
+    if reading.trace.stop_reason is StopReason.context_limit and not (reading.foreign and reading.won):
+        yield Found(reading.last_step)
+    elif error and (found := CONTEXT.search(error.lower())) and not error.startswith("SandboxError"):
+        yield Found(reading.last_step, (error,), at=found.start())
+
+
+@detector("limit_reached", FailureType.budget_limit_reached)
+def limit_reached(reading: Reading) -> Iterator[Found]:
+    """A limit of steps, time or cost ended the run, which had not succeeded by then."""
+    if reading.won:
+        return
+    if reading.trace.stop_reason in _LIMITS:
+        yield Found(reading.last_step)
+    elif reading.trace.error and reading.foreign and (found := LIMIT.search(reading.trace.error.lower())):
+        yield Found(reading.last_step, (reading.trace.error,), SAID, found.start())
+
+
+@detector(
+    "ended",
+    FailureType.budget_limit_reached,
+    FailureType.budget_context_overflow,
+    FailureType.call_malformed,
+    FailureType.call_wrong_arguments,
+    FailureType.outcome_premature_stop,
+    FailureType.infra_sandbox_failure,
+    FailureType.infra_model_api_error,
+    FailureType.infra_tool_timeout,
+    FailureType.infra_grader_failure,
+)
+def ended(reading: Reading) -> Iterator[Found]:
+    """The word with which a foreign run ended (`vocabularies.EXITS`), where the stop reason does not say it already."""
+    kind, stop = reading.ended, reading.trace.stop_reason
+    said = (kind is FailureType.budget_limit_reached and stop in _LIMITS) or (
+        kind is FailureType.budget_context_overflow and stop is StopReason.context_limit
+    )
+    if kind is not None and not said:
+        yield Found(None if kind.is_infra else reading.last_step, (reading.trace.error,), 0.9, type=kind)

@@ -1,0 +1,151 @@
+"""Patterns in the words of tools and endpoints, each for errors alone: they are applied to what has failed.
+
+Those that name a cause are written for texts in lower case, which are searched three times as fast as any case is.
+
+A page that a browser shows may say "403 Forbidden" of somebody else; therefore nothing here is searched in a
+result that went well.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agentloop.types import FailureType
+
+HEAD, TAIL = 600, 1400
+"""Characters of a result that are searched for an error, from its beginning and before its end: an error is told
+where it happened or when it ended, and a page of ten megabytes is not read for it."""
+_ERROR = re.compile(
+    r"""\A\W{0,6}(?:
+        (?:error|exception|failure|fatal)(?!["'])(?:\s*[:!(\[\n]|\s+(?:\d|executing|calling|running|reading|while|during
+            |occurred|code\b|from\b)|\s*\Z)
+      | (?:traceback\ \(most\ recent\ call\ last\)|permission\ denied)
+      | [a-z_.]{2,60}(?:error|exception)\s*[:(\n]
+      | error(?:[_ ]?(?:code|message|type))?["']\s*:\s*(?:["']\s*(?!["'])\S|[{\[]\s*["'{]|true\b|[1-9])
+      | exit[ _]?code[":\s]*[1-9] | <returncode>-?[1-9] | command\ failed
+      | (?:tool|function)\ (?:(?:call|execution)\ )?failed
+      | [^\n]{1,160}:\ (?:command\ not\ found|no\ such\ file\ or\ directory|permission\ denied)\b
+    )""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_I = re.IGNORECASE
+TIMED_OUT = re.compile(
+    r"\btimed?[ -]?out\b|\btimeout(?:error|expired|exception)?\b(?!\s*=)|deadline exceeded"
+    r"|took (?:more|longer) than \d"
+)
+API = re.compile(
+    r"\b(?:http(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?|error(?:[ _]code)?|response)[\s:='\"\[(]{1,4}"
+    r"(?:401|403|429|5\d\d)\b"
+    r"|\b(?:401 unauthorized|403 forbidden|429 too many|500 internal server|502 bad gateway|503 service|504 gateway)"
+    r"|rate[ _-]?limit|too many requests|quota (?:exceeded|reached)|exceeded (?:your|the) .{0,40}quota"
+    r"|\bunauthori[sz]ed\b|authentication (?:failed|error)|authenticationerror"
+    r"|invalid api[ _-]?key|api key (?:is )?(?:invalid|missing)"
+    r"|service(?:[ _]is)?(?:[ _]temporarily)?[ _]?unavailable|bad gateway|internal server error|overloaded(?:_error)?"
+    r"|api ?(?:connection|timeout|status) ?error|content[ _]?(?:filter|policy)|not subscribed"
+)
+BOX = re.compile(
+    r"connection refused|connection reset|connection (?:was )?(?:closed|lost)|broken pipe"
+    r"|out of memory|oom[ -]?kill|\boomkilled\b"
+    r"|no space left on device|cannot allocate memory"
+    r"|container .{0,60}(?:not running|exited|is not|no longer|not found|died|gone)"
+    r"|sandbox .{0,40}(?:gone|died|failed|unavailable|not available)|docker daemon"
+    r"|exit(?:ed)?(?: with)?(?: code)?:? 137\b"
+    r"|kernel (?:died|appears to have died)|environment (?:crashed|died|error)"
+)
+CONTEXT = re.compile(
+    r"context[ _](?:length|window|limit)[ _\w]{0,24}exceed|maximum context length|context_length_exceeded"
+    r"|exceed\w* .{0,40}context (?:window|length|limit)|prompt is too long|input is too long|too many tokens"
+    r"|contextwindowexceeded"
+)
+LIMIT = re.compile(
+    r"max(?:imum)?(?: number of)?[ _-](?:rounds?|steps?|turns?|iterations?)\b"
+    r"|(?:step|turn|iteration|cost|budget|recursion)[ _]limit"
+    r"|limitsexceeded|exit_cost|agent stopped due to"
+)
+UNKNOWN_TOOL = re.compile(
+    r"\b(?:no such|unknown|unrecogni[sz]ed|invalid|nonexist\w+|undefined) (?:tool|function|action|command name)\b"
+    r"|\b(?:tool|function|action) ['\"`]?[\w.:-]{1,64}['\"`]? (?:was |is |has |does )?(?:not|n't)(?: been)? "
+    r"(?:found|exist|available|registered|defined|recogni[sz]ed|supported|a valid)"
+    r"|no (?:tool|function) (?:named|called|with (?:the )?name)|is not a valid tool|invalid_hallucination_function_name"
+    r"|\"error\"\s*:\s*\"no such f"
+)
+MALFORMED = re.compile(
+    r"jsondecodeerror|(?:not|invalid|malformed|unparsa?ble) (?:valid )?json|could not (?:be )?parsed?|failed to parse"
+    r"|(?:missing|lacks?) (?:\d+ )?(?:a )?required|required (?:property|parameter|argument|field)|is a required"
+    r"|(?:parameter|argument|field) [`'\"]?\w{1,40}[`'\"]? is required"
+    r"|unexpected keyword argument|got an unexpected (?:keyword|argument)|validation ?errors?\b|schema validation"
+    r"|additional properties are not allowed|is not of type|inputvalidationerror|invalid_type|does not match the schema"
+    r"|error parsing (?:tool|function|arguments)|malformed (?:call|tool|function|arguments)"
+    r"|invalid (?:tool )?(?:arguments?|parameters?)\b"
+)
+NOT_FOUND = re.compile(
+    r"no such file|not found|cannot (?:access|open|read|stat)|does not exist|doesn't exist|invalid|usage:"
+    r"|unknown option|unrecognized|syntax error|is a directory|not a directory"
+)
+SUCCESS = re.compile(
+    r"\b(?:success(?:ful(?:ly)?)?|completed|done|fixed|resolved|confirmed|all set|has been|have been"
+    r"|have (?:now )?(?:updated|made|created|cancelled|processed|booked|added|written|saved|solved))\b",
+    _I,
+)
+ADMITS = re.compile(
+    r"\b(?:error|fail\w*|unable|could ?n[o']t|can ?no?t|can't|sorry|apolog\w+|unfortunately|issue|problem"
+    r"|instead|however|but|not (?:possible|found|available|allowed|eligible)|wrong|incorrect|retry|again|invalid)\b",
+    _I,
+)
+
+
+_CAUSES = (
+    (("tool", "function", "action", "command name", "no such f"), UNKNOWN_TOOL, FailureType.call_unknown_tool),
+    (
+        ("json", "pars", "required", "unexpected", "validation", "additional propert", "not of type", "invalid_type",
+         "schema", "malformed", "invalid arg", "invalid param", "invalid tool"),
+        MALFORMED,
+        FailureType.call_malformed,
+    ),
+    (("context", "too long", "too many tokens"), CONTEXT, FailureType.budget_context_overflow),
+    (
+        ("401", "403", "429", "50", "51", "52", "unauthori", "rate limit", "rate_limit", "rate-limit", "ratelimit",
+         "too many", "gateway", "service", "quota", "authentication", "api key", "api_key", "api-key", "apiconn",
+         "api conn", "apitime", "api time", "apistat", "api stat", "overloaded", "content filter", "content_filter",
+         "content policy", "content_policy", "contentfilter", "contentpolicy", "subscribed", "server error"),
+        API,
+        FailureType.infra_model_api_error,
+    ),
+    (("timed", "time out", "time-out", "timeout", "deadline", "took "), TIMED_OUT, FailureType.infra_tool_timeout),
+    (
+        ("connection", "broken pipe", "memory", "oom", "no space", "container", "sandbox", "docker", "137", "kernel",
+         "environment crash", "environment died", "environment error"),
+        BOX,
+        FailureType.infra_sandbox_failure,
+    ),
+)  # fmt: skip
+"""The first that fits an error names it: what the agent did wrong before what broke. A pattern holds only where one
+of the words before it is, which is a hundred times cheaper to find out."""
+_CODE_RAN = re.compile(
+    r"\W*(?:traceback\b|exit ?code|(?:type|value|key|attribute|name|modulenotfound|import|index|syntax|runtime"
+    r"|filenotfound|os|zerodivision|assertion|indentation)error\b)",
+    _I,
+)
+"""What an interpreter says of a program: the call that handed it over was well-formed, and known."""
+
+
+def cause(text: str) -> tuple[FailureType | None, int]:
+    """(type, place) that the words of a failed result name; (None, -1) when they name none that we know."""
+    parts = [(0, text)] if len(text) <= HEAD + TAIL else [(0, text[:HEAD]), (len(text) - TAIL, text[-TAIL:])]
+    ran = _CODE_RAN.match(text) is not None or any(_TRACEBACK in part for _, part in parts)
+    lowered = [(start, part, part.lower()) for start, part in parts]
+    for keys, pattern, kind in _CAUSES[2:] if ran else _CAUSES:
+        for start, _part, low in lowered:
+            if any(key in low for key in keys) and (found := pattern.search(low)):
+                return kind, start + found.start()
+    return None, -1
+
+
+def says_error(text: str) -> bool:
+    """True when a result reads like the report of an error, and not like a page that mentions one."""
+    if not text:
+        return False
+    if _ERROR.match(text, 0, HEAD):
+        return True
+    return text.rfind(_TRACEBACK, max(0, len(text) - TAIL)) >= 0 or text.find(_TRACEBACK, 0, HEAD) >= 0
