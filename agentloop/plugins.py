@@ -94,4 +94,6 @@ def _extra(error: Exception) -> str:
     missing = getattr(error, "name", None) or ""
     if missing.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
         return "; install the extra: pip install 'agentloop[train]'"
+    if missing.split(".")[0] in {"google", "opentelemetry"}:
+        return "; install the extra: pip install 'agentloop[serve]'"
     return ""

@@ -6,7 +6,7 @@ raise plain Python errors; the loop blames them on the boundary that they crosse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,11 +18,13 @@ from agentloop.types import (
     Imported,
     Message,
     SandboxSpec,
+    Span,
     Step,
     StopReason,
     Task,
     ToolSpec,
     Trace,
+    Verdict,
 )
 
 
@@ -160,4 +162,45 @@ class Format(Protocol):
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """Its traces, in order; in place of a record that is broken the FormatError, after which the others follow."""
+        ...
+
+
+class Stored(Protocol):
+    """A trace in the store, read as far as it is asked for; `formats/stored.py` is one."""
+
+    facts: Mapping[str, Any]
+    """What a list of traces tells of it, by the names of `store.tables.TraceSummary`: id, source, stage, reward, ..."""
+
+    @property
+    def trace(self) -> Trace:
+        """As steps, whatever it came as."""
+        ...
+
+    @property
+    def verdict(self) -> Verdict:
+        """All that is known of its worth, whoever said it and when."""
+        ...
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """What its source said and a trace has no place for."""
+        ...
+
+    def spans(self) -> Iterator[Span]:
+        """As it was sent, by start time; none for a trace that did not come as spans."""
+        ...
+
+
+class Exporter(Protocol):
+    """A kind of file that traces are written to."""
+
+    name: str
+    suffix: str
+    """How the name of such a file ends, such as `.jsonl`."""
+    media_type: str
+    one_each: bool
+    """Whether each trace is a file of its own, in a folder."""
+
+    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+        """The parts of a file, in order. Asks for the next trace only when it has room for it."""
         ...

@@ -426,6 +426,8 @@ class Score(Frozen):
     """What a judge model was sent for it, over all votes."""
     n_completion_tokens: int = 0
     cost_usd: float | None = None
+    source: str | None = None
+    """Who gave it, where that was later than the trace; None for what came with it."""
 
     @property
     def waiting(self) -> bool:
@@ -494,6 +496,8 @@ class Imported(Frozen):
     scores: tuple[Score, ...] = ()
     raw: dict[str, Any] = Field(default_factory=dict)
     """Path of a field -> its value: what could not be mapped is kept."""
+    verdict: Verdict | None = None
+    """A whole verdict, from those who have them; None where there are scores at most."""
 
 
 # ------------------------------------------------------------------------- Sample, PolicyVersion

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field, model_validator
+from starlette.responses import StreamingResponse
 
-from agentloop.formats.spans import trace_of
+from agentloop.formats.export import load_exporter
+from agentloop.formats.stored import StoredTrace, read_each
 from agentloop.judge.settle import resolve, settle
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
-from agentloop.types import Failure, FailureType, Imported, RewardState, Score, Span, Trace, Verdict
+from agentloop.types import Failure, FailureType, RewardState, Score, Span, Trace, Verdict
 
 MAX_PAGE = 1000
 MAX_STEPS_SPANS = 2000
@@ -23,6 +25,7 @@ MAX_STEPS_SPANS = 2000
 TraceId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
 Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]
 Cursor = Annotated[str | None, Query(max_length=100, description="`next` of the page before.")]
+Filter = Annotated[str, Query(max_length=4000, description="See the filter language.")]
 Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 
@@ -140,7 +143,7 @@ def router(store: Store) -> APIRouter:
     @routes.get("/traces")
     def list_traces(
         project: Project,
-        filter: Annotated[str, Query(max_length=4000, description="See the filter language.")] = "",
+        filter: Filter = "",
         cursor: Cursor = None,
         limit: Limit = 50,
     ) -> Traces:
@@ -152,12 +155,13 @@ def router(store: Store) -> APIRouter:
     def show_trace(project: Project, trace_id: TraceId) -> TraceDocument:
         """One trace with its verdict and the ids of all its spans."""
         row = store.row(project, trace_id)
-        found = _imported(store, project, trace_id, row.body is not None, row.n_spans)
+        summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+        found = StoredTrace(store, summary)
         return TraceDocument(
-            summary=TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"})),
-            trace=found.trace if found else None,
-            verdict=store.verdict(project, trace_id),
-            raw=found.raw if found else {},
+            summary=summary,
+            trace=found.trace if row.body is not None or row.n_spans <= MAX_STEPS_SPANS else None,
+            verdict=found.verdict,
+            raw=dict(found.raw),
             span_ids=store.span_ids(project, trace_id),
         )
 
@@ -167,6 +171,24 @@ def router(store: Store) -> APIRouter:
         store.row(project, trace_id)
         page = store.spans(project, trace_id, after=cursor, limit=limit)
         return Spans(spans=[_item(span) for span in page.spans], next=page.next)
+
+    @routes.get("/export", response_class=StreamingResponse)
+    def export(
+        project: Project,
+        format: Annotated[
+            str, Query(max_length=100, description="jsonl, parquet, atif, otlp, or installed.")
+        ] = "jsonl",
+        filter: Filter = "",
+    ) -> StreamingResponse:
+        """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
+        exporter = load_exporter(format)
+        store.find(filter, project=project, limit=1)  # a wrong filter is told before the answer begins
+        name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
+        return StreamingResponse(
+            exporter.write(read_each(store, store.every(filter, project=project))),
+            media_type=exporter.media_type,
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
 
     @routes.put("/traces/{trace_id}/scores/{verifier}")
     def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
@@ -205,15 +227,6 @@ def router(store: Store) -> APIRouter:
         return [Asked(trace=trace, why=why) for trace, why in store.queue(project, sample=sample)]
 
     return routes
-
-
-def _imported(store: Store, project: str, trace_id: str, has_body: bool, n_spans: int) -> Imported | None:
-    """As steps: as it was stored, or as its spans tell it."""
-    if has_body:
-        return store.imported(project, trace_id)
-    if n_spans > MAX_STEPS_SPANS:
-        return None
-    return Imported(trace=trace_of(store.spans(project, trace_id, limit=MAX_STEPS_SPANS).spans))
 
 
 def _item(span: Span) -> SpanItem:

@@ -10,10 +10,10 @@ from agentloop.errors import FormatError
 from agentloop.formats.dialogue import answer_of, inputs_of
 from agentloop.formats.run_steps import RunSteps, at
 from agentloop.formats.span_tree import Node, tree_of
-from agentloop.formats.spans_export import encode, spans_of
+from agentloop.formats.spans_export import spans_of
 from agentloop.types import Message, Span, StopReason, SubTrace, Trace
 
-__all__ = ["encode", "spans_of", "trace_of"]
+__all__ = ["spans_of", "trace_of"]
 
 STOPS = (
     ("cancel", StopReason.cancelled),

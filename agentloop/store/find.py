@@ -1,19 +1,23 @@
-"""Lists of traces: by filter, a page at a time; and by column, as a loop asks for its own."""
+"""Lists of traces by filter, a page at a time; and one by its id."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlmodel import col
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.store.database import Database
 from agentloop.store.query import conditions
 from agentloop.store.tables import TraceRow, TraceSummary, columns
 
 MAX_PAGE = 1000
 """Traces on one page at most."""
+PAGE = 200
+"""Traces that `every` asks for at once."""
+LISTED = columns(TraceRow, without=("body", "bodies"))
 
 
 class TracePage(NamedTuple):
@@ -30,16 +34,65 @@ def find(database: Database, project: str | None, filter: str, cursor: str | Non
     """
     if not 1 <= limit <= MAX_PAGE:
         raise ConfigError(f"limit: {limit} is not between 1 and {MAX_PAGE}")
-    listed = columns(TraceRow, without=("body", "bodies"))
-    query = select(*listed).where(*conditions(filter, database.engine.dialect.name))
-    if project is not None:
-        query = query.where(col(TraceRow.project) == project)
+    query = _where(database, select(*LISTED), project, filter)
     if cursor is not None:
         query = query.where(col(TraceRow.key) < _key(cursor))
     with database.read() as connection:
         rows: Any = connection.execute(query.order_by(col(TraceRow.key).desc()).limit(limit + 1)).mappings().all()
     traces = [TraceSummary.model_construct(**row) for row in rows[:limit]]
     return TracePage(traces, str(traces[-1].key) if len(rows) > limit else None)
+
+
+def every(database: Database, project: str | None, filter: str) -> Iterator[TraceSummary]:
+    """All of them in the same order, of which only a page is in memory."""
+    cursor: str | None = None
+    while True:
+        page = find(database, project, filter, cursor, PAGE)
+        yield from page.traces
+        if page.next is None:
+            return
+        cursor = page.next
+
+
+def n_found(database: Database, project: str | None, filter: str) -> int:
+    """How many they are."""
+    with database.read() as connection:
+        return int(connection.execute(_where(database, select(func.count()), project, filter)).scalar_one())
+
+
+def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
+    """The one trace of that id, or else whose id begins with it, whatever the case of its hex digits.
+
+    Raises NoSuchTrace when there is none, or more than one.
+    """
+    query = select(*LISTED) if project is None else select(*LISTED).where(col(TraceRow.project) == project)
+    of_id = col(TraceRow.id)
+    asked = (
+        of_id == prefix,
+        of_id.startswith(prefix, autoescape=True),
+        of_id.startswith(prefix.lower(), autoescape=True),
+    )
+    with database.read() as connection:
+        for condition in asked:
+            rows: Any = connection.execute(query.where(condition).order_by(of_id).limit(2)).mappings().all()
+            if len(rows) > 1:
+                raise NoSuchTrace(_ambiguous(prefix, rows))
+            if rows:
+                return TraceSummary.model_construct(**rows[0])
+    raise NoSuchTrace(f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them")
+
+
+def _ambiguous(prefix: str, rows: Any) -> str:
+    if rows[0]["id"] == rows[1]["id"]:
+        where = " and ".join(row["project"] for row in rows)
+        return f"trace {rows[0]['id']} is there in more than one project: {where} are two; name one with --tenant"
+    found = " and ".join(row["id"] for row in rows)
+    return f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
+
+
+def _where(database: Database, query: Any, project: str | None, filter: str) -> Any:
+    query = query.select_from(TraceRow).where(*conditions(filter, database.engine.dialect.name))
+    return query if project is None else query.where(col(TraceRow.project) == project)
 
 
 def _key(cursor: str) -> int:

@@ -47,6 +47,8 @@ _TERM = re.compile(
 )
 _AGO = re.compile(r"(\d{1,6})([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+TIMES = "2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"
+"""How a time may be written."""
 _NAMES = {
     "id": TraceRow.id, "source": TraceRow.source, "session": TraceRow.session, "task": TraceRow.task_id,
     "stage": TraceRow.stage, "pool": TraceRow.pool, "split": TraceRow.split, "purpose": TraceRow.purpose,
@@ -193,14 +195,19 @@ def _number(term: Term) -> float | int:
 
 
 def _time(term: Term, now: datetime) -> datetime:
-    ago = _AGO.fullmatch(term.value)
     try:
-        if ago:
-            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        time = datetime.fromisoformat(term.value)
-        return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
+        return time_of(term.value, now)
     except (ValueError, OverflowError):
-        _refuse(term.value, term.at, f"{term.key} needs a time: 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago")
+        _refuse(term.value, term.at, f"{term.key} needs a time: {TIMES}")
+
+
+def time_of(text: str, now: datetime) -> datetime:
+    """A date, a time, or as long before `now`. Raises ValueError or OverflowError for anything else."""
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    time = datetime.fromisoformat(text)
+    return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _refuse(word: str, at: int, why: str, more: str = "") -> NoReturn:

@@ -41,7 +41,7 @@ _PEM = re.compile(
     r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
     r"(?:[^\"']{0,20000}?-----END (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|(?:\\+[nr]|[A-Za-z0-9+/=\s])*)"
 )
-_URL = re.compile(r"(://[^\s:/@\"'<>]*:)(?!\[redacted:)([^\s/@\"'<>\\]+)(?=@)")
+_URL = re.compile(r"(://[^\s:/@\"'<>\[]*:)(?!\[redacted:)([^\s/@\"'<>\\]+)(?=@)")
 _BEARER = re.compile(r"(?i)(bearer\s+)(?=[A-Za-z._~+/=-]*[0-9])([A-Za-z0-9._~+/=-]{16,})")
 
 _HEX = re.compile(r"[0-9a-fA-F_=+/-]+")

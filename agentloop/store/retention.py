@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import func, select
 from sqlmodel import col
 
 from agentloop.store.database import Database
@@ -15,21 +17,55 @@ STEP = 200
 """Traces removed in one transaction: writers wait no longer than that takes."""
 
 
+class Forgotten(NamedTuple):
+    """What was removed."""
+
+    traces: int = 0
+    spans: int = 0
+    bytes: int = 0
+    """By which the store became smaller: what others still refer to stays."""
+
+
 def forget(
     database: Database, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
-) -> int:
+) -> Forgotten:
     """Remove the traces that nothing was added to since `before`, then the oldest until the store has `max_bytes`.
 
-    project: of this one alone; the size is always that of the whole store. Returns how many traces were removed.
+    project: of this one alone; the size is always that of the whole store.
     """
-    n = 0
-    while before is not None and (removed := _remove_oldest(database, project, before)):
-        n += removed
-    while max_bytes is not None and size(database) > max_bytes and (removed := _remove_oldest(database, project, None)):
-        n += removed
-    if n and database.is_sqlite:
+    full = size(database)
+    removed = _remove(database, project, before, None) if before is not None else []
+    while max_bytes is not None and (n := _surplus(database, max_bytes)):
+        more = _remove(database, project, None, n)
+        if not more:
+            break
+        removed += more
+    if removed and database.is_sqlite:
         _shrink(database)
-    return n
+    return Forgotten(len(removed), sum(removed), max(0, full - size(database)) if removed else 0)
+
+
+def forgettable(
+    database: Database, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
+) -> Forgotten:
+    """What `forget` would remove: exact by age; by size as many as have the surplus when all are of one size."""
+    full = size(database)
+    with database.read() as connection:
+        n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()
+        n, spans = connection.execute(_counted(_removable(project, before))).one() if before else (0, 0)
+        share = full / n_all if n_all else 0.0
+        if max_bytes is not None and share and full - n * share > max_bytes:
+            more = math.ceil((full - max_bytes) / share)
+            n, spans = connection.execute(_counted(_removable(project, None).limit(more))).one()
+    return Forgotten(int(n), int(spans), int(n * share))
+
+
+def _surplus(database: Database, max_bytes: int) -> int:
+    """How many traces have what is too much, when all are of one size; 0 when nothing is."""
+    full = size(database)
+    with database.read() as connection:
+        n_all = connection.execute(select(func.count()).select_from(TraceRow)).scalar_one()
+    return max(1, n_all * (full - max_bytes) // full) if full > max_bytes else 0
 
 
 def size(database: Database) -> int:
@@ -47,24 +83,47 @@ def size(database: Database) -> int:
         )
 
 
-def _remove_oldest(database: Database, project: str | None, before: datetime | None) -> int:
-    query = select(col(TraceRow.key)).where(col(TraceRow.stage).is_(None))
+def _removable(project: str | None, before: datetime | None) -> Any:
+    """(key, number of spans) of what may go, oldest first."""
+    query = select(col(TraceRow.key), col(TraceRow.n_spans)).where(col(TraceRow.stage).is_(None))
     if project is not None:
         query = query.where(col(TraceRow.project) == project)
     if before is not None:
         query = query.where(col(TraceRow.stored_at) < before)
-    with database.write(removes=True) as connection:
-        keys = list(connection.execute(query.order_by(col(TraceRow.stored_at)).limit(STEP)).scalars())
-        remove_traces(connection, [key for key in keys if key is not None])
-        if keys:
-            _merge(connection)
-    return len(keys)
+    return query.order_by(col(TraceRow.stored_at))
 
 
-def _merge(connection: Connection) -> None:
-    """FTS5 notes what was deleted, and gives the room back only when it merges."""
-    if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql("INSERT INTO body_text(body_text, rank) VALUES ('merge', -500)")
+def _counted(query: Any) -> Any:
+    part = query.subquery()
+    return select(func.count(), func.coalesce(func.sum(part.c.n_spans), 0)).select_from(part)
+
+
+def _remove(database: Database, project: str | None, before: datetime | None, most: int | None) -> list[int]:
+    """Remove the oldest, `most` at most; how many spans each of them had."""
+    removed: list[int] = []
+    while most is None or len(removed) < most:
+        n = STEP if most is None else min(STEP, most - len(removed))
+        with database.write(removes=True) as connection:
+            rows = connection.execute(_removable(project, before).limit(n)).all()
+            remove_traces(connection, [key for key, _ in rows])
+        if not rows:
+            break
+        removed += [n_spans for _, n_spans in rows]
+    if removed and database.is_sqlite:
+        _merge(database, 16 + len(removed) // STEP)
+    return removed
+
+
+def _merge(database: Database, n_times: int) -> None:
+    """FTS5 notes what was deleted, and gives the room back only when it merges: 500 pages at a time, all at first."""
+    pages = -500
+    for _ in range(n_times):
+        with database.write() as connection:
+            before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
+            connection.exec_driver_sql("INSERT INTO body_text(body_text, rank) VALUES ('merge', ?)", (pages,))
+            if connection.exec_driver_sql("SELECT total_changes()").scalar_one() - before < 2:  # nothing is left to do
+                return
+        pages = 500
 
 
 def _shrink(database: Database) -> None:
@@ -72,5 +131,8 @@ def _shrink(database: Database) -> None:
     with database.engine.connect() as connection:
         raw = connection.connection.dbapi_connection
         if raw is not None:
-            raw.cursor().executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
+            if raw.cursor().execute("PRAGMA auto_vacuum").fetchone()[0]:
+                raw.cursor().executescript("PRAGMA incremental_vacuum")  # `execute` would free a single page
+            else:  # made before it was set: to set it now, the file is written anew
+                raw.cursor().executescript("PRAGMA auto_vacuum = INCREMENTAL; VACUUM")
             raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

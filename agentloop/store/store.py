@@ -7,7 +7,7 @@ Whatever is written was redacted before (`redact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,6 @@ from sqlmodel import col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, history, retention, spans, traces, verdicts
-from agentloop.store.bodies import unpack
 from agentloop.store.database import Database, insert_rows
 from agentloop.store.history import History
 from agentloop.store.keys import Keys
@@ -27,7 +26,7 @@ from agentloop.store.migrations import migrate
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
-from agentloop.store.tables import SettingRow, TraceRow
+from agentloop.store.tables import SettingRow, TraceRow, TraceSummary
 from agentloop.store.traces import Judged
 from agentloop.types import Failure, Imported, RewardState, Score, Span, Trace, Verdict
 
@@ -129,25 +128,12 @@ class Store(Record, Keys, History):
         with self._database.session() as session:
             return {task for task in session.exec(query) if task is not None}
 
-    def trace(self, prefix: str) -> tuple[TraceRow, Trace, Verdict]:
-        """The one trace whose id begins with `prefix`. Raises StoreError when there is none or more than one."""
-        query = select(TraceRow).where(col(TraceRow.id).startswith(prefix, autoescape=True)).limit(2)
-        with self._database.session() as session:
-            rows = list(session.exec(query))
-        if not rows:
-            raise StoreError(f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them")
-        if len(rows) > 1:
-            found = " and ".join(row.id for row in rows)
-            raise StoreError(
-                f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
-            )
-        row = rows[0]
-        if row.episode_id is not None:
-            return row, *unpack(row.body)
-        if row.bodies is None:
+    def trace(self, prefix: str) -> tuple[TraceSummary, Trace, Verdict]:
+        """The one trace whose id begins with `prefix`. Raises NoSuchTrace when there is none or more than one."""
+        row = self.named(prefix)
+        imported, verdict = self.whole(row)
+        if imported is None:
             raise StoreError(f"trace {row.id} was sent as spans, and has no steps of its own; ask for its spans")
-        with self._database.read() as connection:
-            imported, verdict = traces.read_imported(connection, row)
         return row, imported.trace, verdict
 
     def n_traces(self, **equal: object) -> int:
@@ -198,6 +184,23 @@ class Store(Record, Keys, History):
         """Traces for which a filter (`query.py`) holds, newest first; project: None is all. Raises ConfigError."""
         return find.find(self._database, project, filter, cursor, limit)
 
+    def every(self, filter: str = "", *, project: str | None = None) -> Iterator[TraceSummary]:
+        """All of them in the same order, a page at a time in memory. Raises ConfigError."""
+        return find.every(self._database, project, filter)
+
+    def n_found(self, filter: str = "", *, project: str | None = None) -> int:
+        """How many they are. Raises ConfigError."""
+        return find.n_found(self._database, project, filter)
+
+    def named(self, prefix: str, *, project: str | None = None) -> TraceSummary:
+        """The trace of that id, or whose id begins so. Raises NoSuchTrace when there is none, or more than one."""
+        return find.named(self._database, project, prefix)
+
+    def whole(self, row: TraceSummary) -> tuple[Imported | None, Verdict]:
+        """A trace as it was written, None of one that was sent as spans; and its verdict. Raises NoSuchTrace."""
+        with self._database.read() as connection:
+            return traces.read_whole(connection, row.key or 0)
+
     # ------------------------------------------------------------------ what traces are worth
 
     def put_score(self, project: str, trace_id: str, score: Score, *, source: str = "api") -> None:
@@ -235,11 +238,17 @@ class Store(Record, Keys, History):
 
     def forget(
         self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
-    ) -> int:
-        """Remove traces by age and by size, oldest first, but none of a loop's stages; how many it were."""
-        n = retention.forget(self._database, before=before, max_bytes=max_bytes, project=project)
+    ) -> retention.Forgotten:
+        """Remove traces by age and by size, oldest first, but none of a loop's stages; what was removed."""
+        forgotten = retention.forget(self._database, before=before, max_bytes=max_bytes, project=project)
         self._shared.forget()
-        return n
+        return forgotten
+
+    def forgettable(
+        self, *, before: datetime | None = None, max_bytes: int | None = None, project: str | None = None
+    ) -> retention.Forgotten:
+        """What `forget` would remove, by size about."""
+        return retention.forgettable(self._database, before=before, max_bytes=max_bytes, project=project)
 
     def check(self) -> None:
         """Raises StoreError when it cannot be read."""

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
+from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
@@ -17,7 +18,7 @@ from agentloop.store.history import New, replace_verdicts
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
-from agentloop.store.verdicts import put_scores, read_verdict
+from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, read_verdict
 from agentloop.types import Episode, Imported, Task, Trace, Verdict
 
 Judged = tuple[Task, Episode, Trace, Verdict]
@@ -113,9 +114,22 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
                 _put_facets(connection, key, facets)
-                put_scores(connection, [(key, item.scores)], "import")
+                put_scores(connection, [(key, item.scores)], IMPORT)
+                if item.verdict is not None:
+                    verdict = _clean_verdict(shared.redactor, item.verdict)
+                    put_scores(connection, [(key, verdict.scores)], IMPORT)
+                    put_labels(connection, [(key, verdict.failures)])
+                    put_reward(connection, key, verdict.state, verdict.reward)
     batch.done()
     return n
+
+
+def _clean_verdict(redactor: Redactor, verdict: Verdict) -> Verdict:
+    scores = [
+        score.model_copy(update={"error": score.error and redactor.text(score.error)}) for score in verdict.scores
+    ]
+    failures = [f.model_copy(update={"evidence": redactor.text(f.evidence)}) for f in verdict.failures]
+    return verdict.model_copy(update={"scores": tuple(scores), "failures": tuple(failures)})
 
 
 def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
@@ -123,6 +137,20 @@ def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
     found = load_packed(connection, [row.bodies])
     bodies = tuple(found[key] for key in unpack_keys(row.bodies))
     return documents.join(decompress(row.body), bodies), read_verdict(connection, row)
+
+
+def read_whole(connection: Connection, key: int) -> tuple[Imported | None, Verdict]:
+    """A trace as it was written, None of one that was sent as spans; and what is known of its worth now.
+
+    Raises NoSuchTrace for one that is gone.
+    """
+    row = connection.execute(select(TraceRow.__table__).where(col(TraceRow.key) == key)).first()  # type: ignore[attr-defined]
+    if row is None:
+        raise NoSuchTrace("the trace was removed")
+    if row.bodies is not None:
+        return read_imported(connection, row)
+    trace = Imported(trace=unpack(row.body)[0]) if row.body is not None else None
+    return trace, read_verdict(connection, row)
 
 
 def remove_traces(connection: Connection, keys: list[int]) -> None:

@@ -16,6 +16,8 @@ from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 JUDGE = "judge"
 """The source of scores that came with a verdict of ours."""
+IMPORT = "import"
+"""The source of those that came with a trace from elsewhere."""
 
 
 def trace_key(connection: Connection, project: str, trace_id: str) -> int:
@@ -28,12 +30,12 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
 
 
 def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
-    """Insert scores of traces, by key, or replace what the same source said of the same verifier."""
+    """Insert scores of traces, by key, or replace what the same source said of the same verifier; source: of those that name none."""
     now = datetime.now(UTC)
     rows = [
         {
             "trace_key": key,
-            "source": source,
+            "source": score.source or source,
             "verifier": score.verifier,
             "version": score.version,
             "value": score.value,
@@ -89,17 +91,14 @@ def put_reward(connection: Connection, key: int, state: RewardState, reward: flo
 def read_verdict(connection: Connection, row: Any) -> Verdict:
     """All that is known of a trace's worth now, whoever said it; what a number rests on is in its history."""
     mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
-    scores = connection.execute(mine.order_by(col(ScoreRow.verifier), col(ScoreRow.source))).all()
+    scores = connection.execute(mine).all()
     of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]
     labels = connection.execute(of_trace.order_by(col(LabelRow.step), col(LabelRow.type))).all()
     return Verdict(
         trace_id=row.id,
         state=RewardState(row.reward_state),
         reward=row.reward,
-        scores=tuple(
-            Score(verifier=score.verifier, version=score.version, value=score.value, error=score.error)
-            for score in scores
-        ),
+        scores=tuple(sorted(map(_score, scores), key=lambda score: (score.verifier, score.source or ""))),
         failures=tuple(
             Failure(
                 type=FailureType(label.type),
@@ -112,6 +111,11 @@ def read_verdict(connection: Connection, row: Any) -> Verdict:
             for label in labels
         ),
     )
+
+
+def _score(row: Any) -> Score:
+    source = None if row.source in (JUDGE, IMPORT) else row.source
+    return Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error, source=source)
 
 
 def _upsert(connection: Connection, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:

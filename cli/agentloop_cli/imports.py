@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.serve import Where, open_store
+from agentloop_cli.stores import Where, open_store
 
 if TYPE_CHECKING:
     from agentloop.formats.importing import Account
@@ -48,7 +47,8 @@ def import_traces(
     finally:
         store.close()
     if as_json:
-        print_json(asdict(account))
+        by_format = {name: {**vars(ours), "lost": dict(ours.lost)} for name, ours in account.by_format.items()}
+        print_json({**vars(account), "by_format": by_format})
     else:
         _show(account)
     if account.failed:

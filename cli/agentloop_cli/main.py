@@ -14,11 +14,14 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.doctor import doctor
+from agentloop_cli.exports import export_traces
 from agentloop_cli.imports import import_traces
 from agentloop_cli.judge import judge
+from agentloop_cli.prune import prune_traces
 from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
+from agentloop_cli.show import show_trace
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 
@@ -40,7 +43,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.command()(run)
+traces.command("show")(show_trace)
 traces.command("import")(import_traces)
+traces.command("export")(export_traces)
+traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
 app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")

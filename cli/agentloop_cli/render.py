@@ -14,12 +14,37 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from agentloop.errors import counted
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+ESCAPED = {ord(space): repr(space)[1:-1] for space in "\n\t\u2028\u2029"}
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # a message is one line, whatever the width
+
+
+def clean(text: str) -> str:
+    """`text` without what could act on a terminal; see `gate.report.clean`."""
+    from agentloop.gate.report import clean
+
+    return clean(text)
+
+
+def on_one_line(text: str) -> str:
+    """The same with line breaks and tabs as they are written in code."""
+    return clean(text).translate(ESCAPED)
+
+
+def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:
+    """`text` beside `lead`, its further lines beside `hang` or below its first; a pipe gets long lines whole."""
+    hang = hang or Text(" " * lead.cell_len)
+    width = max(20, stdout.width - lead.cell_len)
+    for line in text.wrap(stdout, width) if sys.stdout.isatty() else text.split(allow_blank=True):
+        shown = Text.assemble(lead, line)
+        shown.rstrip()
+        stdout.print(shown, soft_wrap=True)
+        lead = hang
 
 
 def print_json(document: Mapping[str, Any]) -> None:

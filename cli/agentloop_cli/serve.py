@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import socket
 from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
+from agentloop_cli.prune import Limits, pruning
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
-
-if TYPE_CHECKING:
-    from agentloop.store.store import Store
+from agentloop_cli.stores import Where, open_store
 
 keys = typer.Typer(help="Keys of the trace service.", no_args_is_help=True)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 ENDING_S = 10
 """How long requests that are under way may take when the service ends."""
-Where = Annotated[str | None, typer.Option("--store", help="A file, or postgresql://…; default: traces/store.db.")]
 
 
 class Scope(StrEnum):
@@ -32,18 +29,16 @@ class Scope(StrEnum):
     admin = "admin"
 
 
-def open_store(where: str | None, *, create: bool = True) -> Store:
-    """The store that is named, or that of the project in this folder."""
-    from agentloop.loop.project import STORE
-    from agentloop.store.store import Store
-
-    return Store((where if "://" in where else Path(where)) if where else STORE, create=create)
-
-
 def serve(
     host: Annotated[str, typer.Option(help="Address to listen at; beyond this machine only with a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8321,
     where: Where = None,
+    older_than: Annotated[
+        str | None, typer.Option("--prune-older-than", help="Let go of traces that nothing was added to for 30d, say.")
+    ] = None,
+    larger_than: Annotated[
+        str | None, typer.Option("--prune-larger-than", help="Let go of the oldest when the store has 10GB, say.")
+    ] = None,
 ) -> None:
     """Take traces by OTLP over HTTP, keep them, and answer questions about them.
 
@@ -56,6 +51,7 @@ def serve(
         from agentloop.api.app import make_app
     except ImportError as error:
         raise ConfigError(f"{error}; the service needs an extra: pip install 'agentloop[serve]'") from error
+    limits = Limits(older_than, larger_than)
     store = open_store(where)
     try:
         if host not in LOOPBACK and not store.n_keys():
@@ -69,7 +65,8 @@ def serve(
         with _listening(host, port) as listening:
             at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
             stderr.print(f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  Ctrl-C ends it", markup=False)
-            uvicorn.Server(config).run(sockets=[listening])
+            with pruning(store, limits):
+                uvicorn.Server(config).run(sockets=[listening])
     finally:
         store.close()
 

@@ -121,7 +121,7 @@ def test_traces_ls_and_show(agentloop: Run, ran: subprocess.CompletedProcess[str
     assert {(row["stage"].split(".")[0], row["reward"]) for row in rows} == {("gate-v1", 1.0)}
     shown = agentloop("traces", "show", rows[0]["id"][:12], "-p", project, "--json")
     document = json.loads(shown.stdout)
-    assert set(document) == {"trace", "verdict"}
+    assert set(document) == {"trace", "verdict", "episode"}
     assert document["trace"]["id"] == document["verdict"]["trace_id"] == rows[0]["id"]
     plain = agentloop("traces", "show", rows[0]["id"], "-p", project)
     assert plain.returncode == 0

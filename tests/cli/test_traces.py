@@ -9,19 +9,23 @@ import re
 import subprocess
 import termios
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from store.rows import judged
+from store.span_rows import imported
 
+from agentloop.formats.spans import spans_of
 from agentloop.store.store import Judged, Store
-from agentloop.types import FailureType, RewardState, Score, StopReason, ToolCall, ToolResult
+from agentloop.types import FailureType, RewardState, Score, StopReason, SubTrace, ToolCall, ToolResult
 
 from .conftest import COMMAND, Run
 from .test_errors import refused
 
 LONG = "first line\nsecond\tline " + "and so on " * 40
 IDS = [f"{n:010x}" + "f" * 22 for n in range(3)]
+NO_TRACES = "no traces yet; `agentloop loop` makes some, `agentloop traces import` and `agentloop serve` take some\n"
 Terminal = Callable[..., list[str]]
 
 
@@ -72,7 +76,7 @@ def project(tmp_path: Path) -> Path:
 def test_an_id_from_a_terminal_can_be_pasted(agentloop: Run, terminal: Terminal, columns: int) -> None:
     heading, *rows = terminal(columns, "traces", "ls")
     assert heading.split()[0] == "trace"
-    assert [row.split()[0] for row in rows] == [IDS[1][:10], IDS[0][:10], IDS[2][:10]]
+    assert [row.split()[0] for row in rows] == [IDS[2][:10], IDS[1][:10], IDS[0][:10]]
     for row in rows:
         assert agentloop("traces", "show", row.split()[0]).returncode == 0
         assert len(row) <= max(columns, 80)
@@ -81,18 +85,18 @@ def test_an_id_from_a_terminal_can_be_pasted(agentloop: Run, terminal: Terminal,
 @pytest.mark.usefixtures("project")
 def test_in_a_terminal_the_answer_is_cut_first_and_stays_on_its_line(terminal: Terminal) -> None:
     for columns in (100, 120):
-        failed = terminal(columns, "traces", "ls")[1]
+        failed = terminal(columns, "traces", "ls")[2]
         assert len(failed) == columns
-        assert re.search(r"  sum-f1 +0  obs\.misread +1  first .*…$", failed)
-    assert r"first line\nsecond\tline and" in terminal(120, "traces", "ls")[1]
+        assert re.search(r"  sum-f1 +0  obs\.misread +1  first.*…$", failed)
+    assert r"first line\nsecond\tline" in terminal(120, "traces", "ls")[2]
 
 
 @pytest.mark.usefixtures("project")
 def test_a_pipe_gets_everything(agentloop: Run) -> None:
     done = agentloop("traces", "ls")
-    heading, failed, solved, broken = done.stdout.splitlines()
+    heading, broken, failed, solved = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, "")
-    assert failed.startswith(IDS[1] + "  turn-1 ")
+    assert failed.startswith(IDS[1] + "  2026-11-21T09:32:00Z  turn-1 ")
     assert failed.endswith(r"  first line\nsecond\tline " + ("and so on " * 40).strip())
     assert solved.endswith(r"  12\n\u2028 µ  \n"), "what could act on a terminal is left out"
     assert re.search("  gate-v2  v2  a-task-with-a-long-name-f1  infra_failed  +1", broken)
@@ -147,7 +151,7 @@ def test_a_store_without_traces_says_so(agentloop: Run, tmp_path: Path) -> None:
     Store(tmp_path / "traces" / "store.db").close()
     for filters in ((), ("--task", "x")):
         done = agentloop("traces", "ls", *filters)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "no traces yet; `agentloop loop` makes some\n")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", NO_TRACES)
 
 
 # ---------------------------------------------------------------------------------------- show
@@ -196,7 +200,7 @@ def rich_episode() -> Judged:
         Score(verifier="same_[word]", version="1", value=None, error="KeyError: 'expected' " + "as it was " * 20),
     )
     whole = verdict.failures[0].model_copy(
-        update={"type": FailureType.infra_grader_failure, "step": None, "evidence": "KeyError"}
+        update={"type": FailureType.infra_grader_failure, "step": None, "evidence": "KeyError", "critical": False}
     )
     verdict = verdict.model_copy(
         update={
@@ -251,7 +255,7 @@ def test_a_pipe_gets_long_lines_whole(agentloop: Run, tmp_path: Path) -> None:
         r"submitted 'x\ny', no reward: unscored",
         "    verifier exact gave 0",
         f"    verifier same_[word] gave no number: KeyError: 'expected' {('as it was ' * 20).strip()}",
-        "  ✗ infra.grader_failure “KeyError” rules.misread@1",
+        "  · infra.grader_failure “KeyError” rules.misread@1",
     ]
 
 
@@ -267,3 +271,107 @@ def test_what_broke_outside_the_agent_is_said_once(agentloop: Run, tmp_path: Pat
     failure = judged("x", reward=0.0)[3].failures[0].model_copy(update={"step": None, "evidence": trace.error})
     put(tmp_path, "turn-1", (task, episode, trace, verdict.model_copy(update={"failures": (failure,)})))
     assert agentloop("traces", "show", "b").stdout.count("SandboxGone: it died") == 1
+
+
+# ----------------------------------------------------------------------- traces from elsewhere
+
+SENT = "abcdef" + "0" * 26
+
+
+@pytest.fixture
+def elsewhere(project: Path) -> Path:
+    """Beside the episodes an import with a sub-agent, and one that was sent as spans and scored later."""
+    store = Store(project / "traces" / "store.db")
+    child = SubTrace(trace=imported("child", said="I am below", agent="scout", answer="up").trace, step=0, call_id="c1")
+    store.put_imported("shop", [imported("a", children=(child,), answer="done")])
+    just_now = datetime.now(UTC) - timedelta(minutes=5, seconds=10)
+    store.put_spans("default", spans_of(imported("s", id=SENT, source="otlp", started_at=just_now).trace))
+    store.put_score("default", SENT, Score(verifier="human", version="1", value=0.25), source="ann")
+    store.close()
+    return project
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_one_filter_finds_traces_from_anywhere(agentloop: Run) -> None:
+    came = imported("a").trace.id
+    for words, found in (
+        ((), [SENT, came, *IDS[::-1]]),
+        (("tool:search", "text:above"), []),
+        (('text:"I am below"',), [came]),
+        (("source:otlp,atif", "steps>0"), [SENT, came]),
+        (("--", "-source:agentloop", "-session:none"), [SENT, came]),
+        (("--tenant", "shop"), [came]),
+        (("score.human<0.5", "--limit", "1"), [SENT]),
+        (("reward:0", "--version", "2"), [IDS[1]]),
+    ):
+        done = agentloop("traces", "ls", "--json", *words)
+        assert [row["id"] for row in json.loads(done.stdout)["traces"]] == found, words
+    assert agentloop("traces", "ls", "reward>1").stderr == "no trace with reward>1\n"
+    said = refused(agentloop, 2, "traces", "ls", "tool:shell", "tol:x")
+    assert said.startswith("filter: 'tol' at character 12: no such key (known: id, source, ")
+    assert said.endswith("; did you mean 'tool'?")
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_where_a_trace_came_from_and_when_is_listed(agentloop: Run, terminal: Terminal) -> None:
+    listed = agentloop("traces", "ls", "source:otlp,atif").stdout.splitlines()
+    assert re.match(rf"{SENT}  20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ  otlp  m1  ", listed[1])
+    assert re.match(rf"{imported('a').trace.id}  2026-10-22T09:30:00Z  atif  m1  .* 1  done$", listed[2])
+    for columns in (80, 120):
+        lines = terminal(columns, "traces", "ls")
+        assert re.match(r"trace +age  from +by +task +reward +failure +steps +answer", lines[0])
+        assert re.match(r"abcdef0000 +5m  otlp +m1  ", lines[1])
+        assert max(map(len, lines)) <= columns
+
+
+def test_what_was_sent_is_shown_by_any_part_of_its_id(agentloop: Run, elsewhere: Path) -> None:
+    for asked in (SENT, SENT.upper(), "abc", "ABCDEF"):
+        lines = agentloop("traces", "show", asked).stdout.splitlines()
+        assert lines[:2] == [SENT, "otlp  3.50 s"]
+    assert re.fullmatch(r"agent finder  model m1  session s9  20[-\d: ]+ UTC  7 \+ 0 tokens  \$0\.5  3 spans", lines[2])
+    assert lines[4:12] == [
+        "system  You find things.",
+        "",
+        "user  go on",
+        "  0 hello there",
+        r'  0 search {"q": "red\nshoes"}',
+        "  │ nothing found",
+        "",
+        "submitted nothing (submitted), no reward: unscored",
+    ]
+    assert lines[12:] == ["    verifier human gave 0.25 (ann)"]
+    document = json.loads(agentloop("traces", "show", "abc", "--json").stdout)
+    assert document["verdict"]["scores"][0]["source"] == "ann"
+    (elsewhere / "one.json").write_text(json.dumps(document))
+    taken = agentloop("traces", "import", "one.json", "--store", "other.db")
+    assert (taken.returncode, "1 trace imported" in taken.stdout) == (0, True), "what --json shows can be imported"
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_a_sub_agents_run_is_shown_within_its_parents_step(terminal: Terminal) -> None:
+    lines = terminal(80, "traces", "show", imported("a").trace.id)
+    start = lines.index("    sub-agent scout")
+    assert lines[start - 1] == "  │ nothing found"
+    assert lines[start + 1 : start + 8] == [
+        "    system  You find things.",
+        "",
+        "    user  go on",
+        "      0 I am below",
+        r'      0 search {"q": "red\nshoes"}',
+        "      │ nothing found",
+        "    gave back 'up'",
+    ]
+    assert lines[-2:] == [
+        "submitted 'done', no reward: unscored",
+        "    1 field of its source kept raw: --json shows them",
+    ]
+
+
+def test_the_same_id_in_two_projects_needs_the_project(agentloop: Run, tmp_path: Path) -> None:
+    store = Store(tmp_path / "traces" / "store.db")
+    for project in ("p", "q"):
+        store.put_imported(project, [imported("a")])
+    store.close()
+    said = refused(agentloop, 4, "traces", "show", imported("a").trace.id)
+    assert said.endswith("is there in more than one project: p and q are two; name one with --tenant")
+    assert agentloop("traces", "show", imported("a").trace.id, "--tenant", "q").returncode == 0

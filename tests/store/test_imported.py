@@ -98,9 +98,9 @@ def test_what_is_forgotten_leaves_nothing_behind(either: Store) -> None:
     either.put_spans("p", [span(n=n, bodies=("shared", f"mine {n}")) for n in range(1, 6)])
     either.put_imported("p", [imported("a", scores=(SCORE,))])
     either.put_label("p", TRACE, LABEL)
-    assert either.forget(before=datetime.now(UTC) - timedelta(hours=1)) == 0
-    assert either.forget(before=datetime.now(UTC) + timedelta(hours=1), project="q") == 0
-    assert either.forget(before=datetime.now(UTC) + timedelta(hours=1)) == 2
+    assert either.forget(before=datetime.now(UTC) - timedelta(hours=1)).traces == 0
+    assert either.forget(before=datetime.now(UTC) + timedelta(hours=1), project="q").traces == 0
+    assert either.forget(before=datetime.now(UTC) + timedelta(hours=1)).traces == 2
     assert set(left(either).values()) == {0}
     assert either.find("text:shared").traces == []
     either.put_spans("p", [span(n=1, bodies=("shared",))])
@@ -113,7 +113,7 @@ def test_a_body_stays_as_long_as_anybody_needs_it(either: Store) -> None:
     either.put_spans("p", [span(1, 1, bodies=("shared",))])
     limit = datetime.now(UTC)
     either.put_spans("p", [span(2, 1, bodies=("shared", "own"))])
-    assert either.forget(before=limit) == 1
+    assert either.forget(before=limit).traces == 1
     assert all_spans(either, f"{2:032x}")[0].bodies == (b'"shared"', b'"own"')
     assert count(either, "body") == 2
     assert len(either.find("text:shared").traces) == 1
@@ -124,21 +124,21 @@ def test_the_oldest_go_until_the_store_is_small_enough(either: Store) -> None:
     for start in range(0, 500, 100):
         either.put_spans("p", [span(n, 1, bodies=(text[n],)) for n in range(start, start + 100)])
     full = either.size()
-    n = either.forget(max_bytes=full // 2)
+    n = either.forget(max_bytes=full // 2).traces
     assert 200 <= n < 500
     assert either.size() <= full // 2
     kept = {trace.id for trace in either.find(limit=1000).traces}
     assert kept == {f"{n:032x}" for n in range(n, 500)}
     if either.path is not None:
         assert either.path.stat().st_size <= full * 0.6
-    assert either.forget(max_bytes=full) == 0
+    assert either.forget(max_bytes=full).traces == 0
     assert [trace.id for trace in either.find("text:w30d3f").traces] == [f"{499:032x}"]
 
 
 def test_a_loops_own_stages_are_kept(either: Store) -> None:
     either.put_judged("turn-1", [judged("t1")])
     either.put_spans("p", [span()])
-    assert either.forget(before=datetime.now(UTC) + timedelta(days=1)) == 1
+    assert either.forget(before=datetime.now(UTC) + timedelta(days=1)).traces == 1
     assert either.n_traces() == 1
     assert either.forget_stage("turn-1") == 1
     assert set(left(either).values()) == {0}

@@ -171,3 +171,12 @@ def test_what_contains_json_in_a_string_still_does(before: str, kind: str, after
     inner = json.dumps({"a": before, "b": SECRETS[kind], "c": after})
     found = json.loads(REDACTOR.json(json.dumps([inner]).encode()))[0]
     assert set(json.loads(found)) == {"a", "b", "c"}
+
+
+def test_what_was_redacted_is_not_redacted_again() -> None:
+    """An address that is random before its `@`: the mark within it must not be taken for a user and a password."""
+    word = "aB1" * 3 + drawn(40, LETTERS, seed=5)
+    once = REDACTOR.text(f"https://m.example.{word}@._V1_.jpg")
+    assert once.startswith("https://m.example.[redacted:entropy:")
+    assert REDACTOR.text(once) == once
+    assert Redactor(b"another").text(once) == once

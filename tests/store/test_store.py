@@ -44,7 +44,7 @@ def test_a_judged_episode_comes_back_whole(store: Store) -> None:
     task, episode, trace, verdict = put
     row, *found = store.trace("t1")
     assert found == [trace, verdict]
-    assert unpack(row.body) == (trace, verdict)
+    assert unpack(store.row("default", "t1").body) == (trace, verdict)
     assert (row.episode_id, row.task_id, row.pool, row.split) == (episode.id, task.id, task.pool, "train")
     assert (row.stage, row.n, row.purpose, row.group, row.policy_version) == ("turn-1", 0, "train", "g/0", 1)
     assert (row.seed, row.episode_state, row.stop_reason) == (2**47, "finished", "submitted")

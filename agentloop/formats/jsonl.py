@@ -1,0 +1,94 @@
+"""Our own file: a trace a line with its verdict, without loss. What `traces export` writes, `traces import` reads.
+
+    {"trace": {...}, "verdict": {...}, "raw": {...}, "episode": {...}}
+
+`trace` and `verdict` have the fields of `types.Trace` and `types.Verdict`; `raw` is there when something is in it, and
+`episode`, which tells stage, pool, split and the like, for a loop's own. Documents of the API are read, too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from agentloop.errors import FormatError
+from agentloop.formats.fields import Fields
+from agentloop.formats.made import make, read_each
+from agentloop.protocols import Records, Stored
+from agentloop.types import Imported, Trace, Verdict
+
+EPISODE = ("episode_id", "stage", "n", "pool", "split", "purpose", "group", "seed", "episode_state")
+BREAKS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
+ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+"""What can be asked for by its address."""
+
+
+class JsonLines:
+    """An Exporter."""
+
+    name, suffix, media_type, one_each = "jsonl", ".jsonl", "application/x-ndjson", False
+
+    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+        """See `Exporter`."""
+        for stored in traces:
+            yield line(document(stored))
+
+
+def line(document: dict[str, Any]) -> bytes:
+    """One line of a file, for those readers, too, that take other characters of Unicode for the end of a line."""
+    made = orjson.dumps(document)
+    for character, escaped in BREAKS:
+        made = made.replace(character, escaped)
+    return made + b"\n"
+
+
+def document(stored: Stored) -> dict[str, Any]:
+    """One line's object."""
+    made: dict[str, Any] = {
+        "trace": stored.trace.model_dump(mode="json"),
+        "verdict": stored.verdict.model_dump(mode="json"),
+    }
+    if stored.raw:
+        made["raw"] = dict(stored.raw)
+    if stored.facts["episode_id"] is not None:
+        made["episode"] = {name: stored.facts[name] for name in EPISODE}
+    return made
+
+
+class AgentloopFormat:
+    """A `trace` with messages and steps, beside a `verdict` with a state."""
+
+    name = "agentloop"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and all(_is_ours(record) for record in source.head)
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        yield from read_each(source, _imported)
+
+
+def _is_ours(record: Any) -> bool:
+    if not isinstance(record, dict):
+        return False
+    trace, verdict = record.get("trace"), record.get("verdict")
+    return isinstance(trace, dict) and isinstance(verdict, dict) and {"messages", "steps"} <= trace.keys()
+
+
+def _imported(fields: Fields, _: Any) -> Imported:
+    trace = make(Trace, f"{fields.where}: trace", {}, fields.take("trace"))
+    if not ID.fullmatch(trace.id):
+        raise FormatError(f"{fields.where}: trace: id: {trace.id[:70]!r} is none (1 to 64 of A-Z a-z 0-9 _ . : -)")
+    verdict = make(Verdict, f"{fields.where}: verdict", {}, fields.take("verdict"))
+    raw = fields.take("raw") or {}
+    if not isinstance(raw, dict):
+        raise FormatError(f"{fields.where}: raw: {type(raw).__name__} where an object should be")
+    for derived in ("summary", "span_ids"):  # of a document of the API: they follow from the trace
+        fields.take(derived)
+    return Imported(
+        trace=trace, verdict=verdict.model_copy(update={"trace_id": trace.id}), raw={**fields.left(), **raw}
+    )

@@ -1,0 +1,54 @@
+"""Traces as OTLP: a line is one ExportTraceServiceRequest in JSON, as `POST /v1/traces` of any collector takes it.
+
+What was sent as spans goes out with its own ids and attributes; of what was not, spans are made. What a trace was worth
+is no span and stays here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+
+from agentloop.formats.genai import EVENT
+from agentloop.formats.jsonl import line
+from agentloop.formats.otlp_write import encode_json
+from agentloop.formats.spans_export import spans_of
+from agentloop.protocols import Stored
+from agentloop.types import Span
+
+MAX_LINE = 2 << 20
+"""Bytes of spans in a request, about: collectors refuse requests of more than a few MiB."""
+
+
+class OtlpLines:
+    """An Exporter."""
+
+    name, suffix, media_type, one_each = "otlp", ".jsonl", "application/x-ndjson", False
+
+    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+        """See `Exporter`."""
+        for stored in traces:
+            for spans in _requests(list(stored.spans()) or spans_of(stored.trace)):
+                yield line(encode_json(spans))
+
+
+def _requests(spans: list[Span]) -> Iterator[list[Span]]:
+    """In parts; the log records of a span, which become its events, are in its part."""
+    logs: dict[str | None, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.kind == EVENT:
+            logs[span.parent_id].append(span)
+    part: list[Span] = []
+    size = 0
+    for span in spans:
+        if span.kind == EVENT:
+            continue
+        whole = [span, *logs[span.span_id]]
+        more = sum(len(each.head) + sum(map(len, each.bodies)) for each in whole)
+        if part and size + more > MAX_LINE:
+            yield part
+            part, size = [], 0
+        part += whole
+        size += more
+    if part:
+        yield part

@@ -1,0 +1,172 @@
+"""Traces as a Parquet table, a row each: columns for what is filtered on, and lists for what is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import ConfigError
+from agentloop.protocols import Stored
+from agentloop.store.documents import columns
+from agentloop.types import Message, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAX_ROWS, MAX_TOKENS = 1000, 16 << 20
+"""Of a row group, which is what has to be in memory at once: traces, and the characters and tokens in them."""
+SAME = (
+    "id", "project", "source", "source_id", "session", "agent", "model", "episode_id", "stage", "task_id", "pool",
+    "split", "purpose", "group", "stop_reason", "reward_state", "failure", "answer", "error",
+)  # fmt: skip
+COUNTS = ("policy_version", "n_steps", "n_tool_calls", "n_errors", "n_prompt_tokens", "n_completion_tokens")
+NUMBERS = ("reward", "cost_usd", "duration_s")
+TIMES = ("started_at", "stored_at")
+LISTS = ("tool", "agent", "model")
+
+
+class ParquetTable:
+    """An Exporter. Needs the extra `parquet`."""
+
+    name, suffix, media_type, one_each = "parquet", ".parquet", "application/vnd.apache.parquet", False
+
+    def __init__(self) -> None:
+        """Raises ConfigError where pyarrow is not installed."""
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ConfigError("parquet needs pyarrow; `pip install 'agentloop[parquet]'`") from error
+        self._parquet = pyarrow.parquet
+
+    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+        """See `Exporter`. Every row group goes out when it is full."""
+        sink = _Sink()
+        schema = _schema()
+        rows: list[dict[str, Any]] = []
+        n = 0
+        with self._parquet.ParquetWriter(sink, schema, compression="zstd") as writer:
+            for stored in traces:
+                rows.append(row(stored))
+                n += _weight(rows[-1])
+                if len(rows) == MAX_ROWS or n > MAX_TOKENS:
+                    writer.write_batch(_batch(rows, schema))
+                    rows, n = [], 0
+                    yield sink.taken()
+            if rows:
+                writer.write_batch(_batch(rows, schema))
+        yield sink.taken()
+
+
+def row(stored: Stored) -> dict[str, Any]:
+    """One trace. `messages` is the conversation in order, sub-agents left out; the token lists have an item a step."""
+    trace, facts = stored.trace, stored.facts
+    steps = [step.completion for step in trace.steps]
+    found = columns(trace)[1]
+    return {
+        **{name: facts[name] for name in (*SAME, *COUNTS, *NUMBERS, *TIMES)},
+        **{f"{kind}s": sorted(value for name, value in found if name == kind) for kind in LISTS},
+        "labels": sorted({failure.type.value for failure in stored.verdict.failures}),
+        "scores": [score.model_dump() for score in stored.verdict.scores],
+        "failures": [failure.model_dump(mode="json") for failure in stored.verdict.failures],
+        "messages": [_message(message) for message in conversation(trace)],
+        "prompt_token_ids": [list(step.prompt_token_ids) for step in steps],
+        "completion_token_ids": [list(step.message.token_ids) for step in steps],
+        "logprobs": [list(step.logprobs) for step in steps],
+        "n_sub_agents": len(trace.children),
+    }
+
+
+def conversation(trace: Trace) -> Iterator[Message]:
+    """What was said, in order, results as messages of their tool."""
+    yield from trace.messages
+    for step in trace.steps:
+        yield from step.heard
+        yield step.completion.message
+        for result in step.results:
+            yield Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return message.model_dump(exclude={"token_ids"})
+
+
+def _weight(row: dict[str, Any]) -> int:
+    said = sum(
+        len(m["content"]) + len(m["reasoning"]) + sum(len(c["arguments"]) for c in m["tool_calls"])
+        for m in row["messages"]
+    )
+    return said + sum(
+        len(ids) for name in ("prompt_token_ids", "completion_token_ids", "logprobs") for ids in row[name]
+    )
+
+
+class _Sink:
+    """A file that is only appended to; what was written is taken away part by part."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def taken(self) -> bytes:
+        made = b"".join(self._parts)
+        self._parts = []
+        return made
+
+    def flush(self) -> None:
+        """Everything was taken when it was written."""
+
+    def close(self) -> None:
+        self.closed = True
+
+    def writable(self) -> bool:
+        return True
+
+    def readable(self) -> bool:
+        return False
+
+    def seekable(self) -> bool:
+        return False
+
+
+def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    text, tokens = pa.string(), pa.list_(pa.list_(pa.int32()))
+    score = {"verifier": text, "version": text, "value": pa.float64(), "error": text, "source": text}
+    failure = {
+        "type": text, "step": pa.int64(), "evidence": text, "detector": text, "confidence": pa.float64(),
+        "critical": pa.bool_(),
+    }  # fmt: skip
+    call = pa.struct({"id": text, "name": text, "arguments": text, "error": text})
+    message = {
+        "role": text, "content": text, "reasoning": text, "tool_calls": pa.list_(call), "tool_call_id": text,
+        "name": text,
+    }  # fmt: skip
+    return pa.schema(
+        {
+            **dict.fromkeys(SAME, text),
+            **dict.fromkeys(COUNTS, pa.int64()),
+            **dict.fromkeys(NUMBERS, pa.float64()),
+            **dict.fromkeys(TIMES, pa.timestamp("us", tz="UTC")),
+            **{f"{kind}s": pa.list_(text) for kind in LISTS},
+            "labels": pa.list_(text),
+            "scores": pa.list_(pa.struct(score)),
+            "failures": pa.list_(pa.struct(failure)),
+            "messages": pa.list_(pa.struct(message)),
+            "prompt_token_ids": tokens,
+            "completion_token_ids": tokens,
+            "logprobs": pa.list_(pa.list_(pa.float64())),
+            "n_sub_agents": pa.int64(),
+        }
+    )

@@ -1,0 +1,23 @@
+"""Which store a command is about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from agentloop.store.store import Store
+
+ProjectFolder = Annotated[Path, typer.Option("--project", "-p", help="Project folder.")]
+Where = Annotated[str | None, typer.Option("--store", help="A file, or postgresql://…; default: traces/store.db.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project (tenant) of the service.")]
+
+
+def open_store(where: str | None, *, project: Path = Path(), create: bool = True) -> Store:
+    """The store that is named, or that of the project in its folder."""
+    from agentloop.loop.project import STORE
+    from agentloop.store.store import Store
+
+    return Store((where if "://" in where else Path(where)) if where else project / STORE, create=create)
