@@ -1,87 +1,93 @@
 """The trace service: what `agentloop serve` runs.
 
-Guard (auth.py)  ->  POST /v1/traces, /v1/logs (ingest.py)  ->  Committer  ->  Store
-                 ->  /api/v1/... (query.py)                                ->  Store
+Counted (metrics.py) -> Guard (auth.py) -> Bounded (bounded.py)
+    -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  Committer  ->  Store
+    -> /api/v1/... (query.py)                                            ->  Store
+    -> /healthz, /readyz, /metrics (health.py)
+
+What it takes and answers is in /openapi.json (document.py); what it refuses, in one line (refusals.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from fastapi import FastAPI, Request
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentloop import __version__
 from agentloop.api.auth import Guard
+from agentloop.api.bounded import Bounded
 from agentloop.api.committer import Committer
+from agentloop.api.document import REFUSALS, describe
+from agentloop.api.health import Readiness, health
 from agentloop.api.ingest import Ingest
+from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
+from agentloop.api.refusals import refusal
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
 from agentloop.store.store import Store
 
 RETRY_S = 5
 """Retry-After, when the store fails."""
+MAX_TOLD = 500
+"""Characters of why a body or a parameter is none."""
 
 
 def make_app(store: Store) -> ASGIApp:
     """The service over `store`, which stays the caller's to close."""
     committer = Committer(store.put_spans)
+    metrics = Metrics(lambda: committer.n_commits, lambda: committer.n_waiting_bytes, store.size)
+    readiness = Readiness(store.check)
+    ingest = Ingest(committer, readiness, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         committer.close()
 
-    app = FastAPI(title="agentloop", version=__version__, lifespan=lifespan, redoc_url=None)
-    ingest = Ingest(committer)
+    app = FastAPI(title="agentloop", version=__version__, lifespan=lifespan, redoc_url=None, responses=REFUSALS)
     app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
     app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
     app.include_router(router(store))
+    app.include_router(health(readiness, metrics))
     app.add_exception_handler(AgentLoopError, _explained)
-    _add_health(app, store, committer)
-    return Guard(app, store)
+    app.add_exception_handler(RequestValidationError, _told)
+    app.add_exception_handler(HTTPException, _said)
+    describe(app)
+    return Counted(Guard(Bounded(app), store), metrics)
 
 
-def _add_health(app: FastAPI, store: Store, committer: Committer) -> None:
-    registry = CollectorRegistry()
-    commits = Counter("agentloop_commits", "Transactions that wrote spans.", registry=registry)
-    waiting = Gauge("agentloop_waiting_bytes", "Bytes of spans that wait for a commit.", registry=registry)
-    size = Gauge("agentloop_store_bytes", "Bytes that the store uses.", registry=registry)
-
-    @app.get("/healthz", include_in_schema=False)
-    def healthy() -> PlainTextResponse:
-        return PlainTextResponse("ok\n")
-
-    @app.get("/readyz", include_in_schema=False)
-    def ready() -> Response:
-        try:
-            store.check()
-        except StoreError as error:
-            return PlainTextResponse(f"{error}\n", 503, {"Retry-After": str(RETRY_S)})
-        return PlainTextResponse("ok\n")
-
-    @app.get("/metrics", include_in_schema=False)
-    def metrics() -> PlainTextResponse:
-        commits.inc(committer.n_commits - commits._value.get())  # the committer counts; this only tells
-        waiting.set(committer.n_waiting_bytes)
-        size.set(store.size())
-        return PlainTextResponse(generate_latest(registry).decode(), media_type="text/plain; version=0.0.4")
-
-
-def _explained(_: Request, error: Exception) -> JSONResponse:
+def _explained(request: Request, error: Exception) -> Response:
     """One line, and a status that says whose turn it is."""
-    if isinstance(error, NoSuchTrace):
-        code = 404
-    elif isinstance(error, ConfigError):
-        code = 400
-    elif isinstance(error, StateError):
-        code = 409
-    elif isinstance(error, StoreError):
-        return JSONResponse({"error": str(error)}, 503, {"Retry-After": str(RETRY_S)})
-    else:
-        code = 500
-    return JSONResponse({"error": str(error)}, code)
+    if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
+        return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
+    codes = {NoSuchTrace: 404, ConfigError: 400, StateError: 409}
+    code = next((code for kind, code in codes.items() if isinstance(error, kind)), 500)
+    return refusal(request.scope, code, str(error))
+
+
+def _told(request: Request, error: Exception) -> Response:
+    """422: which parameter or field, and why; without what was sent, which may be a secret, or no JSON."""
+    errors = cast(RequestValidationError, error).errors()
+    why = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in errors)
+    return refusal(request.scope, 422, why if len(why) <= MAX_TOLD else f"{why[:MAX_TOLD]}…")
+
+
+def _place(location: tuple[Any, ...]) -> str:
+    kind, *path = location
+    return f"{kind} {'.'.join(map(str, path))}".strip()
+
+
+def _said(request: Request, error: Exception) -> Response:
+    """What the framework refuses: no such route, no such method, a body that it cannot read."""
+    said = cast(HTTPException, error)
+    made = refusal(request.scope, said.status_code, said.detail)
+    made.headers.update(said.headers or {})
+    return made

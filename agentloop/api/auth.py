@@ -14,14 +14,17 @@ import hmac
 import re
 import secrets
 import time
+from asyncio import to_thread
 from collections.abc import Callable, Iterable
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentloop.api.refusals import OTLP, refusal
+from agentloop.errors import StoreError
 from agentloop.store.keys import Key
 from agentloop.store.tables import DEFAULT_PROJECT
 
@@ -32,7 +35,9 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz"}
 """What a load balancer asks without a key."""
 FRESH_S = 5.0
-"""How long a key that was looked up is believed: a revoked one may work that long."""
+"""How long a key that was looked up is believed, or that there is none: a revoked one may work that long."""
+BROKEN_S = 5
+"""Retry-After, when the store cannot say who may."""
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -59,51 +64,58 @@ class Guard:
     """ASGI middleware that refuses, or sets `project` in the request's state."""
 
     def __init__(self, app: ASGIApp, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
-        self._app, self._keys, self._clock = app, keys, clock
+        self.app, self._keys, self._clock = app, keys, clock
         self._known: dict[str, tuple[float, Key | None]] = {}
-        self._needs_key = False
+        self._needs_key, self._counted = False, -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         if scope["type"] != "http" or scope["path"] in OPEN:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        refused = self._refused(scope, Headers(scope=scope))
+        try:
+            refused = await self._refused(scope, Headers(scope=scope))
+        except StoreError as error:
+            refused = refusal(scope, 503, str(error), retry_s=BROKEN_S)
         if refused:
             await refused(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
 
-    def _refused(self, scope: Scope, headers: Headers) -> JSONResponse | None:
+    async def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         words = _words(headers)
         if words is None:
-            self._needs_key = self._needs_key or self._keys.n_keys() > 0
-            if self._needs_key:
-                return _no(
-                    401, "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
-                )
+            if await self._has_keys():
+                why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
+                return refusal(scope, 401, why)
             if not _is_local(headers):
-                return _no(
-                    403, "without keys only requests to localhost are answered; make one with `agentloop keys add`"
-                )
+                why = "without keys only requests to localhost are answered; make one with `agentloop keys add`"
+                return refusal(scope, 403, why)
             scope.setdefault("state", {})["project"] = DEFAULT_PROJECT
             return None
-        key = self._find(words)
+        key = await self._find(words)
         if key is None:
-            return _no(401, "no such key, or it was revoked; `agentloop keys ls` shows those there are")
+            return refusal(scope, 401, "no such key, or it was revoked; `agentloop keys ls` shows those there are")
         needed = needed_scope(scope["method"], scope["path"])
         if needed not in key.scopes and ADMIN not in key.scopes:
-            return _no(403, f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}")
+            why = f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}"
+            return refusal(scope, 403, why)
         scope.setdefault("state", {})["project"] = key.project
         return None
 
-    def _find(self, words: str) -> Key | None:
+    async def _has_keys(self) -> bool:
+        if not self._needs_key and self._clock() - self._counted >= FRESH_S:
+            self._needs_key = await to_thread(self._keys.n_keys) > 0
+            self._counted = self._clock()
+        return self._needs_key
+
+    async def _find(self, words: str) -> Key | None:
         match = KEY.fullmatch(words)
         if match is None:
             return None
         looked_up, key = self._known.get(match[1], (-FRESH_S, None))
         if self._clock() - looked_up >= FRESH_S:
-            key = self._keys.key(match[1])
+            key = await to_thread(self._keys.key, match[1])  # a store that is slow holds up nobody else
             if len(self._known) > 10_000:  # ids that somebody made up
                 self._known.clear()
             self._known[match[1]] = (self._clock(), key)
@@ -112,7 +124,7 @@ class Guard:
 
 def needed_scope(method: str, path: str) -> str:
     """The scope that a request needs; what nobody thought of needs `admin`."""
-    if method == "POST" and path in ("/v1/traces", "/v1/logs"):
+    if method == "POST" and path in OTLP:
         return INGEST
     if method == "PUT" and path.startswith("/api/v1/traces/"):
         return INGEST
@@ -139,8 +151,3 @@ def _is_local(headers: Headers) -> bool:
 
 def _digest(words: str) -> str:
     return hashlib.sha256(words.encode()).hexdigest()
-
-
-def _no(code: int, why: str) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if code == 401 else None
-    return JSONResponse({"error": why}, code, headers)

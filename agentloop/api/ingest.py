@@ -13,17 +13,26 @@ from collections.abc import Callable
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from agentloop.api import inflate
 from agentloop.api.committer import Busy, Committer
+from agentloop.api.health import Readiness
+from agentloop.api.inflate import Broken, TooLarge, UnknownEncoding, inflate
+from agentloop.api.metrics import Metrics
+from agentloop.api.refusals import JSON, PROTOBUF, content_type, refusal
 from agentloop.errors import FormatError, StoreError
 from agentloop.formats import otlp
 
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
 LARGE = 64 << 10
 """Bytes from which a body is decoded beside the event loop, so that others are answered meanwhile."""
+N_LARGE = 2
+"""Large bodies that are decoded at once: one of 64 MB can be a gigabyte of objects."""
+MAX_READING = 64 << 20
+"""Bytes of bodies, as they were sent, that may be on their way or wait to be decoded."""
+ANSWER_S = 8.0
+"""Seconds that a commit may take: exporters give up after ten, and learn nothing then."""
 BUSY_S, BROKEN_S = 1, 5
 """Retry-After, when the store is behind and when it fails."""
 
@@ -33,77 +42,105 @@ Decode = Callable[[bytes, str], otlp.Batch]
 class Ingest:
     """The two routes; `project` of a request's state is whose traces they are."""
 
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
+    def __init__(self, committer: Committer, readiness: Readiness, metrics: Metrics) -> None:
+        self._committer, self._readiness, self._metrics = committer, readiness, metrics
+        self._n_reading = 0
+        self._large = asyncio.Semaphore(N_LARGE)
 
     async def traces(self, request: Request) -> Response:
         """`POST /v1/traces`."""
-        return await self._take(request, otlp.decode_traces, "spans")
+        return await self._answered(request, otlp.decode_traces, "traces")
 
     async def logs(self, request: Request) -> Response:
         """`POST /v1/logs`: messages that came as events of spans."""
-        return await self._take(request, otlp.decode_logs, "log_records")
+        return await self._answered(request, otlp.decode_logs, "logs")
 
-    async def _take(self, request: Request, decode: Decode, what: str) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def _answered(self, request: Request, decode: Decode, signal: str) -> Response:
+        kind = content_type(request.headers)
         if kind not in (PROTOBUF, JSON):
-            return _refusal(415, f"content-type {kind!r}; {PROTOBUF} and {JSON} are read", PROTOBUF)
-        declared = request.headers.get("content-length", "")
+            return refusal(request.scope, 415, f"content-type {kind[:80]!r}; {PROTOBUF} and {JSON} are read")
+        why: Exception
         try:
-            body = await inflate.read(
-                request.stream(),
-                request.headers.get("content-encoding", ""),
-                int(declared) if declared.isdecimal() else None,
-            )
-            if len(body) > LARGE:
-                batch = await asyncio.to_thread(decode, body, kind)
-            else:
-                batch = decode(body, kind)
-            await self._committer.put(request.state.project, batch.spans, len(body))
-        except inflate.TooLarge as error:
-            return _refusal(413, str(error), kind)
-        except inflate.UnknownEncoding as error:
-            return _refusal(415, str(error), kind)
-        except FormatError as error:
-            return _refusal(400, str(error), kind)
+            batch = await self._taken(request, decode, kind, signal)
+            return Response(_answer(signal, batch, kind), 200, media_type=kind)
+        except HTTPException as error:  # too many bytes, or too slow
+            return refusal(request.scope, error.status_code, error.detail)
+        except ClientDisconnect:
+            return refusal(request.scope, 400, "the body was cut short")  # nobody hears it
+        except TooLarge as error:
+            code, why, retry_s = 413, error, None
+        except UnknownEncoding as error:
+            code, why, retry_s = 415, error, None
+        except (Broken, FormatError) as error:
+            code, why, retry_s = 400, error, None
         except Busy as error:
-            return _refusal(429, str(error), kind, BUSY_S)
+            code, why, retry_s = 429, error, BUSY_S
         except StoreError as error:
-            return _refusal(503, str(error), kind, BROKEN_S)
-        return Response(_answer(what, batch, kind), 200, media_type=kind)
+            self._readiness.failed(str(error))
+            code, why, retry_s = 503, error, BROKEN_S
+        return refusal(request.scope, code, str(why), retry_s=retry_s)
 
+    async def _taken(self, request: Request, decode: Decode, kind: str, signal: str) -> otlp.Batch:
+        """What the request held, once it is on disk. Raises what `_answered` knows."""
+        n_sent = 0
+        pieces = []
+        try:
+            async for piece in request.stream():
+                n_sent += len(piece)
+                self._n_reading += len(piece)
+                if self._n_reading > MAX_READING:
+                    raise Busy(f"{self._n_reading >> 20} MiB of bodies are being read")
+                pieces.append(piece)
+            encoding = request.headers.get("content-encoding", "")
+            sent = b"".join(pieces)
+            pieces.clear()
 
-def _answer(what: str, batch: otlp.Batch, kind: str) -> bytes:
-    """What was taken, and how many of `what` were not. Nothing is said when all were."""
-    if kind == JSON:
-        name = "rejectedSpans" if what == "spans" else "rejectedLogRecords"
-        partial = {name: str(batch.n_rejected), "errorMessage": batch.problem} if batch.n_rejected else {}
-        return json.dumps({"partialSuccess": partial} if partial else {}).encode()
-    if what == "spans":
-        traces = ExportTraceServiceResponse()
+            def decoded() -> tuple[otlp.Batch, int]:
+                body = inflate(sent, encoding)
+                return decode(body, kind), len(body)
+
+            if len(sent) > LARGE or (encoding and len(sent) > LARGE // 16):
+                async with self._large:
+                    batch, n_bytes = await asyncio.to_thread(decoded)
+            else:
+                batch, n_bytes = decoded()
+        finally:
+            self._n_reading -= n_sent
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await self._committer.put(request.state.project, batch.spans, n_bytes)
+        except TimeoutError:
+            raise StoreError(f"the store has not taken it within {ANSWER_S:g} s; send it again") from None
+        self._readiness.worked()
+        self._count(signal, batch, n_bytes)
+        return batch
+
+    def _count(self, signal: str, batch: otlp.Batch, n_bytes: int) -> None:
+        self._metrics.received.labels(signal).inc(n_bytes)
+        self._metrics.items.labels(signal, "taken").inc(len(batch.spans))
         if batch.n_rejected:
+            self._metrics.items.labels(signal, "rejected").inc(batch.n_rejected)
+        for what, n in batch.dropped.items():
+            self._metrics.dropped.labels(what).inc(n)
+
+
+def _answer(signal: str, batch: otlp.Batch, kind: str) -> bytes:
+    """How many spans or records were not taken, and what was left out of others. Nothing is said when all is there.
+
+    None rejected and a message is what the protocol has for a warning.
+    """
+    if kind == JSON:
+        name = "rejectedSpans" if signal == "traces" else "rejectedLogRecords"
+        partial = {name: str(batch.n_rejected), "errorMessage": batch.problem} if batch.problem else {}
+        return json.dumps({"partialSuccess": partial} if partial else {}).encode()
+    if signal == "traces":
+        traces = ExportTraceServiceResponse()
+        if batch.problem:
             traces.partial_success.rejected_spans = batch.n_rejected
             traces.partial_success.error_message = batch.problem
         return bytes(traces.SerializeToString())
     logs = ExportLogsServiceResponse()
-    if batch.n_rejected:
+    if batch.problem:
         logs.partial_success.rejected_log_records = batch.n_rejected
         logs.partial_success.error_message = batch.problem
     return bytes(logs.SerializeToString())
-
-
-def _refusal(code: int, why: str, kind: str, retry_s: int | None = None) -> Response:
-    """A google.rpc.Status in the encoding of the request, as OTLP asks for; its one field here is `message`."""
-    headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
-    if kind == JSON:
-        return Response(json.dumps({"message": why}), code, headers, media_type=JSON)
-    text = why.encode()
-    return Response(b"\x12" + _varint(len(text)) + text, code, headers, media_type=PROTOBUF)
-
-
-def _varint(n: int) -> bytes:
-    made = bytearray()
-    while n > 0x7F:
-        made.append(n & 0x7F | 0x80)
-        n >>= 7
-    return bytes([*made, n])

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from starlette.responses import StreamingResponse
 
 from agentloop.formats.export import load_exporter
@@ -36,6 +36,21 @@ def project_of(request: Request) -> str:
 
 
 Project = Annotated[str, Depends(project_of)]
+
+
+def _whole(value: object) -> object:
+    """JSON has no integers: 2.0 is one, and true is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _storable(value: object) -> object:
+    """No database has half of a surrogate pair in its texts, and PostgreSQL no NUL."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+Text = Annotated[str, BeforeValidator(_storable)]
 
 
 class Traces(BaseModel):
@@ -84,26 +99,26 @@ class TraceDocument(BaseModel):
 class GivenScore(BaseModel):
     """A verifier's number for a trace, or why there is none. The last word of a source counts."""
 
-    value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
-    error: str | None = Field(default=None, max_length=2000)
-    version: str = Field(default="1", max_length=100)
-    source: str = Field(default="api", min_length=1, max_length=100)
+    value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
+    error: Annotated[Text, Field(max_length=2000)] | None = None
+    version: Text = Field(default="1", max_length=100)
+    source: Text = Field(default="api", min_length=1, max_length=100)
 
 
 class GivenLabel(BaseModel):
     """A failure that a person or program found. The last word of a detector on a type and step counts."""
 
-    step: int | None = Field(default=None, ge=0, lt=2**31)
-    evidence: str = Field(default="", max_length=10_000)
-    confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
-    critical: bool = False
+    step: Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)] | None = None
+    evidence: Text = Field(default="", max_length=10_000)
+    confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False, strict=True)
+    critical: bool = Field(default=False, strict=True)
 
 
 class GivenReward(BaseModel):
     """What a trace is worth as a whole, such as an outcome that is known days later."""
 
     state: RewardState = RewardState.scored
-    reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> GivenReward:
@@ -190,7 +205,7 @@ def router(store: Store) -> APIRouter:
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
-    @routes.put("/traces/{trace_id}/scores/{verifier}")
+    @routes.put("/traces/{trace_id}/scores/{verifier:path}")
     def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
         score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
@@ -198,7 +213,7 @@ def router(store: Store) -> APIRouter:
         settle(store, project, trace_id)
         return store.verdict(project, trace_id)
 
-    @routes.put("/traces/{trace_id}/labels/{detector}/{kind}")
+    @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
     def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, given: GivenLabel) -> Verdict:
         """Attach a failure."""
         store.put_label(project, trace_id, Failure(type=kind, detector=detector, **given.model_dump()))

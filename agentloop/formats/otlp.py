@@ -1,17 +1,20 @@
 """OTLP/HTTP: what OpenTelemetry exporters send, as rows of the store.
 
-A span that cannot be kept is left out by itself and counted; its neighbours stay.
+A span that cannot be kept is left out by itself and counted; its neighbours stay. What is over a limit
+(`otlp_limits.py`) is left out of its span, and counted too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentloop.errors import FormatError
 from agentloop.formats import otlp_json, otlp_protobuf
 from agentloop.formats.genai import Said, Where, event_of, span_of
+from agentloop.formats.otlp_limits import MAX_ITEMS, Lost
 from agentloop.types import Span
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
@@ -23,13 +26,16 @@ class Batch(NamedTuple):
     spans: list[Span]
     n_rejected: int = 0
     problem: str = ""
-    """Why the first of those that were rejected was; empty when none was."""
+    """Why the first of those that were rejected was, and what was left out of others; empty when all is there."""
+    dropped: Mapping[str, int] = MappingProxyType({})
+    """`attributes`, `events`, `links`, `values` over a limit -> how many."""
 
 
 def decode_traces(body: bytes, content_type: str) -> Batch:
     """The spans of an ExportTraceServiceRequest. Raises FormatError when it is none at all."""
     reader = otlp_json if _is_json(content_type) else otlp_protobuf
-    return _batch(reader.spans(body), span_of)
+    lost = Lost()
+    return _batch(reader.spans(body, lost), span_of, lost)
 
 
 def decode_logs(body: bytes, content_type: str) -> Batch:
@@ -45,7 +51,8 @@ def decode_logs(body: bytes, content_type: str) -> Batch:
         seen[key] += 1
         return event_of(said, where, nth=seen[key] - 1)
 
-    return _batch(reader.logs(body), make)
+    lost = Lost()
+    return _batch(reader.logs(body, lost), make, lost)
 
 
 def _is_json(content_type: str) -> bool:
@@ -55,7 +62,7 @@ def _is_json(content_type: str) -> bool:
     return kind == JSON
 
 
-def _batch(found: Iterator[tuple[Said | ValueError, Where]], make: Callable[[Said, Where], Span]) -> Batch:
+def _batch(found: Iterator[tuple[Said | ValueError, Where]], make: Callable[[Said, Where], Span], lost: Lost) -> Batch:
     spans: list[Span] = []
     n_rejected, problem = 0, ""
     for said, where in found:
@@ -66,4 +73,8 @@ def _batch(found: Iterator[tuple[Said | ValueError, Where]], make: Callable[[Sai
         except ValueError as error:
             n_rejected += 1
             problem = problem or str(error)
-    return Batch(spans, n_rejected, problem)
+    if lost.n_items:
+        n_rejected += lost.n_items
+        problem = problem or f"more than {MAX_ITEMS:,} in one request; send smaller batches"
+    told = "; ".join(words for words in (problem, lost.told and f"left out: {lost.told}") if words)
+    return Batch(spans, n_rejected, told, dict(lost.n))

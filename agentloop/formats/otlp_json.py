@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -17,6 +18,16 @@ import orjson
 from agentloop.errors import FormatError
 from agentloop.formats.contents import MAX_DEPTH
 from agentloop.formats.genai import Said, Where, where_of
+from agentloop.formats.otlp_limits import (
+    MAX_ATTRIBUTES,
+    MAX_CONTAINERS,
+    MAX_EVENTS,
+    MAX_KEY,
+    MAX_LINKS,
+    MAX_VALUE,
+    Lost,
+    dropped,
+)
 
 Found = Iterator[tuple[Said | ValueError, Where]]
 STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
@@ -33,17 +44,19 @@ SEVERITY = {f"SEVERITY_NUMBER_{LEVELS[0]}": 0} | {
 UINT32, UINT64, INT64 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**63), 2**63 - 1)
 
 
-def spans(body: bytes) -> Found:
-    """Each span, or why it is none. Raises FormatError when the body is no OTLP."""
-    return _walk(_parse(body, "traces"), "spans", _span)
+def spans(body: bytes, lost: Lost) -> Found:
+    """Each span within limits, or why it is none. Raises FormatError when the body is no OTLP."""
+    return _walk(_parse(body, "traces"), "spans", _span, lost)
 
 
-def logs(body: bytes) -> Found:
-    """Each log record. Raises FormatError when the body is no OTLP."""
-    return _walk(_parse(body, "logs"), "logs", _record)
+def logs(body: bytes, lost: Lost) -> Found:
+    """Each log record within limits. Raises FormatError when the body is no OTLP."""
+    return _walk(_parse(body, "logs"), "logs", _record, lost)
 
 
 def _parse(body: bytes, what: str) -> list[Any]:
+    if (n := body.count(b"{") + body.count(b"[")) > MAX_CONTAINERS:
+        raise FormatError(f"no OTLP {what}: {n:,} objects and lists; at most {MAX_CONTAINERS:,}, send smaller batches")
     try:
         request = _loads(body)
     except RecursionError:
@@ -70,47 +83,50 @@ def _loads(body: bytes) -> Any:
         return orjson.loads(text.encode("utf-8", "replace"))
 
 
-def _walk(resources: list[Any], what: str, read: Any) -> Found:
+def _walk(resources: list[Any], what: str, read: Any, lost: Lost) -> Found:
     """what: the part of the keys that traces and logs differ in."""
     of_scopes, items = ("scopeSpans", "spans") if what == "spans" else ("scopeLogs", "logRecords")
     try:
         for of_resource in resources:
             resource = _object(of_resource, "resource")
             for of_scope in _list(of_resource, of_scopes):
-                where = _where(of_resource, resource, of_scope, _object(of_scope, "scope"))
-                for item in _list(of_scope, items):
+                found = _list(of_scope, items)
+                scope = _object(of_scope, "scope")
+                if not (n := lost.room(len(found))):
+                    continue
+                where = _where(of_resource, resource, of_scope, scope, lost)
+                for item in islice(found, n):
                     try:
-                        yield read(_is_object(item)), where
+                        yield read(_is_object(item), lost), where
                     except ValueError as error:
                         yield error, where
     except ValueError as error:
         raise FormatError(f"no OTLP: {error}") from None
 
 
-def _where(of_resource: Any, resource: Any, of_scope: Any, scope: Any) -> Where:
+def _where(of_resource: Any, resource: Any, of_scope: Any, scope: Any, lost: Lost) -> Where:
     return where_of(
-        {
-            "attributes": _attributes(resource),
-            "dropped_attributes_count": _int(resource, "droppedAttributesCount", UINT32),
-            "schema_url": _text(of_resource, "schemaUrl"),
-        },
+        {**_counted(resource, lost), "schema_url": _text(of_resource, "schemaUrl")},
         {
             "name": _text(scope, "name"),
             "version": _text(scope, "version"),
-            "attributes": _attributes(scope),
-            "dropped_attributes_count": _int(scope, "droppedAttributesCount", UINT32),
+            **_counted(scope, lost),
             "schema_url": _text(of_scope, "schemaUrl"),
         },
     )
 
 
-def _span(span: dict[str, Any]) -> Said:
+def _span(span: dict[str, Any], lost: Lost) -> Said:
     status = _object(span, "status")
     more: dict[str, Any] = {"kind": _enum(span, "kind", KIND)}
     _add(more, "flags", _int(span, "flags", UINT32))
     _add(more, "trace_state", _text(span, "traceState"))
-    for what in ("Attributes", "Events", "Links"):
-        _add(more, f"dropped_{what.lower()}_count", _int(span, f"dropped{what}Count", UINT32))
+    counted = _counted(span, lost)
+    _add(more, "dropped_attributes_count", counted["dropped_attributes_count"])
+    events, links = _list(span, "events"), _list(span, "links")
+    n_events, n_links = lost.within("events", len(events), MAX_EVENTS), lost.within("links", len(links), MAX_LINKS)
+    _add(more, "dropped_events_count", dropped(_int(span, "droppedEventsCount", UINT32), len(events) - n_events))
+    _add(more, "dropped_links_count", dropped(_int(span, "droppedLinksCount", UINT32), len(links) - n_links))
     return Said(
         _needed(span, "traceId", 16),
         _needed(span, "spanId", 8),
@@ -118,66 +134,76 @@ def _span(span: dict[str, Any]) -> Said:
         _text(span, "name"),
         _int(span, "startTimeUnixNano", UINT64),
         _int(span, "endTimeUnixNano", UINT64),
-        _attributes(span),
-        [_event(_is_object(event)) for event in _list(span, "events")],
-        [_link(_is_object(link)) for link in _list(span, "links")],
+        counted["attributes"],
+        [_event(_is_object(event), lost) for event in islice(events, n_events)],
+        [_link(_is_object(link), lost) for link in islice(links, n_links)],
         _enum(status, "code", STATUS),
         _text(status, "message"),
         more,
     )
 
 
-def _event(event: dict[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {
-        "name": _text(event, "name"),
-        "time_unix_nano": _int(event, "timeUnixNano", UINT64),
-        "attributes": _attributes(event),
-    }
-    _add(made, "dropped_attributes_count", _int(event, "droppedAttributesCount", UINT32))
+def _event(event: dict[str, Any], lost: Lost) -> dict[str, Any]:
+    made: dict[str, Any] = {"name": _text(event, "name"), "time_unix_nano": _int(event, "timeUnixNano", UINT64)}
+    made.update((key, value) for key, value in _counted(event, lost).items() if value or key == "attributes")
     return made
 
 
-def _link(link: dict[str, Any]) -> dict[str, Any]:
+def _link(link: dict[str, Any], lost: Lost) -> dict[str, Any]:
     made: dict[str, Any] = {
         "trace_id": _id(link, "traceId", 16) or "",
         "span_id": _id(link, "spanId", 8) or "",
-        "attributes": _attributes(link),
     }
+    made.update((key, value) for key, value in _counted(link, lost).items() if value or key == "attributes")
     _add(made, "trace_state", _text(link, "traceState"))
     _add(made, "flags", _int(link, "flags", UINT32))
-    _add(made, "dropped_attributes_count", _int(link, "droppedAttributesCount", UINT32))
     return made
 
 
-def _record(record: dict[str, Any]) -> Said:
+def _record(record: dict[str, Any], lost: Lost) -> Said:
     trace_id = _id(record, "traceId", 16)
     if trace_id is None:
         raise ValueError("a log record that belongs to no trace")
-    attributes = _attributes(record)
+    counted = _counted(record, lost)
     body = _get(record, "body")
-    log: dict[str, Any] = {"body": None if body is None else _value(body)}
+    log: dict[str, Any] = {"body": None if body is None else _value(body, lost)}
     observed = _int(record, "observedTimeUnixNano", UINT64)
     _add(log, "observed_time_unix_nano", observed)
     _add(log, "severity_number", _enum(record, "severityNumber", SEVERITY))
     _add(log, "severity_text", _text(record, "severityText"))
     _add(log, "event_name", _text(record, "eventName"))
     _add(log, "flags", _int(record, "flags", UINT32))
-    _add(log, "dropped_attributes_count", _int(record, "droppedAttributesCount", UINT32))
-    name = log.get("event_name") or str(attributes.get("event.name") or "")
+    _add(log, "dropped_attributes_count", counted["dropped_attributes_count"])
+    name = log.get("event_name") or str(counted["attributes"].get("event.name") or "")
     time = _int(record, "timeUnixNano", UINT64) or observed
-    return Said(trace_id, "", _id(record, "spanId", 8), name, time, time, attributes, [], [], 0, "", log)
+    return Said(trace_id, "", _id(record, "spanId", 8), name, time, time, counted["attributes"], [], [], 0, "", log)
 
 
-def _attributes(holder: dict[str, Any], key: str = "attributes", depth: int = 0) -> dict[str, Any]:
-    made = {}
-    for pair in _list(holder, key):
+def _counted(holder: dict[str, Any], lost: Lost) -> dict[str, Any]:
+    """`attributes` within limits, and the count of those that were not, here or with the sender."""
+    attributes, n_dropped = _attributes(_list(holder, "attributes"), lost)
+    sent = _int(holder, "droppedAttributesCount", UINT32)
+    return {"attributes": attributes, "dropped_attributes_count": dropped(sent, n_dropped)}
+
+
+def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str, Any], int]:
+    made: dict[str, Any] = {}
+    for pair in pairs if len(pairs) <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
         value = _is_object(pair).get("value")
+        key = _text(pair, "key")
+        if len(key) > MAX_KEY:
+            continue
         text = value.get("stringValue") if type(value) is dict else None
-        made[_text(pair, "key")] = text if type(text) is str else None if value is None else _value(value, depth)
-    return made
+        if type(text) is str and len(text) <= MAX_VALUE:
+            made[key] = text
+        else:
+            made[key] = None if value is None else _value(value, lost, depth)
+    if n_dropped := len(pairs) - len(made):
+        lost.n["attributes"] += n_dropped
+    return made, n_dropped
 
 
-def _value(value: Any, depth: int = 0) -> Any:
+def _value(value: Any, lost: Lost, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise ValueError(f"a value of more than {MAX_DEPTH} levels")
     for key, held in _is_object(value).items():
@@ -185,7 +211,8 @@ def _value(value: Any, depth: int = 0) -> Any:
             continue
         kind = _CAMEL.get(key, key)
         if kind == "stringValue":
-            return _text(value, kind)
+            text = _text(value, kind)
+            return text if len(text) <= MAX_VALUE else lost.cut(text)
         if kind == "boolValue":
             if type(held) is not bool:
                 raise ValueError(f"boolValue: {_shown(held)} where true or false should be")
@@ -195,11 +222,12 @@ def _value(value: Any, depth: int = 0) -> Any:
         if kind == "doubleValue":
             return _double(held)
         if kind == "arrayValue":
-            return [_value(item, depth + 1) for item in _list(_is_object(held), "values")]
+            return [_value(item, lost, depth + 1) for item in _list(_is_object(held), "values")]
         if kind == "kvlistValue":
-            return _attributes(_is_object(held), "values", depth + 1)
+            return _attributes(_list(_is_object(held), "values"), lost, depth + 1)[0]
         if kind == "bytesValue":
-            return _base64(held, "bytesValue")
+            data = _base64(held, "bytesValue")
+            return data if len(data) <= MAX_VALUE else lost.cut(data)
     return None
 
 
@@ -256,7 +284,9 @@ def _int(holder: dict[str, Any], key: str, limits: tuple[int, int]) -> int:
     if value is None:
         return 0
     try:
-        if (type(value) is str and len(value) <= 20) or (type(value) is float and value.is_integer()):
+        if (type(value) is str and len(value) <= 20 and value.isascii() and "_" not in value) or (
+            type(value) is float and value.is_integer()
+        ):
             value = int(value)
     except ValueError:
         pass

@@ -137,9 +137,10 @@ def _sqlite(path: Path) -> Engine:
     @event.listens_for(engine, "connect")
     def _pragmas(connection: Any, _: object) -> None:
         connection.isolation_level = None  # the driver would begin and commit on its own account
+        if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it is a write: who reads would wait for others
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         for pragma in (
             "busy_timeout = 30000",
-            "auto_vacuum = INCREMENTAL",
             "journal_mode = WAL",
             "synchronous = FULL",
             "wal_autocheckpoint = 4000",

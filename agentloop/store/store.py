@@ -14,7 +14,7 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
-from sqlalchemy import func, or_
+from sqlalchemy import func, or_, update
 from sqlmodel import col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
@@ -251,9 +251,10 @@ class Store(Record, Keys, History):
         return retention.forgettable(self._database, before=before, max_bytes=max_bytes, project=project)
 
     def check(self) -> None:
-        """Raises StoreError when it cannot be read."""
-        with self._database.read() as connection:
-            connection.execute(select(1))
+        """Raises StoreError when it cannot be written."""
+        same = update(SettingRow).where(col(SettingRow.name) == "hash_key").values(value=SettingRow.value)
+        with self._database.write() as connection:
+            connection.execute(same)
 
     def size(self) -> int:
         """Bytes in use."""

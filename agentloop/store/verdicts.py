@@ -30,7 +30,10 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
 
 
 def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
-    """Insert scores of traces, by key, or replace what the same source said of the same verifier; source: of those that name none."""
+    """Insert scores of traces, by key, or replace what the same source said of the same verifier.
+
+    source: of those that name none.
+    """
     now = datetime.now(UTC)
     rows = [
         {

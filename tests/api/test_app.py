@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +16,12 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 
+from .serving import serving
+
 pytestmark = pytest.mark.slow
 
 MESSAGES = [{"role": "user", "parts": [{"type": "text", "content": "count the penguins"}]}]
 ANSWER = [{"role": "assistant", "parts": [{"type": "text", "content": "seven"}], "finish_reason": "stop"}]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def serving(store: Path, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(address, process) of `agentloop serve` over the store."""
-    port = free_port()
-    command = [sys.executable, "-m", "agentloop_cli", "serve", "--store", str(store), "--port", str(port), *options]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        url = f"http://127.0.0.1:{port}"
-        try:
-            for _ in range(200):
-                try:
-                    if httpx.get(f"{url}/readyz").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    assert process.poll() is None, process.stderr.read() if process.stderr else ""
-                    time.sleep(0.05)
-            yield url, process
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(10)
-            finally:
-                process.kill()
 
 
 @pytest.fixture
@@ -62,8 +31,8 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(store: Path) -> Iterator[str]:
-    with serving(store) as (url, _):
-        yield url
+    with serving(store) as server:
+        yield server.url
 
 
 def export(url: str, **headers: str) -> str:
@@ -102,13 +71,13 @@ def test_an_exporters_spans_are_a_trace_with_steps_at_once(service: str) -> None
 
 
 def test_what_is_acknowledged_survives_a_kill(store: Path) -> None:
-    with serving(store) as (url, process):
-        ids = [export(url) for _ in range(5)]
-        process.kill()
-        process.wait()
-    with serving(store) as (url, _):
+    with serving(store) as server:
+        ids = [export(server.url) for _ in range(5)]
+        server.process.kill()
+        server.process.wait()
+    with serving(store) as server:
         for trace_id in ids:
-            assert httpx.get(f"{url}/api/v1/traces/{trace_id}").json()["summary"]["n_spans"] == 2
+            assert httpx.get(f"{server.url}/api/v1/traces/{trace_id}").json()["summary"]["n_spans"] == 2
 
 
 def test_scores_labels_and_rewards_come_later_and_twice(service: str) -> None:
@@ -200,7 +169,8 @@ def test_a_key_is_a_project_of_its_own(store: Path) -> None:
         name: json.loads(agentloop("keys", "add", name, "--store", str(store), "--json").stdout) for name in ("a", "b")
     }
     keys = {name: {"Authorization": f"Bearer {key['key']}"} for name, key in made.items()}
-    with serving(store) as (url, _):
+    with serving(store) as server:
+        url = server.url
         assert httpx.get(f"{url}/api/v1/traces").status_code == 401
         trace_id = export(url, **keys["a"])
         assert httpx.get(f"{url}/api/v1/traces/{trace_id}", headers=keys["a"]).status_code == 200

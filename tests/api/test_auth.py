@@ -46,7 +46,8 @@ def asked(shelf: Shelf, method: str, path: str, clock: Any = None, **headers: st
             return await client.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
 
     answer = asyncio.run(ask())
-    return answer.status_code, answer.json()
+    is_json = answer.headers["content-type"] == "application/json"
+    return answer.status_code, answer.json() if is_json else answer.content
 
 
 def bearer(words: str) -> dict[str, str]:

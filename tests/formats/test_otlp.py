@@ -91,7 +91,7 @@ def exported(inbox: Inbox) -> tuple[str, bytes]:
 def test_what_the_sdk_sends_is_what_is_kept(exported: tuple[str, bytes]) -> None:
     content_type, body = exported
     batch = decode_traces(body, content_type)
-    assert batch[1:] == (0, "")
+    assert batch[1:] == (0, "", {})
     spans = {span.name: span for span in batch.spans}
     root, chat, tool = (spans[name] for name in ("invoke_agent clerk", "chat m", "execute_tool sh"))
     assert (root.kind, root.agent, root.session, root.parent_id) == ("agent", "clerk", "s1", None)

@@ -1,0 +1,127 @@
+"""/openapi.json: what FastAPI finds, the two OTLP routes that it does not know, keys, and how requests are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from agentloop.api.refusals import JSON, PROTOBUF, Refusal
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "A filter, a cursor or a body that cannot be read."},
+    401: {"description": "No key, or none that this server knows."},
+    403: {"description": "A key without the scope that this needs; without keys, a request that is not local."},
+    404: {"description": "No such trace in the project of the key."},
+    408: {"description": "A body that took too long."},
+    409: {"description": "A move that the state of the trace does not allow."},
+    413: {"description": "A body that is too large."},
+    422: {"description": "A parameter or a field that is not what it should be."},
+    503: {"description": "The store cannot be reached or written; `Retry-After` says when to try again."},
+}
+for _each in REFUSALS.values():
+    _each["model"] = Refusal
+_RETRY = {"Retry-After": {"schema": {"type": "string", "pattern": "^[0-9]+$"}, "description": "Seconds."}}
+REFUSALS[503]["headers"] = _RETRY
+
+_OTLP = {
+    400: "No OTLP, or cut short, or not in the encoding it names. Not to be sent again as it is.",
+    401: REFUSALS[401]["description"],
+    403: REFUSALS[403]["description"],
+    408: REFUSALS[408]["description"],
+    413: "More bytes than may be sent, or than it may inflate to. Smaller batches will be taken.",
+    415: "A content type or encoding that is none of these.",
+    429: "Too much waits for the store. To be sent again after `Retry-After`.",
+    503: "The store cannot be written. To be sent again after `Retry-After`.",
+}
+_STATUS = {
+    PROTOBUF: {"schema": {"type": "string", "format": "binary", "description": "A google.rpc.Status."}},
+    JSON: {
+        "schema": {"type": "object", "properties": {"message": {"type": "string"}}, "required": ["message"]},
+    },
+}
+_ENCODING = {
+    "name": "Content-Encoding",
+    "in": "header",
+    "required": False,
+    "description": "gzip, deflate, or none.",
+    "schema": {"type": "string", "enum": ["", "gzip", "deflate", "identity"]},
+}
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "`agentloop keys add` makes one: al_<id>_<secret>."},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def describe(app: FastAPI) -> None:
+    """Let `app` answer with the whole document."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            made["paths"] = {
+                "/v1/traces": {"post": _export("Traces", "resourceSpans", "scopeSpans", "spans", "rejectedSpans")},
+                "/v1/logs": {"post": _export("Logs", "resourceLogs", "scopeLogs", "logRecords", "rejectedLogRecords")},
+                **made["paths"],
+            }
+            made.setdefault("components", {})["securitySchemes"] = _KEYS
+            made["security"] = [{name: []} for name in _KEYS]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's own documentation does it
+
+
+def _export(signal: str, of_resources: str, of_scopes: str, items: str, rejected: str) -> dict[str, Any]:
+    scopes = _objects(
+        {items: {"type": ["array", "null"], "items": {}, "description": "Those that cannot be kept are counted."}}
+    )
+    resources = _objects({of_scopes: scopes})
+    message = f"Export{signal[:-1] if signal == 'Traces' else signal}Service"
+    partial = {"type": "object", "properties": {rejected: {"type": "string"}, "errorMessage": {"type": "string"}}}
+    answer = {"type": "object", "properties": {"partialSuccess": partial}, "additionalProperties": False}
+    return {
+        "tags": ["OTLP"],
+        "summary": f"{signal} by OTLP over HTTP",
+        "description": "Answered once it is on disk. The messages are those of opentelemetry-proto 1.x.",
+        "operationId": f"export_{signal.lower()}",
+        "parameters": [_ENCODING],
+        "requestBody": {
+            "required": True,
+            "content": {
+                PROTOBUF: {"schema": {"type": "string", "format": "binary", "description": f"An {message}Request."}},
+                JSON: {"schema": _request(of_resources, resources)},
+            },
+        },
+        "responses": {
+            "200": {
+                "description": "On disk; `partial_success` says how many were not, and what was left out of others.",
+                "content": {
+                    PROTOBUF: {
+                        "schema": {"type": "string", "format": "binary", "description": f"An {message}Response."}
+                    },
+                    JSON: {"schema": answer},
+                },
+            },
+            **{str(code): _refused(code, why) for code, why in _OTLP.items()},
+        },
+    }
+
+
+def _refused(code: int, why: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"description": why, "content": _STATUS}
+    return {**made, "headers": _RETRY} if code in (429, 503) else made
+
+
+def _request(of_resources: str, resources: dict[str, Any]) -> dict[str, Any]:
+    """An object that is empty, or has the one list."""
+    return {
+        "type": "object",
+        "properties": {of_resources: resources},
+        "anyOf": [{"required": [of_resources]}, {"maxProperties": 0}],
+    }
+
+
+def _objects(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": ["array", "null"], "items": {"type": "object", "properties": properties}}

@@ -1,0 +1,81 @@
+"""`/healthz` the process answers · `/readyz` the store can be written · `/metrics` the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse, Response
+
+from agentloop.api.metrics import Metrics
+from agentloop.errors import StoreError
+
+RETRY_S = 5
+"""Retry-After, while the store cannot be written."""
+READY_S = 2.0
+"""Seconds that the store may take to show that it can be written."""
+BELIEVED_S = 1.0
+"""Seconds for which what it has shown is believed: the question is free to all, and each answer is a commit."""
+FAILED_S = 10.0
+"""Seconds in which the store counts as broken after a commit that failed: one page may still fit a full disk."""
+
+
+class Readiness:
+    """Whether the store can be written; asked once for all who ask at the same time."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        """check: raises StoreError; may block for long."""
+        self._check = check
+        self._asked: asyncio.Task[str] | None = None
+        self._asked_at = 0.0
+        self._failed: tuple[float, str] | None = None
+
+    def failed(self, why: str) -> None:
+        """A commit failed."""
+        self._failed = time.monotonic(), why
+
+    def worked(self) -> None:
+        """A commit did not."""
+        self._failed = None
+
+    async def problem(self) -> str:
+        """Why it cannot be written; empty when it can."""
+        now = time.monotonic()
+        if self._failed and now - self._failed[0] < FAILED_S:
+            return self._failed[1]
+        if self._asked is None or (self._asked.done() and now - self._asked_at > BELIEVED_S):
+            self._asked, self._asked_at = asyncio.create_task(asyncio.to_thread(self._tried)), now
+        done, _ = await asyncio.wait({self._asked}, timeout=READY_S)
+        return self._asked.result() if done else f"the store has not taken a write within {READY_S:g} s"
+
+    def _tried(self) -> str:
+        try:
+            self._check()
+        except StoreError as error:
+            return str(error)
+        return ""
+
+
+def health(readiness: Readiness, metrics: Metrics) -> APIRouter:
+    """The three routes."""
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get("/healthz")
+    async def healthy() -> Response:
+        return PlainTextResponse("ok\n")
+
+    @routes.get("/readyz")
+    async def ready() -> Response:
+        problem = await readiness.problem()
+        if problem:
+            return PlainTextResponse(f"{problem}\n", 503, {"Retry-After": str(RETRY_S)})
+        return PlainTextResponse("ok\n")
+
+    @routes.get("/metrics")
+    def figures() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes

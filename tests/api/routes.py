@@ -1,0 +1,55 @@
+"""The routes of the service, read from the app itself, and what fills them.
+
+A new one needs a value for its parameters in FILLED, and where it takes a body, one in BODIES.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+
+from agentloop.api.app import make_app
+from agentloop.store.store import Store
+
+from .serving import SPAN, request
+
+FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition"}
+BODIES: dict[str, Any] = {
+    "/v1/traces": request(SPAN),
+    "/v1/logs": {},
+    "scores": {"value": 1},
+    "labels": {"evidence": "x"},
+    "reward": {"reward": 1},
+}
+"""By the path, or by its last word that is no parameter."""
+
+
+class Way(NamedTuple):
+    """One way in."""
+
+    method: str
+    template: str
+
+    def path(self, trace_id: str) -> str:
+        return self.template.replace(":path}", "}").format(trace_id=trace_id, **FILLED)
+
+    def body(self) -> Any:
+        fixed = [part for part in self.template.split("/") if not part.startswith("{")]
+        return BODIES.get(self.template, BODIES.get(fixed[-1]))
+
+
+def app_of(store: Store) -> FastAPI:
+    """The app within its middlewares."""
+    app: Any = make_app(store)
+    while not isinstance(app, FastAPI):
+        app = app.app
+    return app
+
+
+def read_ways(store: Store) -> list[Way]:
+    """Every method of every route that the app has."""
+    contexts = list(iter_route_contexts(app_of(store).router.routes))
+    assert all(context.methods for context in contexts), "a route that is no HTTP: does the guard know of it?"
+    return sorted({Way(method, context.path) for context in contexts for method in context.methods or ()})

@@ -1,0 +1,129 @@
+"""Every route with keys that must not open it. The routes are read from the app, so that none is forgotten.
+
+What a new one needs: what `routes.py` says. One that is open to neither `read` nor `ingest` is held to need `admin`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from agentloop.store.store import Store
+
+from .routes import Way, read_ways
+from .serving import SPAN, bearer, make_key, request, serving
+
+MINE, ABSENT = SPAN["traceId"], "f" * 32
+OPEN = {"/healthz", "/readyz"}
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Scene(NamedTuple):
+    """A server with one trace in the project `mine`, the ways into it, and a key of each kind."""
+
+    client: httpx.Client
+    ways: list[Way]
+    keys: dict[str, str | None]
+
+    def ask(self, who: str, way: Way, trace_id: str = MINE, **changed: Any) -> httpx.Response:
+        words = self.keys[who]
+        body = way.body() if way.method in ("POST", "PUT", "PATCH") else None
+        headers = bearer(words) if words else {}
+        return self.client.request(changed.get("method", way.method), way.path(trace_id), json=body, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    path: Path = tmp_path_factory.mktemp("access") / "traces.db"
+    store = Store(path)
+    ways = read_ways(store)
+    keys: dict[str, str | None] = {"none": None, "unknown": "al_" + "0" * 12 + "_" + "x" * 43, "no key at all": "x"}
+    for name, project, scopes in (
+        ("mine", "mine", ("admin",)),
+        ("other", "other", ("admin",)),
+        ("reads", "mine", ("read",)),
+        ("ingests", "mine", ("ingest",)),
+        ("both", "mine", ("read", "ingest")),
+        ("revoked", "mine", ("admin",)),
+    ):
+        keys[name], key_id = make_key(path, project, *scopes)
+        if name == "revoked":
+            assert store.revoke_key(key_id)
+    store.close()
+    with serving(path) as server, httpx.Client(base_url=server.url) as client:
+        made = Scene(client, ways, keys)
+        assert made.ask("mine", Way("POST", "/v1/traces")).status_code == 200
+        yield made
+
+
+def test_the_app_has_the_routes_that_we_know_of(scene: Scene) -> None:
+    """Else the others would prove nothing."""
+    assert {("POST", "/v1/traces"), ("POST", "/v1/logs"), ("GET", "/metrics"), ("GET", "/openapi.json")} <= set(
+        scene.ways
+    )
+    assert ("PUT", "/api/v1/traces/{trace_id}/reward") in scene.ways
+    assert ("GET", "/api/v1/traces/{trace_id}/spans") in scene.ways
+
+
+@pytest.mark.parametrize("who", ["none", "unknown", "no key at all", "revoked"])
+def test_nobody_comes_in_without_a_key(scene: Scene, who: str) -> None:
+    told = {}
+    for way in scene.ways:
+        for method in METHODS:
+            answer = scene.ask(who, way, method=method)
+            if answer.status_code != 401 and way.template not in OPEN:
+                told[method, way.template] = answer.status_code
+            assert answer.headers.get("www-authenticate", "Bearer") == "Bearer"
+    assert told == {}
+    assert {way.template for way in scene.ways if scene.ask(who, way).status_code != 401} == OPEN
+
+
+def test_a_scope_opens_what_it_is_for(scene: Scene) -> None:
+    """By hand: `read` is for what only tells, `ingest` for what adds to a trace, `admin` for everything."""
+    wrong = {}
+    for way in scene.ways:
+        if way.template in OPEN:
+            continue
+        reads = way.method in ("GET", "HEAD") and (
+            way.template.startswith("/api/v1/") or way.template in ("/metrics", "/openapi.json", "/docs")
+        )
+        writes = (way.method == "POST" and way.template in ("/v1/traces", "/v1/logs")) or (
+            way.method == "PUT" and way.template.startswith("/api/v1/traces/")
+        )
+        expected = {"reads": reads, "ingests": writes, "both": reads or writes, "mine": True}
+        for who, may in expected.items():
+            code = scene.ask(who, way).status_code
+            if (code == 403) is may or (may and code != 200):
+                wrong[who, *way] = code
+    assert wrong == {}
+
+
+def test_a_trace_of_another_project_is_none(scene: Scene) -> None:
+    """The same status and the same words as for an id that nobody has, and nothing was changed."""
+    about = [way for way in scene.ways if "{trace_id}" in way.template]
+    everything = Way("GET", "/api/v1/traces/{trace_id}")
+    for way in about:
+        assert scene.ask("mine", way).status_code == 200, f"{way}: with the right key its body must be taken"
+    before = scene.ask("mine", everything).json()
+    for way in about:
+        theirs, absent = scene.ask("other", way), scene.ask("other", way, ABSENT)
+        assert (theirs.status_code, absent.status_code) == (404, 404), way
+        assert theirs.text == absent.text.replace(ABSENT, MINE), way
+        assert {*theirs.headers} == {*absent.headers}, way
+    assert scene.ask("mine", everything).json() == before
+
+
+def test_lists_and_new_spans_are_those_of_the_project(scene: Scene) -> None:
+    for way in scene.ways:
+        if way.method == "GET" and "{" not in way.template:
+            assert MINE not in scene.ask("other", way).text, way
+    before = scene.ask("mine", Way("GET", "/api/v1/traces/{trace_id}")).json()
+    changed = request({**SPAN, "spanId": "9" * 16, "name": "theirs"})
+    sent = scene.client.post("/v1/traces", json=changed, headers=bearer(scene.keys["other"] or ""))
+    assert sent.status_code == 200
+    assert scene.ask("mine", Way("GET", "/api/v1/traces/{trace_id}")).json() == before
+    assert scene.ask("other", Way("GET", "/api/v1/traces/{trace_id}")).json()["span_ids"] == ["9" * 16]
