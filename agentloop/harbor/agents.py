@@ -29,7 +29,9 @@ class Oracle:
             raise ConfigError(f"{task.folder}: no solution/solve.sh for the oracle to run")
         await room.box.upload(task.folder / "solution", SOLUTION)
         exports = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in task.solution.env.items())
-        command = f"{exports}chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh; {SOLUTION}/solve.sh"
+        # By the box's root, because the agent's user does not own what was brought.
+        await room.box.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh", lease="")
+        command = f"{exports}{SOLUTION}/solve.sh"
         started = time.perf_counter()
         done = await room.exec(command)
         call = ToolCall(id="call_0", name="shell", arguments=json.dumps({"command": f"{SOLUTION}/solve.sh"}))

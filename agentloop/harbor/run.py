@@ -46,33 +46,40 @@ async def run_tasks(
     store: Store,
     *,
     n_concurrent: int,
+    n_trials: int = 1,
     on_done: Callable[[Trial], None] = lambda _: None,
 ) -> list[Trial]:
-    """One trial of each task, in their order. Each is on disk before `on_done` gets it."""
+    """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it."""
     run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     slots = asyncio.Semaphore(n_concurrent)
 
-    async def one(n: int, task: HarborTask) -> Trial:
+    async def one(place: int, task: HarborTask) -> Trial:
         async with slots:
-            trial = await run_trial(task, agent, backend, run=run)
-        store.put_judged(run, [(trial.task, trial.episode, trial.trace, trial.verdict)], first=n)
+            trial = await run_trial(task, agent, backend, run=run, n=place % n_trials)
+        store.put_judged(run, [(trial.task, trial.episode, trial.trace, trial.verdict)], first=place)
         on_done(trial)
         return trial
 
     async with asyncio.TaskGroup() as group:
-        running = [group.create_task(one(n, task)) for n, task in enumerate(tasks)]
+        trials = [task for task in tasks for _ in range(n_trials)]
+        running = [group.create_task(one(place, task)) for place, task in enumerate(trials)]
     return [task.result() for task in running]
 
 
 def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> dict[str, Any]:
-    """The one document of `--json`."""
-    scored = [trial.verdict.reward for trial in trials if trial.verdict.reward is not None]
+    """The one document of `--json`. `mean_reward` is the mean over tasks of each one's mean over its scored trials."""
+    by_task: dict[str, list[Trial]] = {}
+    for trial in trials:
+        by_task.setdefault(trial.task.id, []).append(trial)
+    tasks = [_of_task(name, its) for name, its in by_task.items()]
     return {
         "agent": agent,
         "sandbox": sandbox,
-        "n_tasks": len(trials),
-        "n_scored": len(scored),
-        "mean_reward": sum(scored) / len(scored) if scored else None,
+        "n_tasks": len(tasks),
+        "n_trials": len(trials),
+        "n_scored": sum(trial.verdict.reward is not None for trial in trials),
+        "mean_reward": _mean([task["mean_reward"] for task in tasks]),
+        "tasks": tasks,
         "trials": [
             {
                 "task": trial.task.id,
@@ -86,6 +93,17 @@ def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> 
         ],
         "store": str(store),
     }
+
+
+def _of_task(name: str, trials: Sequence[Trial]) -> dict[str, Any]:
+    rewards = [trial.verdict.reward for trial in trials]
+    return {"task": name, "mean_reward": _mean(rewards), "rewards": rewards}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known; None when none is."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def why(trial: Trial) -> str | None:

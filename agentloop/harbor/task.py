@@ -172,7 +172,8 @@ class HarborTask(Table):
 def find_tasks(paths: list[Path]) -> list[HarborTask]:
     """The tasks that `paths` are, or hold as folders, by name.
 
-    Raises ConfigError or CapabilityError with a line for every task that cannot be taken.
+    Raises ConfigError or CapabilityError with a line for every task that cannot be taken, and
+    ConfigError for two of one name, which traces and results could not tell apart.
     """
     found: dict[Path, HarborTask] = {}
     problems: list[ConfigError | CapabilityError] = []
@@ -192,6 +193,14 @@ def find_tasks(paths: list[Path]) -> list[HarborTask]:
                 problems.append(error)
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))
+    by_name: dict[str, Path] = {}
+    for folder in found:
+        if folder.name in by_name:
+            raise ConfigError(
+                f"two tasks are called {folder.name!r}: {by_name[folder.name]} and {folder}; "
+                "rename one of the folders, or run them one after the other"
+            )
+        by_name[folder.name] = folder
     return list(found.values())
 
 

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from agentloop.config import from_environment
 from agentloop.episode import stable_id
-from agentloop.errors import PathError, SandboxError
+from agentloop.errors import CapabilityError, ConfigError, PathError, SandboxError, TransferLimit
 from agentloop.harbor.task import Collect, HarborTask, Phase, VerifierMode
 from agentloop.judge.score import judge
 from agentloop.protocols import Sandbox, SandboxBackend
@@ -87,7 +87,7 @@ class Room:
         left = max(0.01, min(timeout_s, self.ends_at - time.monotonic()))
         variables = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in self._env.items())
         if self._user not in (None, "root", 0, "0"):
-            command = f"exec su -s /bin/sh {shlex.quote(str(self._user))} -c {shlex.quote(variables + command)}"
+            command = f"exec {_as(self._user)} {shlex.quote(variables + command)}"
         return await self.box.exec(variables + command, timeout_s=left, max_output=max_output, lease="")
 
     async def close(self) -> None:
@@ -95,7 +95,7 @@ class Room:
 
 
 async def run_trial(task: HarborTask, agent: TrialAgent, backend: SandboxBackend, *, run: str, n: int = 0) -> Trial:
-    """One attempt. Raises only what ends the program, and what is wrong with the task's definition."""
+    """One attempt. Raises only what ends the program: an episode that fails still leaves its trace."""
     spec = _spec(task)
     digest = stable_id(run, task.name, agent.name, n)
     steps: list[Step] = []
@@ -174,6 +174,15 @@ def _spec(task: HarborTask, phase: Phase | None = None) -> SandboxSpec:
 
 async def _prepare(task: HarborTask, box: Box) -> None:
     await _must(box, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
+    for name, phase in (("agent", task.agent), ("verifier", task.verifier)):
+        if phase.user not in (None, "root", 0, "0"):
+            done = await box.exec(f"{_as(phase.user)} true", timeout_s=30.0, lease="")
+            if done.exit_code:
+                said = " ".join((done.stderr or done.stdout).split())[:200]
+                where = f"{task.folder}/task.toml: [{name}] user {phase.user!r}"
+                if "not permitted" in said:
+                    raise CapabilityError(f"{where}: this box has one user alone ({said}); use docker, or leave it out")
+                raise ConfigError(f"{where} is none of the image's ({said}); correct it, or add one in the Dockerfile")
     check = task.environment.healthcheck
     if check is None:
         return
@@ -184,6 +193,13 @@ async def _prepare(task: HarborTask, box: Box) -> None:
     raise SandboxError(f"the healthcheck of {task.name} fails ({done.exit_code}): {done.stderr or done.stdout}"[:500])
 
 
+def _as(user: str | int | None) -> str:
+    """The shell's words before a quoted command that `user` is to run: a name, or the number of one."""
+    if str(user).isdecimal():  # which `su` does not take
+        return f"su -s /bin/sh \"$(sed -n 's/^\\([^:]*\\):[^:]*:{user}:.*/\\1/p' /etc/passwd)\" -c"
+    return f"su -s /bin/sh {shlex.quote(str(user))} -c"
+
+
 async def _verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
     """Run the tests. Raises SandboxError for what is not the task's own doing."""
     if task.verifier.environment_mode is VerifierMode.shared:
@@ -191,13 +207,17 @@ async def _verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: S
         box.kill_all()
         return await _tested(task, box)
     with tempfile.TemporaryDirectory() as folder:
-        taken = await _collected(task, box, task.verifier.collect, Path(folder))
+        try:
+            taken = await _collected(task, box, task.verifier.collect, Path(folder))
+        except TransferLimit as error:  # the agent's doing, and not the machine's
+            return Outcome(error=f"what the agent left is more than is taken to the verifier: {error}")
         await box.close()
         other = task.verifier.environment
         image = task.image if other is None else other.docker_image or str(task.folder / "tests")
-        fresh = await backend.create(
-            spec.model_copy(update={"image": image, "allowed_hosts": task.hosts(task.verifier)})
-        )
+        own = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
+        if other is not None:
+            own |= {"memory_mb": other.memory_mb, "cpus": other.cpus, "workdir": other.workdir}
+        fresh = await backend.create(spec.model_copy(update=own))
         assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
         try:
             await _must(fresh, f"mkdir -p {FOLDERS}")
@@ -241,6 +261,8 @@ async def _tested(task: HarborTask, box: Box) -> Outcome:
             said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
         except PathError:
             continue
+        except TransferLimit as error:
+            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
         try:
             return Outcome(value=_checked(read(said.decode())))
         except ValueError as error:
@@ -263,7 +285,10 @@ def _from_text(text: str) -> object:
 
 
 def _from_json(text: str) -> object:
-    rewards = json.loads(text)
+    try:
+        rewards = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{text[:20]!r}… is nested too deep") from None
     if not isinstance(rewards, dict):
         return rewards
     if "reward" in rewards:

@@ -7,7 +7,9 @@ import io
 import re
 import tarfile
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,6 +27,8 @@ FROM = re.compile(r"^\s*FROM\s+(?:--\S+\s+)*([^\s$]+)(?:\s|$)", re.IGNORECASE | 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CHATTER = (" ---> ", "Removing intermediate container ")
 """How lines begin that are the builder's and not a step's."""
+USED_S = 3600.0
+"""How exactly an image's last use is known: the engine is told of one at most so often."""
 MOUNT_POINTS = ("work", "tmp", "run", "proc", "dev", "sys", "etc")
 
 
@@ -71,9 +75,33 @@ def _made(client: Any, tag: str, make: Callable[[str], None]) -> dict[str, Any]:
             if _settings(client, tag) is None:
                 make(tag)
         settings = _settings(client, tag)
+    elif time.time() - _last_used(settings) > USED_S:
+        client.api.tag(tag, *tag.split(":"))  # which sets its LastTagTime
     if settings is None:
         raise ImageError(f"the image {tag} was made, and is not in the engine; is somebody removing images?")
     return settings
+
+
+def unused(client: Any, older_than_s: float) -> list[str]:
+    """Tags of images that were made here, that no container has, and that were not used for so long.
+
+    They are known by their names: a label would be inherited by what others build on them.
+    """
+    used = {found["ImageID"] for found in client.api.containers(all=True)}
+    tags = [
+        tag
+        for repository in (BUILD, ROOT)
+        for found in client.api.images(repository)
+        for tag in found["RepoTags"] or ()
+        if tag.startswith(f"{repository}:") and found["Id"] not in used
+    ]
+    return [tag for tag in tags if time.time() - _last_used(_settings(client, tag) or {}) > older_than_s]
+
+
+def _last_used(settings: Mapping[str, Any]) -> float:
+    """Seconds since 1970, by the engine's clock, in which an image was made or used; now when it does not say."""
+    at = settings.get("Metadata", {}).get("LastTagTime") or ""
+    return datetime.fromisoformat(f"{at[:19]}+00:00").timestamp() if at[:4] > "0001" else time.time()
 
 
 def _recipe_key(client: Any, path: Path) -> str:

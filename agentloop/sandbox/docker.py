@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,6 +117,18 @@ class DockerBackend:
         """Remove containers whose owner is dead or whose time is up; their names. Raises SandboxUnavailable."""
         with boundary(SandboxUnavailable, "docker"), engine() as client:
             return sweep(client)
+
+    def unused_images(self, older_than_s: float) -> list[str]:
+        """See `builds.unused`. Raises SandboxUnavailable."""
+        with boundary(SandboxUnavailable, "docker"), engine() as client:
+            return builds.unused(client, older_than_s)
+
+    def remove_image(self, tag: str) -> None:
+        """Unless a container has it by now. Raises SandboxUnavailable."""
+        from docker.errors import APIError
+
+        with boundary(SandboxUnavailable, "docker"), engine() as client, suppress(APIError):
+            client.api.remove_image(tag)
 
     async def _create(self, spec: SandboxSpec, timeout_s: float) -> Box:
         host.check_files(spec)

@@ -1,7 +1,8 @@
 """What boxes have on this machine, and the removal of what has lost its owner or outlived its time.
 
 A box ends by itself when its owner dies; this is for what could not: a first process that hangs, an
-engine that was away, a power cut. Only what a process of this machine made and no longer owns goes.
+engine that was away, a power cut. Only what a process of this machine made and no longer owns goes,
+and of the images that were made for boxes those that none had for long: they are made anew when needed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import LATE_S
 from agentloop.sandbox.inside.processes import kill
 
+IMAGE_DAYS = 30.0
+"""How long an image that was made here is kept without being used."""
 END_S = 2.0
 """How long what was killed may take to be gone."""
 
@@ -28,13 +31,13 @@ class Find:
     """A box, or a trace of one."""
 
     kind: str
-    """`docker` or `bubblewrap` box, `folder` (of a box's connection), or `cgroup`."""
+    """`docker` or `bubblewrap` box, `folder` (of a box's connection), `cgroup`, or `image` of an engine."""
     name: str
     owner: int | None
     """The process that made it; None when that is another machine's or container's."""
     state: str
     is_orphan: bool
-    """Its owner is gone, or its time is up."""
+    """Its owner is gone, or its time is up; or it is an image that is not used."""
 
 
 @dataclass(frozen=True)
@@ -51,24 +54,28 @@ class Findings:
         return [find for find in self.finds if find.is_orphan]
 
 
-def look() -> Findings:
-    """Boxes, and what boxes that are gone left behind."""
+def look(image_days: float = IMAGE_DAYS) -> Findings:
+    """Boxes, what boxes that are gone left behind, and images that none had for so many days."""
     containers, no_docker = _containers()
-    return Findings((*containers, *_bubblewrap_boxes(), *_folders(), *_groups()), no_docker)
+    images = _images(image_days) if no_docker is None else ()
+    return Findings((*containers, *_bubblewrap_boxes(), *_folders(), *_groups(), *images), no_docker)
 
 
-def sweep() -> tuple[list[Find], Findings]:
+def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
     """Remove every orphan: (what went, what is there now)."""
-    before = look().orphans
+    before = look(image_days).orphans
     for find in before:
         if find.kind == "bubblewrap":
             kill(int(find.name))
     _wait_for([find for find in before if find.kind == "bubblewrap"])
     with suppress(SandboxUnavailable):  # `look` says so
         DockerBackend().sweep()
+        for find in before:
+            if find.kind == "image":
+                DockerBackend().remove_image(find.name)
     cgroups.sweep()
     door.sweep_doors()
-    after = look()
+    after = look(image_days)
     left = {(find.kind, find.name) for find in after.finds}
     return [find for find in before if (find.kind, find.name) not in left], after
 
@@ -79,6 +86,12 @@ def _containers() -> tuple[list[Find], str | None]:
     except SandboxUnavailable as error:
         return [], str(error)
     return [Find("docker", box.name, _pid(box.owner), box.status, box.is_orphan) for box in found], None
+
+
+def _images(days: float) -> Iterator[Find]:
+    with suppress(SandboxUnavailable):  # it has gone since it was asked for containers
+        for tag in DockerBackend().unused_images(days * 86_400):
+            yield Find("image", tag, None, f"unused for {days:g} days", True)
 
 
 def _pid(owner: str) -> int | None:

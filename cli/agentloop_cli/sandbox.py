@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -33,15 +33,20 @@ def ls(as_json: AsJson = False) -> None:
     else:
         stdout.print(_table(found.finds))
         if found.orphans:
-            stdout.print(f"\n{len(found.orphans)} without an owner; `agentloop sandbox gc` removes them")
+            stdout.print(f"\n{len(found.orphans)} that nobody needs; `agentloop sandbox gc` removes them")
 
 
 @sandbox.command()
-def gc(as_json: AsJson = False) -> None:
-    """Remove boxes whose owner is dead or whose time is up, and what they left behind."""
+def gc(
+    image_days: Annotated[
+        float, typer.Option(min=0.0, help="Days without use after which an image that was made here goes.")
+    ] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove boxes whose owner is dead or whose time is up, what they left behind, and images that none uses."""
     from agentloop.sandbox.janitor import sweep
 
-    removed, after = sweep()
+    removed, after = sweep(image_days)
     _say_no_docker(after)
     if as_json:
         document = {"removed": removed, "left": after.orphans}
@@ -65,6 +70,8 @@ def _table(finds: Sequence[Find]) -> Table:
     for heading in ("kind", "name", "owner", "state"):
         table.add_column(heading, overflow="fold")
     for find in finds:
-        state = Text(f"{find.state}, no owner", "yellow") if find.is_orphan else Text(find.state)
-        table.add_row(find.kind, Text(find.name), "elsewhere" if find.owner is None else str(find.owner), state)
+        said = find.state if find.kind == "image" else f"{find.state}, no owner"
+        state = Text(said, "yellow") if find.is_orphan else Text(find.state)
+        owner = str(find.owner or ("" if find.kind == "image" else "elsewhere"))
+        table.add_row(find.kind, Text(find.name), owner, state)
     return table

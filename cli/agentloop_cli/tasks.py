@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def run(
     model: Annotated[str | None, typer.Option(help="The model's name at that endpoint.")] = None,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
+    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each task.")] = 1,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
     as_json: AsJson = False,
 ) -> None:
@@ -62,13 +63,23 @@ def run(
         stderr.print(f"note: {remark}", markup=False)
     backend = make_backend(sandbox, "--sandbox")
     refuse_images(tasks, backend)
+    try:
+        (out / STORE).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: no folder can be made there ({error.strerror}); name another") from None
     store = Store(out / STORE)
     try:
         with store.lock(), LiveProgress() as progress:
-            progress.start(f"run: {agent.value} on {len(tasks)} tasks", len(tasks))
-            trials = asyncio.run(
+            progress.start(f"run: {agent.value} on {counted(len(tasks), 'task')}", len(tasks) * trials)
+            done = asyncio.run(
                 run_tasks(
-                    tasks, chosen, backend, store, n_concurrent=n_concurrent, on_done=lambda _: progress.advance()
+                    tasks,
+                    chosen,
+                    backend,
+                    store,
+                    n_concurrent=n_concurrent,
+                    n_trials=trials,
+                    on_done=lambda _: progress.advance(),
                 )
             )
     except KeyboardInterrupt:
@@ -78,12 +89,12 @@ def run(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         store.close()
-    found = document(trials, agent.value, backend.name, out / STORE)
+    found = document(done, agent.value, backend.name, out / STORE)
     if as_json:
         print_json(found)
     else:
         _show(found, out)
-    if found["n_scored"] < found["n_tasks"]:
+    if found["n_scored"] < found["n_trials"]:
         raise typer.Exit(INFRASTRUCTURE)
     if agent is Agent.oracle and any(trial["reward"] < 1.0 for trial in found["trials"]):
         raise typer.Exit(FAILED_CHECK)
@@ -108,18 +119,25 @@ def _agent(agent: Agent, base_url: str | None, model: str | None) -> TrialAgent:
 def _show(found: Mapping[str, Any], out: Path) -> None:
     from agentloop.gate.report import clean
 
+    many = found["n_trials"] > found["n_tasks"]
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "reward", "time", "why"):
+    for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
         table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
-    for trial in found["trials"]:
-        reward = trial["reward"]
+    for task in found["tasks"]:
+        trials = [trial for trial in found["trials"] if trial["task"] == task["task"]]
+        reward, time_s = task["mean_reward"], sum(trial["duration_s"] for trial in trials) / len(trials)
         shown = (
-            f"[yellow]{trial['state']}[/]" if reward is None else f"[{'green' if reward >= 1 else 'red'}]{reward:g}[/]"
+            f"[yellow]{trials[0]['state']}[/]"
+            if reward is None
+            else f"[{'green' if reward >= 1 else 'red'}]{reward:.3g}[/]"
         )
+        each = " ".join("-" if each is None else f"{each:.3g}" for each in task["rewards"])
         # Names and reasons hold what tasks printed: no markup, and nothing that moves a terminal's cursor.
-        task, why = (Text(clean(trial[name] or "")) for name in ("task", "why"))
-        table.add_row(task, shown, f"{trial['duration_s']:.1f} s", why)
+        reason = next((trial["why"] for trial in trials if trial["why"]), "")
+        name, why = (Text(clean(text)) for text in (task["task"], reason))
+        table.add_row(name, shown, *([each] if many else []), f"{time_s:.1f} s", why)
     stdout.print(table)
     mean = "" if found["mean_reward"] is None else f", mean reward [bold]{found['mean_reward']:.3f}[/]"
-    stdout.print(f"{found['n_scored']} of {found['n_tasks']} tasks scored by their own tests{mean}")
+    what = f"trials of {counted(found['n_tasks'], 'task')}" if many else "tasks"
+    stdout.print(f"{found['n_scored']} of {found['n_trials']} {what} scored by their own tests{mean}")
     stdout.print(f"traces: agentloop traces ls --project {out}", markup=False, soft_wrap=True)

@@ -150,3 +150,12 @@ def test_every_task_that_is_wrong_is_named_at_once(tmp_path: Path) -> None:
     first, second = str(caught.value).splitlines()
     assert "/a/task.toml: agent.timeout_sec" in first
     assert "/c/task.toml: [environment] gpus" in second
+
+
+def test_two_tasks_of_one_name_are_refused_and_one_task_named_twice_is_not(tmp_path: Path) -> None:
+    one = make_task(tmp_path / "a" / "same", toml="")
+    assert len(find_tasks([tmp_path / "a", one])) == 1
+    two = make_task(tmp_path / "b" / "same", toml="")
+    with pytest.raises(ConfigError) as caught:
+        find_tasks([tmp_path / "a", tmp_path / "b"])
+    assert str(caught.value).startswith(f"two tasks are called 'same': {one} and {two}; rename")

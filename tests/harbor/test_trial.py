@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from agentloop.harbor.agents import Nobody, Oracle
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial
 from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import cgroups
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.docker import DockerBackend
 from agentloop.types import EpisodeState, RewardState
 
 from .folders import PASS, make_task
@@ -73,6 +76,12 @@ def test_rewards_are_read(
         ("#!/bin/sh\r\nexit 0\n", "its first line is '#!/bin/sh\\r'"),
         ("#!/bin/sh\nsleep 60\n", "took more than 1 s"),
         ("#!/bin/sh\necho 2 > /logs/verifier/reward.txt\n", "reward.txt: 2.0 is not a number from 0 to 1"),
+        (
+            "#!/bin/sh\nhead -c 70000 /dev/zero > /logs/verifier/reward.txt\n",
+            "reward.txt: /logs/verifier/reward.txt has more",
+        ),
+        ("#!/bin/sh\nyes [ | tr -d '\\n' | head -c 60000 > /logs/verifier/reward.json\n", "is nested too deep"),
+        ("#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "wrote neither"),
     ],
 )
 def test_what_is_no_reward_is_never_a_0(
@@ -121,6 +130,75 @@ def test_a_separate_verifier_gets_declared_artifacts_alone(
     (folder / "task.toml").write_text(toml + f'[environment]\ndocker_image = "{root}"\nnetwork_mode = "no-network"\n')
     done = trial(folder, Oracle(), bubblewrap)
     assert (done.verdict.reward, done.trace.error) == (1.0, None)
+
+
+def test_a_separate_verifier_has_the_limits_of_its_own_environment(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
+    (root / "own").mkdir(exist_ok=True)
+    own = f'[verifier]\nenvironment_mode = "separate"\n[verifier.environment]\ndocker_image = "{root}"\n'
+    take = "head -c 400000000 /dev/zero | tail -c 300000000 > /dev/null"
+    test = f"#!/bin/sh\npwd\n{take} && echo 1 > /logs/verifier/reward.txt\n"
+    if cgroups.find("memory") is None:
+        pytest.skip(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
+    made = make_task(tmp_path / "t", toml=f'{own}workdir = "/own"\nmemory_mb = 64\n', test=test, image=root)
+    done = trial(made, Nobody(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
+    assert "it printed: /own" in str(done.verdict.scores[0].error)
+
+
+@pytest.mark.parametrize("left", ["many", "deep", "large"])
+def test_who_leaves_more_than_is_taken_has_no_reward_and_blames_no_machine(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
+) -> None:
+    leave = {
+        "many": "for i in $(seq 10100); do : > $i; done",
+        "deep": "for i in $(seq 40); do mkdir d; cd d; done",
+        "large": "truncate -s 1099511627776 done",
+    }
+    folder = make_task(tmp_path / "t", toml="", solve=f"#!/bin/sh\nmkdir /app; cd /app; {leave[left]}\n", image=root)
+    toml = (folder / "task.toml").read_text()
+    (folder / "task.toml").write_text(f'artifacts = ["/app"]\nverifier.environment_mode = "separate"\n{toml}')
+    done = trial(folder, Oracle(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward, done.trace.error) == (RewardState.unscored, None, None)
+    assert "what the agent left is more than is taken" in str(done.verdict.scores[0].error)
+
+
+def with_user(root: Path, folder: Path) -> Path:
+    """A copy of a root folder whose users are root and, as number 4321, worker."""
+    image = shutil.copytree(root, folder, symlinks=True)
+    (image / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nworker:x:4321:4321::/:/bin/sh\n")
+    return image
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("user", ['"worker"', "4321"])
+def test_a_phase_has_its_own_user_by_name_or_number(
+    docker: DockerBackend, root: Path, tmp_path: Path, user: str
+) -> None:
+    test = "#!/bin/sh\n[ $(id -u) = 0 ] && [ $(cat /logs/agent/who) = 4321 ] && echo 1 > /logs/verifier/reward.txt\n"
+    solve, image = "#!/bin/sh\nid -u > /logs/agent/who\n", with_user(root, tmp_path / "image")
+    folder = make_task(tmp_path / "t", toml=f"[agent]\nuser = {user}\n", test=test, solve=solve, image=image)
+    done = trial(folder, Oracle(), docker)
+    assert (done.verdict.reward, done.trace.error) == (1.0, None)
+
+
+@pytest.mark.parametrize("phase", ["agent", "verifier"])
+@pytest.mark.parametrize(
+    ("user", "words"),
+    [
+        ('"nosuchuser"', "ConfigError: {}: [{}] user 'nosuchuser' is none of the image's"),
+        ("4322", "ConfigError: {}: [{}] user 4322 is none of the image's"),
+        ('"worker"', "CapabilityError: {}: [{}] user 'worker': this box has one user alone"),
+    ],
+)
+def test_a_user_that_cannot_be_had_is_never_a_0(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, phase: str, user: str, words: str
+) -> None:
+    image = with_user(root, tmp_path / "image")
+    done = trial(make_task(tmp_path / "t", toml=f"[{phase}]\nuser = {user}\n", image=image), Oracle(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
+    assert words.format(tmp_path / "t/task.toml", phase) in str(done.trace.error)
 
 
 def test_an_agent_that_overruns_is_judged_by_what_it_left(

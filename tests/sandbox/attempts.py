@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shlex
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -10,6 +12,8 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import host
 from agentloop.sandbox.box import Box
 from agentloop.types import ExecResult, SandboxSpec
+
+from .processes import Inmates, comes_true, with_word
 
 EPERM, ENOSYS = 1, 38
 KILLED, BAD_CALL = 137, 159
@@ -45,3 +49,15 @@ async def python(box: Box, program: str, *, timeout_s: float = 20.0) -> ExecResu
 def shell_python(program: str) -> str:
     """The same as a part of a shell command."""
     return f"{host.python()} -I -c {shlex.quote(program)}"
+
+
+async def inmates_of(box: Box) -> tuple[Inmates, set[int]]:
+    """(who is in the box, who is in it when nothing runs there), as the host sees it."""
+    mark = uuid.uuid4().hex
+    process = box.start(f"exec sh -c 'sleep 60; :' {mark}")
+    assert await asyncio.to_thread(comes_true, lambda: len(with_word(mark)) == 1, 20.0)
+    inmates = Inmates.beside(*with_word(mark))
+    process.kill()
+    assert await asyncio.to_thread(comes_true, lambda: not with_word(mark), 20.0)
+    await box.exec("true")
+    return inmates, inmates.now()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 DEADLINE_S = 2.0
@@ -44,3 +46,43 @@ def comes_true(truth: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+@dataclass(frozen=True)
+class Inmates:
+    """The processes of one box, as the kernel lists them: whatever they call themselves."""
+
+    namespace: str
+    groups: dict[str, Path]
+    """Controller -> folder of the box's own control group; empty where it has none."""
+
+    @classmethod
+    def beside(cls, pid: int) -> Inmates:
+        """Of the box that process `pid` is in."""
+        groups, ours = _groups(str(pid)), _groups("self")
+        own = {name: folder for name, folder in groups.items() if folder != ours.get(name) and folder.is_dir()}
+        return cls(os.readlink(f"/proc/{pid}/ns/pid"), own)
+
+    def now(self) -> set[int]:
+        """By the files `cgroup.procs`, and by the namespace of process numbers."""
+        found = set()
+        for folder in self.groups.values():
+            with suppress(OSError):
+                found |= set(map(int, (folder / "cgroup.procs").read_text().split()))
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(process / "ns/pid") == self.namespace:
+                    found.add(int(process.name))
+        return found
+
+
+def _groups(pid: str) -> dict[str, Path]:
+    """Controller -> folder, of the trees that are mounted where they usually are."""
+    found = {}
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(",") if names else ("memory", "pids"):
+            mount = Path("/sys/fs/cgroup", name) if names else Path("/sys/fs/cgroup")
+            if (mount / "cgroup.procs").exists():
+                found.setdefault(name, mount / path.lstrip("/"))
+    return {name: found[name] for name in ("memory", "pids") if name in found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import shutil
 import time
@@ -13,14 +14,14 @@ from typing import Any
 import pytest
 
 from agentloop.errors import ImageError
-from agentloop.sandbox import builds, images
+from agentloop.sandbox import builds, images, janitor
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import OWNER, engine
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
 from .conftest import ours
-from .roots import busybox_root, python_root
+from .roots import busybox_root, packed, python_root
 
 pytestmark = pytest.mark.slow
 BASE = f"agentloop-test/base-{os.getpid()}"
@@ -138,7 +139,8 @@ def test_a_dockerfile_that_fails_says_where_and_leaves_nothing(
 
 
 def test_nobody_waits_for_a_build_that_was_given_up(docker: DockerBackend, recipe: Path) -> None:
-    write(recipe, "FROM scratch\nCOPY bin /bin\nRUN sleep 5\n")
+    # Its own words, because it may end after this test, and would be found made by the next.
+    write(recipe, f"FROM scratch\nCOPY bin /bin\nRUN sleep 5; : {time.time_ns()}\n")
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(docker.create(SandboxSpec(image=str(recipe), root=True)), 1.0))
@@ -171,3 +173,55 @@ def test_what_is_no_tar_is_refused(client: Any, tmp_path: Path) -> None:
     (tmp_path / "root.tar").write_text("no tar" * 1000)
     with pytest.raises(ImageError, match=r"the engine cannot import .*/root\.tar: .*tar"):
         settings(client, tmp_path / "root.tar")
+
+
+# --------------------------------------------------------------------------- those that nothing uses
+
+
+@pytest.fixture
+def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repositories of this test's own, because everything in the usual ones would be swept."""
+    monkeypatch.setattr(builds, "BUILD", f"{BASE}-build")
+    monkeypatch.setattr(builds, "ROOT", f"{BASE}-root")
+
+
+@pytest.mark.usefixtures("own_names")
+def test_an_image_that_was_made_here_goes_when_nothing_uses_it(
+    client: Any, docker: DockerBackend, recipe: Path
+) -> None:
+    async def scene() -> None:
+        async with opened(docker, SandboxSpec(image=str(recipe), root=True)):
+            assert builds.unused(client, 0.0) == []
+            docker.remove_image(used)
+            assert used in _tags(client), "a box's image was removed"
+
+    # Its own words, because equal images are one, which another's box may have.
+    write(recipe, f"FROM scratch\nCOPY bin /bin\nENV MARK={BASE}-{time.time_ns()}\n")
+    used, _ = settings(client, recipe)
+    asyncio.run(scene())
+    client.api.build(fileobj=io.BytesIO(f"FROM {used}\nENV A=b".encode()), rm=True, tag=f"{BASE}:built-on-it")
+    assert builds.unused(client, 60.0) == [], "what was used a moment ago is not old"
+    assert builds.unused(client, 0.0) == [used]
+    removed, after = janitor.sweep(image_days=0.0)
+    assert ("image", used) in {(find.kind, find.name) for find in removed}
+    assert [find for find in after.finds if find.kind == "image"] == []
+    assert used not in _tags(client)
+    assert settings(client, recipe)[0] == used, "it is made again"
+
+
+@pytest.mark.usefixtures("own_names")
+def test_the_engine_is_told_of_each_use(
+    client: Any, tmp_path: Path, busybox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def last_used() -> str:
+        told: str = client.api.inspect_image(tag)["Metadata"]["LastTagTime"]
+        return told
+
+    tag, _ = settings(client, packed(busybox, tmp_path / "root.tar"))
+    first = last_used()
+    settings(client, tmp_path / "root.tar")
+    assert last_used() == first, "once an hour is enough"
+    monkeypatch.setattr(builds, "USED_S", 0.0)
+    settings(client, tmp_path / "root.tar")
+    assert last_used() > first
+    assert builds.unused(client, 0.0) == [tag]

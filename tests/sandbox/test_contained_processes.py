@@ -14,7 +14,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.inside.frames import DONE, HEADER, RESULT
 from agentloop.types import ExecResult, SandboxSpec
 
-from .attempts import CALLS, KILLED, box_of, python
+from .attempts import CALLS, KILLED, box_of, inmates_of, python
 from .processes import comes_true, mentioning
 
 pytestmark = pytest.mark.slow
@@ -26,6 +26,7 @@ STRAYS = {
     "without a mark": "env -i setsid sh -c 'sleep {n} & exit' &",
     "deaf": "(trap '' TERM INT HUP; setsid sleep {n}; sleep {n}) &",
     "stopped": "setsid sh -c 'kill -STOP $$; sleep {n}' &",
+    "without the word": "env -i setsid sh -c 'while :; do sleep 1; done' &",
 }
 
 
@@ -35,11 +36,17 @@ def test_nothing_outlives_a_timeout(backend: SandboxBackend, stray: str) -> None
 
     async def scene() -> None:
         async with box_of(backend) as box:
+            inmates, idle = await inmates_of(box)
+            assert idle
             started = time.monotonic()
-            done = await box.exec(f"{stray.format(n=mark)} sleep {mark}", timeout_s=0.4)
+            running = asyncio.ensure_future(box.exec(f"{stray.format(n=mark)} sleep {mark}", timeout_s=0.4))
+            await asyncio.sleep(0.2)
+            assert len(inmates.now() - idle) > 1, "the host does not see what runs in the box"
+            done = await running
             assert time.monotonic() - started < 0.4 + GRACE_S
             assert done.timed_out
-            assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), GRACE_S)
+            assert await asyncio.to_thread(comes_true, lambda: inmates.now() <= idle, GRACE_S)
+            assert not mentioning(mark)
 
     asyncio.run(scene())
 

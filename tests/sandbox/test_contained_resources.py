@@ -19,7 +19,7 @@ from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import ExecResult, SandboxSpec
 
-from .attempts import KILLED, box_of, python, shell_python
+from .attempts import KILLED, box_of, inmates_of, python, shell_python
 from .processes import comes_true, mentioning
 
 pytestmark = pytest.mark.slow
@@ -60,10 +60,27 @@ async def seconds(box: Box) -> float:
     return time.monotonic() - started
 
 
+def available_mb() -> int:
+    """What programs of this machine could still have, as the kernel reckons."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) >> 10
+
+
+def peak_mb(group: Path) -> float:
+    """The most that a control group's processes and files have ever had together."""
+    file = next(group / name for name in ("memory.max_usage_in_bytes", "memory.peak") if (group / name).exists())
+    return int(file.read_text()) / (1 << 20)
+
+
 def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxBackend) -> None:
     async def scene() -> ExecResult:
         async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=8)) as box:
+            inmates, _ = await inmates_of(box)
+            before_mb = available_mb()
             done = await box.exec(f"sh -c {shlex.quote(shell_python(TAKE))}", timeout_s=30.0)
+            # What other programs of this machine take meanwhile they may give back: so it is asked more than once.
+            assert await asyncio.to_thread(comes_true, lambda: before_mb - available_mb() <= MEMORY_MB, 10.0)
+            assert MEMORY_MB / 2 < peak_mb(inmates.groups["memory"]) <= MEMORY_MB
             assert await seconds(box) < 1.0
             assert not (await box.exec("exit 3")).oom, "an end of its own was taken for the kernel's"
             return done
@@ -94,20 +111,23 @@ def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) ->
 
 @pytest.mark.parametrize("bomb", [SHELL_BOMB, shell_python(PATIENT_BOMB)], ids=["shell", "patient"])
 def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, bomb: str) -> None:
-    mark = f"bomb-{os.getpid()}"
-
     async def scene() -> None:
         async with box_of(backend, SandboxSpec(n_processes=N_PROCESSES)) as box:
-            running = asyncio.ensure_future(box.exec(f"{bomb} {mark}; sleep 30", timeout_s=1.5))
+            inmates, idle = await inmates_of(box)
+            running = asyncio.ensure_future(box.exec(f"{bomb}; sleep 30", timeout_s=1.5))
             most = 0
             while not running.done():
-                most = max(most, len(mentioning(mark)))
+                most = max(most, len(inmates.now()))
                 await asyncio.sleep(0.05)
             assert most <= N_PROCESSES
             done = await running
             assert bomb == SHELL_BOMB or (done.timed_out and most > N_PROCESSES // 2), "it did not go off"
+            again = asyncio.ensure_future(box.exec(f"{bomb}; sleep 30", timeout_s=30.0))
+            await asyncio.sleep(0.5)
+            assert inmates.now() - idle
             box.kill_all()
-            assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), 1.0)
+            assert await asyncio.to_thread(comes_true, lambda: inmates.now() <= idle, 1.0)
+            assert (await again).exit_code == KILLED
             assert await seconds(box) < 1.0
 
     asyncio.run(scene())

@@ -159,6 +159,34 @@ def test_an_archive_that_is_none_is_refused_in_time(
     assert list(at_home.iterdir()) == []
 
 
+MILLION = """
+import os
+os.mkdir("/tmp/t")
+os.chdir("/tmp/t")
+open("0", "w").close()
+for n in range(1, 1_000_000):
+    os.link("0", str(n))
+"""
+"""Names of one file: as many entries, and no more memory than a box may have."""
+
+
+def test_a_folder_of_a_million_names_is_given_up_at_the_limit(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with box_of(backend) as box:
+            made = await python(box, MILLION, timeout_s=120.0)
+            assert (made.exit_code, made.stderr) == (0, "")
+            started = time.monotonic()
+            with pytest.raises(TransferLimit, match="more than 10,000 entries"):
+                await box.download("/tmp/t", tmp_path / "out")
+            assert time.monotonic() - started < 20.0
+            started = time.monotonic()
+            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert time.monotonic() - started < 1.0, "something still reads the folder"
+
+    asyncio.run(scene())
+    assert list(tmp_path.iterdir()) == [], "part of a refused transfer was left"
+
+
 def test_an_archive_of_great_sizes_writes_no_more_than_twice_the_bound(
     backend: SandboxBackend, python_tar: Path, at_home: Path
 ) -> None:

@@ -8,17 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from agentloop.errors import SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import door
 from agentloop.sandbox.engine import engine
 from agentloop.sandbox.pool import SandboxPool
 
-from .processes import comes_true, with_word
+from .processes import Inmates, comes_true, with_word
 
 pytestmark = pytest.mark.alone
 
@@ -53,29 +54,72 @@ def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(backend: SandboxBackend) -> None:
-    """No process, mount, control group or container after five seconds in which nothing was started."""
+@pytest.mark.parametrize("kind", ["host", "image"])
+def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(
+    backend: SandboxBackend, kind: str, python_tar: Path
+) -> None:
+    """No process, mount, control group, container or network after five seconds in which nothing was started.
+
+    kind: `image` boxes have a root file system of their own, which is an overlay.
+    """
     mark = f"76{os.getpid()}.5"
-    before = mounts()
-    with owner(backend.name, mark, 20) as (process, listed):
+    before, networks = mounts(), networks_of(backend)
+    with owner(backend.name, mark, 20, "host" if kind == "host" else str(python_tar)) as (process, listed):
         box_ids = set(listed.split())
         assert len(box_ids) == 20
+        inmates = [Inmates.beside(pid) for pid in with_word(mark) if pid != process.pid]
+        assert len({group for found in inmates for group in found.groups.values()}) in (0, 40), "a group is shared"
+        names = mount_names(process.pid, box_ids)
+        assert len(in_namespaces(names)) >= 20
         process.send_signal(signal.SIGKILL)
         process.wait()
         time.sleep(5.0)
         assert with_word(mark) == []
+        assert [found.now() for found in inmates if found.now()] == []
         assert mounts() <= before, "mounts are left"
+        assert in_namespaces(names) == set(), "a namespace with mounts is left"
+        assert [folder for found in inmates for folder in found.groups.values() if folder.exists()] == []
         assert [path for path in Path("/sys/fs/cgroup").glob("**/agentloop-*") if f"-{process.pid}-" in path.name] == []
+        assert networks_of(backend) == networks
         if backend.name == "docker":
             with engine() as client:
                 left = {name.lstrip("/") for found in client.api.containers(all=True) for name in found["Names"]}
             assert left & box_ids == set()
+    door.sweep_doors()  # empty folders, which are the next start's to remove
 
 
 def mounts() -> set[str]:
-    """Mount points of boxes, as the host sees them."""
+    """Mount points of boxes, as the host sees them, without the overlays, of which others on the engine have some."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
     return {line.split()[1] for line in lines if "agentloop" in line or "/containers/" in line}
+
+
+def mount_names(owner_pid: int, box_ids: set[str]) -> list[str]:
+    """What is part of these boxes' mounts: their owner's folders, and an engine's overlays."""
+    names = [f"agentloop-{owner_pid}-"]
+    with suppress(SandboxUnavailable), engine() as client:
+        for found in client.api.containers():
+            if {name.lstrip("/") for name in found["Names"]} & box_ids:
+                names.append(client.api.inspect_container(found["Id"])["GraphDriver"]["Data"]["MergedDir"])
+    return names
+
+
+def in_namespaces(names: list[str]) -> set[str]:
+    """What is mounted under these names, in any process's own view."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            lines = (folder / "mountinfo").read_text().splitlines()
+            found |= {f"{folder.name} {line}" for line in lines if any(name in line for name in names)}
+    return found
+
+
+def networks_of(backend: SandboxBackend) -> set[str]:
+    """An engine's networks."""
+    if backend.name != "docker":
+        return set()
+    with engine() as client:
+        return {network["Id"] for network in client.api.networks()}
 
 
 def test_what_a_killed_owner_left_is_swept_at_the_next_start(backend: SandboxBackend) -> None:

@@ -21,7 +21,7 @@ from agentloop.sandbox.fifo import Fifos
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw, opened
 from agentloop.types import SandboxSpec
 
-from . import test_box, test_hostile, test_owner, test_streams
+from . import test_box, test_contained_processes, test_hostile, test_owner, test_streams
 from .processes import children, comes_true, with_word
 from .roots import busybox_root, python_root
 from .shells import WithImage, with_program
@@ -152,6 +152,38 @@ def test_its_first_process_survives_what_a_command_does_to_it(bubblewrap: Bubble
         assert (await box.exec("echo alive")).stdout == "alive\n"
 
     run(WithImage(bubblewrap, image), scene)
+
+
+BREAKAGE = test_contained_processes.BREAKAGE | {
+    "what every program is": "rm -f /bin/busybox || chmod 000 /bin/busybox",
+    "what it runs itself": "for p in sleep rm cat kill mkfifo head sh env setsid; do ln -sf /bin/true /bin/$p; done",
+    "its pipes": "rm -rf /run/agentloop/door/*; for f in /run/agentloop/door/*; do : > $f; cat $f & done",
+}
+
+
+@both
+@pytest.mark.parametrize("breakage", BREAKAGE.values(), ids=BREAKAGE)
+@pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
+def test_a_broken_box_works_or_is_gone_and_never_lies(backend: WithImage, breakage: str, root: bool) -> None:
+    test_contained_processes.test_a_broken_box_works_or_is_gone_and_never_lies(
+        backend, breakage, SandboxSpec(root=root)
+    )
+
+
+@both
+def test_orders_that_a_command_takes_away_are_no_results(backend: WithImage) -> None:
+    """A shell cannot keep its descriptors to itself (README): what it is then not told to do does not seem done."""
+
+    async def scene(box: Box) -> None:
+        await box.exec("for f in /proc/1/fd/*; do head -c 1 $f > /dev/null 2>&1 & done")
+        for _ in range(3):
+            try:
+                done = await box.exec("echo true; exit 3", timeout_s=1.0)
+            except SandboxGone:
+                return
+            assert (done.exit_code, done.stdout) == (3, "true\n") or (done.timed_out and not done.stdout), done
+
+    run(backend, scene)
 
 
 def test_a_command_can_be_interrupted_where_env_sees_to_it(

@@ -1,0 +1,90 @@
+"""What an agent plants for the verifier to run: nothing of it may change what the tests report.
+
+A separate verifier has the image as it was and the declared artifacts, so tests may be written as anyone
+writes them; where the whole working directory is declared, or the box is shared, tests that look at nothing
+there by themselves are as good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sandbox.roots import packed, python_root
+
+from agentloop.harbor.agents import Oracle
+from agentloop.harbor.task import load_task
+from agentloop.harbor.trial import run_trial
+from agentloop.protocols import SandboxBackend
+from agentloop.types import RewardState
+
+from .folders import make_task
+
+pytestmark = pytest.mark.slow
+
+REPORT = "then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi\n"
+NAIVE = f"#!/bin/sh\ncd /app\nif python3 -m pytest -q /tests/test_it.py; {REPORT}"
+ALONE = "--noconftest -p no:cacheprovider -c /dev/null --rootdir /tests"
+WARY = f"#!/bin/sh\ncd /tests\nif python3 -I -m pytest -q {ALONE} /tests/test_it.py; {REPORT}"
+TEST = "def test_it():\n    assert open('/app/answer').read() == '42\\n'\n"
+END = "import os; os._exit(0)"
+IN_THE_FOLDER = f"""
+for name in conftest sitecustomize usercustomize pytest _pytest pluggy posixpath; do echo '{END}' > $name.py; done
+printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini; cp pytest.ini tox.ini; echo '{END}' > evil.pth
+for name in python3 cat sh; do printf '#!/bin/sh\\nexit 0\\n' > $name; chmod 755 $name; done
+"""
+IN_THE_SYSTEM = """
+mkdir -p /tests /root /usr/local/bin; cp conftest.py pytest.ini /; cp conftest.py pytest.ini /tests
+for d in $(python3 -c 'import sys; print(*sys.path[2:])'); do cp *.py evil.pth $d; done
+for d in $(echo $PATH | tr : ' '); do mkdir -p $d; cp python3 $d/python3.new; mv -f $d/python3.new $d/python3; done
+for f in /root/.profile /etc/profile /etc/environment; do echo 'PATH=/app:$PATH; exit 0' > $f; done
+"""
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root file system with python3 and pytest."""
+    folder = tmp_path_factory.mktemp("image")
+    root = python_root(folder / "root")
+    target = root / os.path.dirname(os.__file__)[1:] / "site-packages"
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        spec = find_spec(name)
+        assert spec is not None
+        assert spec.origin is not None
+        shutil.copytree(Path(spec.origin).parent, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(Path(pytest.__file__).parents[1] / "py.py", target)
+    shutil.copy(os.path.realpath(shutil.which("tr") or "tr"), root / "bin/tr")
+    return packed(root, folder / "root.tar")
+
+
+CASES = {
+    "separate": ("separate", "/app/answer", NAIVE, IN_THE_FOLDER + IN_THE_SYSTEM),
+    "separate, the whole folder": ("separate", "/app", WARY, IN_THE_FOLDER + IN_THE_SYSTEM),
+    "shared": ("shared", "", WARY, IN_THE_FOLDER),
+}
+
+
+@pytest.mark.parametrize(("answer", "reward"), [("41", 0.0), ("42", 1.0)], ids=["wrong", "right"])
+@pytest.mark.parametrize(("mode", "artifact", "test", "plant"), CASES.values(), ids=CASES)
+def test_what_is_planted_changes_no_report(
+    backend: SandboxBackend,
+    image: Path,
+    tmp_path: Path,
+    mode: str,
+    artifact: str,
+    test: str,
+    plant: str,
+    answer: str,
+    reward: float,
+) -> None:
+    solve = f"#!/bin/sh\nmkdir -p /app; cd /app; echo {answer} > answer\n{plant}"
+    folder = make_task(tmp_path / "t", toml="", test=test, solve=solve, image=image)
+    (folder / "tests" / "test_it.py").write_text(TEST)
+    head = f'artifacts = ["{artifact}"]\nverifier.environment_mode = "{mode}"\n' if artifact else ""
+    (folder / "task.toml").write_text(head + (folder / "task.toml").read_text())
+    done = asyncio.run(run_trial(load_task(folder), Oracle(), backend, run="test"))
+    assert (done.verdict.state, done.verdict.reward, done.trace.error) == (RewardState.scored, reward, None)
