@@ -1,10 +1,9 @@
 """Why episodes fail: how often we are right about it, with intervals, and what finding out costs.
 
-    python benchmarks/failures.py --data DIR [--part rules|learned]
+    python benchmarks/failures.py --data DIR [--part rules]
 
 DIR holds labelled and scored traces, a folder a source. Rules are measured on episodes with injected faults and on
-runs of others that succeeded; what is learned by task-grouped cross-validation. The last line is JSON; exits 1 when
-a bound is missed.
+runs of others that succeeded. The last line is JSON; exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 
-PARTS = ("rules", "learned")
+PARTS = ("rules",)
 
 
 def main() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from api.test_app import serving
+from api.serving import serving
 from store.rows import judged
 from store.span_rows import imported
 
@@ -43,7 +43,7 @@ def shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=folder, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, check=False, timeout=60,
+        cwd=folder, env={**os.environ, "PATH": path, **env}, capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
 
 
@@ -119,7 +119,8 @@ provider.shutdown()
 """
     where = tmp_path / "store.db"
     key = json.loads(shell(f"agentloop keys add shop --json --store {where}", tmp_path).stdout)["key"]
-    with serving(where) as (url, _):
+    with serving(where) as url_server:
+        url = url_server.url
         script = settings.replace("http://127.0.0.1:8321", url) + f"export {headers.replace('al_…', key)}\n"
         done = shell(script + f"{sys.executable} -c '{program}'", tmp_path)
         assert done.returncode == 0, done.stderr
@@ -135,7 +136,8 @@ provider.shutdown()
 def test_the_requests_of_the_page_are_answered(store: Path, tmp_path: Path) -> None:
     asked, later = blocks("sh", "Questions over HTTP")
     export, again = blocks("sh", "Out")
-    with serving(store) as (url, _):
+    with serving(store) as url_server:
+        url = url_server.url
         prepared = asked.partition("\n\n")[0] + "\n"
         done = shell((asked + later + export).replace("http://127.0.0.1:8321", url), tmp_path)
         assert done.returncode == 0, done.stderr
@@ -147,13 +149,15 @@ def test_the_requests_of_the_page_are_answered(store: Path, tmp_path: Path) -> N
         assert {f["type"] for f in verdicts[-1]["failures"]} == {"plan.repetition", LABEL.type}
         (line,) = (tmp_path / "bad.jsonl").read_text().splitlines()
         assert json.loads(line)["trace"]["id"] == ID
-        with serving(tmp_path / "second.db") as (second, _):
+        with serving(tmp_path / "second.db") as second_server:
+            second = second_server.url
             script = again.replace("http://127.0.0.1:8321", second).replace("otlp |", f"otlp --store {store} |")
             done = shell(prepared.replace("http://127.0.0.1:8321", url) + script, tmp_path)
             assert (done.returncode, done.stdout) == (0, "{}" * 5), done.stderr
             assert len(httpx.get(f"{second}/api/v1/traces").json()["traces"]) == 5
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_are_commands(store: Path, tmp_path: Path) -> None:
     """Those of the beginning, but the one that serves, and those that prune, in their order."""
     (tmp_path / "traces").mkdir()
@@ -170,6 +174,7 @@ def test_the_commands_of_the_page_are_commands(store: Path, tmp_path: Path) -> N
     assert (tmp_path / "good.jsonl").read_text().count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_format_of_ones_own_is_a_class_and_an_entry_point(tmp_path: Path) -> None:
     """The page's module and its entry points, installed as a distribution of somebody else's."""
     (module,), (table,) = blocks("python", "A format of your own"), blocks("toml", "A format of your own")

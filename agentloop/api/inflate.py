@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 
-MAX_BODY = 64 << 20
+MAX_BODY = 32 << 20
 """Bytes of a body, inflated."""
 MAX_RATIO = 100
 FREE = 1 << 20

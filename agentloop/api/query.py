@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import StreamingResponse
 
+from agentloop.errors import ConfigError
 from agentloop.formats.export import load_exporter
 from agentloop.formats.stored import StoredTrace, read_each
 from agentloop.judge.settle import resolve, settle
@@ -120,19 +121,13 @@ class GivenReward(BaseModel):
     state: RewardState = RewardState.scored
     reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
 
-    @model_validator(mode="after")
-    def _says_one_thing(self) -> GivenReward:
-        if (self.reward is not None) != (self.state is RewardState.scored):
-            raise ValueError("a reward and the state `scored` need each other")
-        return self
-
 
 class Resolution(BaseModel):
     """A person's word on a trace: what it is worth, and what that rests on."""
 
-    reward: float = Field(ge=0, le=1, allow_inf_nan=False)
-    why: str = Field(min_length=1, max_length=2000)
-    by: str = Field(min_length=1, max_length=100)
+    reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
+    why: Text = Field(min_length=1, max_length=2000)
+    by: Text = Field(min_length=1, max_length=100)
 
 
 class Asked(BaseModel):
@@ -222,6 +217,8 @@ def router(store: Store) -> APIRouter:
     @routes.put("/traces/{trace_id}/reward")
     def put_reward(project: Project, trace_id: TraceId, given: GivenReward) -> Verdict:
         """Say what a trace is worth."""
+        if (given.reward is not None) != (given.state is RewardState.scored):
+            raise ConfigError("a reward and the state `scored` need each other")
         store.put_reward(project, trace_id, given.state, given.reward)
         return store.verdict(project, trace_id)
 

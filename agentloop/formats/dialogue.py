@@ -1,18 +1,18 @@
-"""Messages and tool calls that a span tells of, in whichever of the ways there are.
+"""Where a span says what was said: messages, tool calls and results, in whichever of the ways there are.
 
-Reads what `genai.restored` gives. Never raises for what it does not understand: that stays in the span.
+Reads what `genai.restored` gives, and finds in it what `messages.py` reads.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
 
 from agentloop.formats.contents import MESSAGE_EVENTS
-from agentloop.types import Message, ToolCall
+from agentloop.formats.messages import as_text, first_of, message_of, messages_of, parsed
+from agentloop.types import Message
 
 CONTENT_EVENTS = {
     "gen_ai.client.inference.operation.details",
@@ -20,9 +20,6 @@ CONTENT_EVENTS = {
     "gen_ai.content.completion",
 }
 """Events that hold attributes of the span they were said in."""
-CALLS = {"tool_call", "tool_use", "tool-call", "function_call", "function"}
-RESULTS = {"tool_call_response", "tool_result", "tool-result", "function_call_output"}
-REASONING = {"reasoning", "thinking"}
 _MAX_NESTED = 16
 
 
@@ -49,7 +46,7 @@ def chat_of(said: dict[str, Any]) -> Chat:
     finish: Any = told.get("gen_ai.response.finish_reasons") or told.get("llm.finish_reason")
     finish = finish or told.get("ai.response.finishReason") or told.get("gen_ai.completion.0.finish_reason")
     if isinstance(finish, str) and finish.startswith("["):
-        finish = _parsed(finish)
+        finish = parsed(finish)
     outputs, more = _outputs(told)
     first = next((r for r in [*(finish if isinstance(finish, list) else [finish]), *reasons, *more] if r), None)
     return Chat(_inputs(told) or heard, outputs or answered, None if first is None else str(first))
@@ -64,39 +61,40 @@ def answer_of(said: dict[str, Any]) -> str | None:
     """What an agent gave back, as text."""
     told = _told(said)
     outputs, _ = _outputs(told)
-    text = outputs[-1].content if outputs else told.get("traceloop.entity.output")
-    return _as_text(text) if text not in (None, "") else None
+    text = outputs[-1].content if outputs else _returned(told.get("traceloop.entity.output"))
+    return as_text(text) if text not in (None, "") else None
 
 
 def tool_of(said: dict[str, Any]) -> ToolUse:
     """What a tool was given and what it gave back."""
     get = said["attributes"].get
     call_id = get("gen_ai.tool.call.id") or get("tool_call.id") or get("ai.toolCall.id")
-    arguments = _first(get, "gen_ai.tool.call.arguments", "ai.toolCall.args", "input.value", "traceloop.entity.input")
-    content = _first(get, "gen_ai.tool.call.result", "ai.toolCall.result", "output.value", "traceloop.entity.output")
+    arguments = first_of(get, "gen_ai.tool.call.arguments", "ai.toolCall.args", "input.value")
+    arguments = _given(get("traceloop.entity.input")) if arguments is None else arguments
+    content = first_of(get, "gen_ai.tool.call.result", "ai.toolCall.result", "output.value")
+    content = _returned(get("traceloop.entity.output")) if content is None else content
     return ToolUse(
         None if call_id is None else str(call_id),
-        None if arguments is None else _as_text(arguments),
-        None if content is None else _as_text(content),
+        None if arguments is None else as_text(arguments),
+        None if content is None else as_text(content),
     )
 
 
-def messages_of(value: Any, role: str) -> list[Message]:
-    """Messages in a value or in its JSON text. role: of those that name none."""
-    if isinstance(value, str):
-        found = _parsed(value)
-        value = [value] if found is None else found
-    if isinstance(value, dict):
-        value = value["messages"] if isinstance(value.get("messages"), list) else [value]
-    if not isinstance(value, list):
-        return []
-    made: list[Message] = []
-    for item in value:
-        if isinstance(item, str):
-            made.append(Message(role=role, content=item))
-        elif isinstance(item, dict):
-            made += _message(item, role)
-    return made
+def _given(value: Any) -> Any:
+    """What a function was given, of which OpenLLMetry writes {"args", "kwargs"}: as a model would name it."""
+    found = parsed(value)
+    by_name = isinstance(found, dict) and found.keys() == {"args", "kwargs"} and not found["args"]
+    return found["kwargs"] if by_name else value
+
+
+def _returned(value: Any) -> Any:
+    """What a function gave back, of which OpenLLMetry writes JSON: text as it was."""
+    if isinstance(value, str) and value[:1] == '"':
+        try:
+            return orjson.loads(value)
+        except ValueError:
+            return value
+    return value
 
 
 def _told(said: dict[str, Any]) -> dict[str, Any]:
@@ -110,8 +108,8 @@ def _told(said: dict[str, Any]) -> dict[str, Any]:
 def _inputs(told: dict[str, Any]) -> list[Message]:
     made: list[Message] = []
     if system := told.get("gen_ai.system_instructions"):
-        found = _parsed(system) if isinstance(system, str) else system
-        made += _message({"role": "system", "parts": found if isinstance(found, list) else [system]}, "system")
+        found = parsed(system) if isinstance(system, str) else system
+        made += message_of({"role": "system", "parts": found if isinstance(found, list) else [system]}, "system")
     if messages := told.get("gen_ai.input.messages"):
         return made + messages_of(messages, "user")
     for prefix in ("gen_ai.prompt", "llm.input_messages"):
@@ -126,7 +124,7 @@ def _inputs(told: dict[str, Any]) -> list[Message]:
 def _outputs(told: dict[str, Any]) -> tuple[list[Message], list[Any]]:
     """The answers, and their reasons to finish."""
     if value := told.get("gen_ai.output.messages"):
-        found = _parsed(value) if isinstance(value, str) else value
+        found = parsed(value) if isinstance(value, str) else value
         reasons = [m.get("finish_reason") for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         return messages_of(value, "assistant"), reasons
     for prefix in ("gen_ai.completion", "llm.output_messages"):
@@ -134,8 +132,8 @@ def _outputs(told: dict[str, Any]) -> tuple[list[Message], list[Any]]:
             return messages_of(items, "assistant"), [item.get("finish_reason") for item in items]
     if told.get("ai.response.text") or told.get("ai.response.toolCalls"):
         calls = told.get("ai.response.toolCalls")
-        item = {"content": told.get("ai.response.text"), "tool_calls": _parsed(calls) if calls else None}
-        return _message(item, "assistant"), []
+        item = {"content": told.get("ai.response.text"), "tool_calls": parsed(calls) if calls else None}
+        return message_of(item, "assistant"), []
     for key in ("gen_ai.completion", "output.value"):
         if value := told.get(key):
             return _answers(value)
@@ -143,14 +141,14 @@ def _outputs(told: dict[str, Any]) -> tuple[list[Message], list[Any]]:
 
 
 def _answers(value: Any) -> tuple[list[Message], list[Any]]:
-    found = _parsed(value) if isinstance(value, str) else value
+    found = parsed(value) if isinstance(value, str) else value
     choices = found.get("choices") if isinstance(found, dict) else None
     if isinstance(choices, list):  # the answer of a chat completions endpoint, as it came
         choices = [choice for choice in choices if isinstance(choice, dict)]
         messages = [message for choice in choices for message in messages_of(choice.get("message"), "assistant")]
         return messages, [choice.get("finish_reason") for choice in choices]
     is_message = isinstance(found, list) or (isinstance(found, dict) and found.keys() & {"role", "content", "messages"})
-    return messages_of(found if is_message else [_as_text(value)], "assistant"), []
+    return messages_of(found if is_message else [as_text(value)], "assistant"), []
 
 
 def _of_events(events: Iterable[dict[str, Any]]) -> tuple[list[Message], list[Message], list[Any]]:
@@ -164,97 +162,11 @@ def _of_events(events: Iterable[dict[str, Any]]) -> tuple[list[Message], list[Me
         if event["name"] == "gen_ai.choice":
             reasons.append(item.get("finish_reason"))
             message = item.get("message")
-            message = _parsed(message) or {"content": message} if isinstance(message, str) else message
-            answered += _message(message if isinstance(message, dict) else item, role)
+            message = parsed(message) or {"content": message} if isinstance(message, str) else message
+            answered += message_of(message if isinstance(message, dict) else item, role)
         else:
-            heard += _message(item, role)
+            heard += message_of(item, role)
     return heard, answered, reasons
-
-
-def _message(item: dict[str, Any], default: str) -> list[Message]:
-    if isinstance(item.get("message"), dict):
-        item = item["message"]
-    role = str(item.get("role") or default)
-    role = {"function": "tool", "model": "assistant", "ai": "assistant", "human": "user"}.get(role, role)
-    name = item.get("name") if isinstance(item.get("name"), str) else None
-    texts: list[str] = []
-    thoughts = [item[key] for key in ("reasoning_content", "reasoning") if isinstance(item.get(key), str)][:1]
-    calls: list[ToolCall] = []
-    results: list[Message] = []
-    for part in _parts(item):
-        if isinstance(part, str):
-            texts.append(part)
-            continue
-        if not isinstance(part, dict):
-            continue
-        part = part["message_content"] if isinstance(part.get("message_content"), dict) else part
-        kind = str(part.get("type"))
-        if kind in CALLS:
-            calls.append(_call(part, len(calls)))
-        elif kind in RESULTS:
-            held = _first(part.get, "result", "response", "content", "output")
-            call_id = _id(part, "id", "tool_use_id", "toolCallId", "call_id") or _id(item, "tool_call_id")
-            results.append(
-                Message(role="tool", content=_content(held), tool_call_id=call_id, name=_id(part, "toolName"))
-            )
-        elif kind in REASONING:
-            thoughts.append(str(_first(part.get, "content", "text", "thinking") or ""))
-        elif isinstance(text := _first(part.get, "text", "content"), str):
-            texts.append(text)
-    listed = item.get("tool_calls")
-    listed = _parsed(listed) if isinstance(listed, str) else listed
-    listed = listed if isinstance(listed, list) else []
-    calls += [_call(call, len(calls) + n) for n, call in enumerate(listed) if isinstance(call, dict)]
-    if isinstance(item.get("function_call"), dict):
-        calls.append(_call(item["function_call"], len(calls)))
-    content = "".join(texts)
-    if role == "tool" and not results:
-        return [Message(role=role, content=content, tool_call_id=_id(item, "tool_call_id", "id"), name=name)]
-    if results and not content and not calls:
-        return [message.model_copy(update={"name": message.name or name}) for message in results]
-    ids = item.get("token_ids")
-    token_ids = tuple(ids) if isinstance(ids, list) and {*map(type, ids)} <= {int} else ()
-    made = Message(
-        role=role, content=content, reasoning="".join(thoughts), tool_calls=tuple(calls), name=name, token_ids=token_ids
-    )
-    return [*results, made]
-
-
-def _parts(item: dict[str, Any]) -> list[Any]:
-    held = _first(item.get, "parts", "content", "contents")
-    if isinstance(held, str) and held.startswith("[{"):
-        found = _parsed(held)
-        if isinstance(found, list) and all(isinstance(part, dict) and "type" in part for part in found):
-            return found
-    if isinstance(held, dict):
-        return [held] if "type" in held or "text" in held else [_as_text(held)]
-    return held if isinstance(held, list) else [] if held is None else [_as_text(held)]
-
-
-def _call(part: dict[str, Any], n: int) -> ToolCall:
-    part = part["tool_call"] if isinstance(part.get("tool_call"), dict) else part
-    function = part["function"] if isinstance(part.get("function"), dict) else part
-    held = _first(function.get, "arguments", "input", "args")
-    arguments = "{}" if held is None else _as_text(held)
-    error = part.get("error") if isinstance(part.get("error"), str) else None
-    if isinstance(held, str) and error is None:
-        try:
-            json.loads(held)
-        except (ValueError, RecursionError) as problem:
-            error = f"arguments are no JSON: {problem}"
-    call_id = _id(part, "id", "toolCallId", "call_id") or f"call_{n}"
-    return ToolCall(
-        id=call_id, name=str(_first(function.get, "name", "toolName") or ""), arguments=arguments, error=error
-    )
-
-
-def _content(held: Any) -> str:
-    """Text, or the text of parts, or JSON."""
-    if isinstance(held, list) and held and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in held):
-        return "".join(part["text"] for part in held)
-    if isinstance(held, dict) and held.keys() == {"type", "value"}:  # what the AI SDK wraps a result in
-        held = held["value"]
-    return "" if held is None else _as_text(held)
 
 
 def _unflattened(told: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
@@ -280,31 +192,3 @@ def _listed(node: Any) -> Any:
     if node and all(name.isascii() and name.isdigit() for name in node):
         return [_listed(node[name]) for name in sorted(node, key=lambda name: (len(name), name))]
     return {name: _listed(item) for name, item in node.items()}
-
-
-def _first(get: Any, *keys: str) -> Any:
-    return next((value for key in keys if (value := get(key)) is not None), None)
-
-
-def _id(item: dict[str, Any], *keys: str) -> str | None:
-    value = _first(item.get, *keys)
-    return None if value in (None, "") else str(value)
-
-
-def _parsed(text: Any) -> Any:
-    """An object or a list; None when the text is neither."""
-    if not isinstance(text, str) or text[:1] not in ("[", "{"):
-        return None
-    try:
-        return orjson.loads(text)
-    except ValueError:
-        return None
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
-    except (ValueError, RecursionError):
-        return repr(value)

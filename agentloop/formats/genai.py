@@ -1,84 +1,32 @@
-"""Spans of agents in whichever words their library has for them, as rows of the store.
-
-Sources: the GenAI conventions of OpenTelemetry up to 1.27 (`gen_ai.prompt.N`), of 1.28 to 1.36 (message events)
-and from 1.37 on (`gen_ai.input.messages`), OpenInference, OpenLLMetry (`traceloop.*`) and the AI SDK of Vercel
-(`ai.*`). A name that none of them has is kept, and says nothing.
-"""
+"""Spans of agents as rows of the store, and what a row was made of. Which words say what: `attributes.py`."""
 
 from __future__ import annotations
 
 import hashlib
-from math import isfinite
 from typing import Any, NamedTuple
 
 import orjson
 
+from agentloop.formats.attributes import (
+    COMPLETION_TOKENS,
+    MAX_INT,
+    MODELS,
+    PROMPT_TOKENS,
+    RESPONSE_IDS,
+    Links,
+    agent_of,
+    cost_of,
+    count_of,
+    kind_of,
+    links_of,
+    text_of,
+    tool_name_of,
+)
 from agentloop.formats.contents import body_of, escaped, joined, split, split_event, unescaped
 from agentloop.types import Span
 
-OPERATIONS = {
-    "chat": "chat",
-    "completion": "chat",
-    "text_completion": "chat",
-    "generate_content": "chat",
-    "execute_tool": "tool",
-    "create_agent": "agent",
-    "invoke_agent": "agent",
-    "invoke_workflow": "agent",
-    "llm": "chat",
-    "tool": "tool",
-    "tools/call": "tool",
-    "agent": "agent",
-    "workflow": "agent",
-    "ai.generateText.doGenerate": "chat",
-    "ai.streamText.doStream": "chat",
-    "ai.generateObject.doGenerate": "chat",
-    "ai.streamObject.doStream": "chat",
-    "ai.toolCall": "tool",
-    "ai.generateText": "agent",
-    "ai.streamText": "agent",
-}
-"""What libraries call an operation -> the kind of the span."""
-KINDS = (
-    "gen_ai.operation.name",
-    "openinference.span.kind",
-    "traceloop.span.kind",
-    "ai.operationId",
-    "llm.request.type",
-    "mcp.method.name",
-)
-DECISIVE = {"gen_ai.operation.name", "llm.request.type", "ai.operationId"}
-"""Of these, the ones that name every operation: one that is not above is neither of the three."""
-SESSIONS = (
-    "gen_ai.conversation.id",
-    "session.id",
-    "traceloop.association.properties.session_id",
-    "langfuse.session.id",
-    "ai.telemetry.metadata.sessionId",
-)
-AGENTS = ("gen_ai.agent.name", "agent.name", "gen_ai.workflow.name", "traceloop.workflow.name")
-MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
-TOOLS = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
-PROMPT_TOKENS = (
-    "gen_ai.usage.input_tokens",
-    "gen_ai.usage.prompt_tokens",
-    "llm.token_count.prompt",
-    "llm.usage.prompt_tokens",
-    "ai.usage.promptTokens",
-    "ai.usage.inputTokens",
-)
-COMPLETION_TOKENS = (
-    "gen_ai.usage.output_tokens",
-    "gen_ai.usage.completion_tokens",
-    "llm.token_count.completion",
-    "llm.usage.completion_tokens",
-    "ai.usage.completionTokens",
-    "ai.usage.outputTokens",
-)
-COSTS = ("agentloop.cost_usd", "gen_ai.usage.cost", "llm.cost.total", "llm.usage.cost", "operation.cost")
 OK, ERROR = 1, 2
 """Codes of a span's status; 0 is unset."""
-MAX_INT = 2**63 - 1
 MAX_ERROR, MAX_EVENTS = 2000, 50
 """Characters of why a span failed, and events in which that is looked for; the head has all of it."""
 EVENT = "event"
@@ -86,10 +34,11 @@ EVENT = "event"
 
 
 class Where(NamedTuple):
-    """What all spans of one scope share, each as JSON: a resource and a scope."""
+    """What all spans of one scope share: a resource and a scope as JSON, and what the resource says of links."""
 
     resource: orjson.Fragment
     scope: orjson.Fragment
+    links: Links
 
 
 class Said(NamedTuple):
@@ -132,9 +81,10 @@ def span_of(said: Said, where: Where) -> Span:
     head.update(said.more)
     if end < start:
         head["end_time_unix_nano"], end = end, start
-    head["resource"], head["scope"] = where
+    head["resource"], head["scope"] = where.resource, where.scope
     get = attributes.get
     kind = kind_of(attributes)
+    links = links_of(attributes, where.links)
     return Span(
         said.trace_id,
         said.span_id,
@@ -144,21 +94,24 @@ def span_of(said: Said, where: Where) -> Span:
         start,
         end,
         _error(said),
-        _text(get, SESSIONS),
-        _text(get, AGENTS) or (_text(get, ("traceloop.entity.name",)) if kind == "agent" else None),
-        _text(get, MODELS),
-        _text(get, TOOLS) or (_text(get, ("traceloop.entity.name",)) or said.name if kind == "tool" else None),
-        _count(get, PROMPT_TOKENS),
-        _count(get, COMPLETION_TOKENS),
-        _cost(get),
+        links.session,
+        agent_of(attributes, kind, said.name),
+        text_of(get, MODELS),
+        tool_name_of(attributes, kind, said.name),
+        count_of(get, PROMPT_TOKENS),
+        count_of(get, COMPLETION_TOKENS),
+        cost_of(get),
         _dumps(head),
         tuple(bodies),
+        *links[1:],
+        text_of(get, RESPONSE_IDS) if kind == "chat" else None,
     )
 
 
 def where_of(resource: dict[str, Any], scope: dict[str, Any]) -> Where:
     """{"attributes", and what else there is} of each; what is empty or 0 is left out."""
-    return Where(*(orjson.Fragment(_dumps(_shared(item))) for item in (resource, scope)))
+    made = [orjson.Fragment(_dumps(_shared(item))) for item in (resource, scope)]
+    return Where(made[0], made[1], links_of(resource["attributes"]))
 
 
 def event_of(said: Said, where: Where, nth: int = 0) -> Span:
@@ -177,15 +130,16 @@ def event_of(said: Said, where: Where, nth: int = 0) -> Span:
         head["log"].update(
             split_event(said.name, body, bodies) if type(body) is dict else {"text": body_of(body, bodies)}
         )
-    head["resource"], head["scope"] = where
+    head["resource"], head["scope"] = where.resource, where.scope
     data = _dumps(head)
     seed = repr((said.trace_id, said.parent_id, said.name, said.start_ns, nth)).encode()
     span_id = hashlib.sha256(b"\0".join((seed, data, *bodies))).hexdigest()[:16]
-    get = said.attributes.get
-    columns = (_text(get, SESSIONS), _text(get, AGENTS), _text(get, MODELS), _text(get, TOOLS), 0, 0, None)
+    attributes = said.attributes
+    links = links_of(attributes, where.links)
+    names = (agent_of(attributes, EVENT, ""), text_of(attributes.get, MODELS), tool_name_of(attributes, EVENT, ""))
     times = (said.start_ns, said.start_ns)
-    row = (said.trace_id, span_id, said.parent_id, said.name, EVENT, *times, None, *columns)
-    return Span(*row, data, tuple(bodies))
+    row = (said.trace_id, span_id, said.parent_id, said.name, EVENT, *times, None, links.session, *names, 0, 0, None)
+    return Span(*row, data, tuple(bodies), *links[1:])
 
 
 def restored(span: Span, *, read: bool = False) -> dict[str, Any]:
@@ -206,25 +160,6 @@ def restored(span: Span, *, read: bool = False) -> dict[str, Any]:
         body = joined(log, span.bodies) if "attributes" in log or "body" in log else text
         made["log"] = {**unescaped(log), "body": body}
     return {**made, **head}
-
-
-def kind_of(attributes: dict[str, Any]) -> str:
-    """chat, tool, agent or other."""
-    for key in KINDS:
-        name = attributes.get(key)
-        if type(name) is str:
-            kind = OPERATIONS.get(name) or OPERATIONS.get(name.lower())
-            if kind:
-                return kind
-            if key in DECISIVE:
-                return "other"
-    if "gen_ai.tool.name" in attributes:
-        return "tool"
-    if "gen_ai.prompt.0.role" in attributes or "gen_ai.prompt.0.content" in attributes:
-        return "chat"
-    if "gen_ai.agent.name" in attributes and "gen_ai.request.model" not in attributes:
-        return "agent"
-    return "chat" if "gen_ai.request.model" in attributes and "openinference.span.kind" not in attributes else "other"
 
 
 def _shared(item: dict[str, Any]) -> dict[str, Any]:
@@ -253,39 +188,6 @@ def _error(said: Said) -> str | None:
     words = [word for word in dict.fromkeys([*words, said.message]) if word]
     told = ": ".join(w for w in words if not any(w in other and w != other for other in words)) or "error"
     return told if len(told) <= MAX_ERROR else f"{told[:MAX_ERROR]}…"
-
-
-def _text(get: Any, keys: tuple[str, ...]) -> str | None:
-    for key in keys:
-        value = get(key)
-        if value is not None and value != "":
-            return value if type(value) is str else str(value)
-    return None
-
-
-def _count(get: Any, keys: tuple[str, ...]) -> int:
-    for key in keys:
-        value = get(key)
-        if value is not None:
-            number = _number(value)
-            return 0 if number is None else min(max(int(number), 0), MAX_INT)
-    return 0
-
-
-def _cost(get: Any) -> float | None:
-    for key in COSTS:
-        value = get(key)
-        if value is not None and (number := _number(value)) is not None:
-            return float(number)
-    return None
-
-
-def _number(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if isfinite(number) else None
 
 
 def _dumps(head: dict[str, Any]) -> bytes:

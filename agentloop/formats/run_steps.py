@@ -8,18 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
-
 from agentloop.formats.dialogue import Chat, chat_of, tool_of
 from agentloop.formats.span_tree import Node
+from agentloop.formats.usage import array, usage_of, whole
 from agentloop.types import Completion, Message, Span, Step, ToolCall, ToolResult
 
-CACHED = (
-    "gen_ai.usage.cache_read.input_tokens",
-    "gen_ai.usage.cache_read_input_tokens",
-    "llm.token_count.prompt_details.cache_read",
-    "ai.usage.cachedInputTokens",
-)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -31,13 +24,15 @@ class RunSteps:
         """What was said before the first answer."""
         self.error: str | None = None
         """Why the last call of the model failed; None when it did not."""
-        self.policy_version: Any = None
         self.asked: dict[int, tuple[int, str]] = {}
         """id of a tool's node -> index of the step and id of the call that asked for it."""
         self._steps: list[dict[str, Any]] = []
         self._calls: dict[str, list[tuple[int, ToolCall]]] = {}
         self._seen: Counter[Any] = Counter()
         self._context: Counter[Any] = Counter()
+        self._said: set[str] = set()
+        """The text of answers that have calls, too."""
+        self._aliased: set[int] = set()
         self._unanswered: tuple[list[Message], bool] = ([], False)
 
     def __len__(self) -> int:
@@ -52,9 +47,9 @@ class RunSteps:
         """A call of a model: what is new in its context was heard or given back, and its answer is a step."""
         said = node.said()
         chat, given = chat_of(said), said["attributes"]
+        for twin in node.twins:
+            chat = _completed(chat, chat_of(twin.said()))
         heard, compacted = self._hear(chat, given)
-        if "agentloop.policy_version" in given:
-            self.policy_version = given["agentloop.policy_version"]
         self.error = node.span.error if not chat.outputs else None
         if self.error is not None:
             self._unanswered = (heard, compacted)
@@ -65,7 +60,7 @@ class RunSteps:
         if not self._steps and "agentloop.n_heard" not in given:
             self.first, heard, compacted = tuple(heard), [], False
         message = _merged(chat.outputs)
-        ids = _array(given.get("agentloop.token_ids.completion"), int)
+        ids = array(given.get("agentloop.token_ids.completion"), int)
         self._add(
             message.model_copy(update={"token_ids": ids}) if ids else message,
             node.span,
@@ -73,7 +68,7 @@ class RunSteps:
             heard=tuple(heard),
             compacted=compacted or given.get("agentloop.compacted") is True,
             copied=given.get("agentloop.copied") is True,
-            completion=_usage(node.span, given, chat),
+            completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, chat.finish_reason),
         )
 
     def tool(self, node: Node) -> str:
@@ -88,7 +83,7 @@ class RunSteps:
             "name": name,
             "content": use.content,
             "ok": span.error is None,
-            "exit_code": _int(given.get("agentloop.exit_code", given.get("process.exit.code"))),
+            "exit_code": whole(given.get("agentloop.exit_code", given.get("process.exit.code"))),
             "timed_out": _timed_out(span, given),
             "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9,
             "spanned": True,
@@ -99,9 +94,9 @@ class RunSteps:
             exact = {"call_id": call_id, "name": str(given.get("gen_ai.tool.name", name)), "told": True}
             self._steps[step]["results"].append({**result, **exact})
             return call_id
-        found = self._pending(use.call_id, name, "spanned")
+        found = self._pending(use.call_id, name, "spanned", use.arguments)
         if found is None and use.call_id not in self._calls:
-            found = self._pending(None, name, "spanned")
+            found = self._pending(None, name, "spanned", use.arguments)
         if found is None:
             found = self._made_up(
                 node, ToolCall(id=use.call_id or span.span_id, name=name, arguments=use.arguments or "{}")
@@ -124,7 +119,9 @@ class RunSteps:
         for message in chat.inputs:
             key = _key(message)
             context[key] += 1
-            if context[key] > self._seen[key] and not self._is_result(message) and not self._is_answer(message):
+            if context[key] > self._seen[key] and not (
+                self._is_result(message) or self._is_answer(message) or self._is_part(message)
+            ):
                 heard.append(message)
         gone = self._context - context if chat.inputs else Counter()
         compacted = any(key[0] not in ("system", "developer") for key in gone)  # those may tell the time
@@ -153,18 +150,45 @@ class RunSteps:
             return False
         step = self._steps[-1]
         step.update(message=message, bare=False, calls=list(message.tool_calls))
+        if message.tool_calls and message.content.strip():
+            self._said.add(message.content.strip())
         for call in message.tool_calls:
             self._calls.setdefault(call.id, []).append((len(self._steps) - 1, call))
         return True
 
-    def _pending(self, call_id: str | None, name: str | None, mark: str) -> tuple[int, str] | None:
-        """The call that a result belongs to which has none yet with this `mark`."""
+    def _is_part(self, message: Message) -> bool:
+        """Whether it is a piece of an answer: some libraries cut one into its text and each of its calls."""
+        if message.role != "assistant":
+            return False
+        if message.tool_calls:
+            return all(self._is_known(call) for call in message.tool_calls)
+        return message.content.strip() in self._said
+
+    def _is_known(self, call: ToolCall) -> bool:
+        """Whether an answer made it, be it by another id, which is then known for that call, too."""
+        if call.id in self._calls:
+            return any(_same(known, call) for _, known in self._calls[call.id])
+        last = len(self._steps) - 1
+        for known in self._steps[last]["calls"] if self._steps else ():
+            if _same(known, call) and id(known) not in self._aliased:
+                self._aliased.add(id(known))
+                self._calls[call.id] = [(last, known)]
+                return True
+        return False
+
+    def _pending(
+        self, call_id: str | None, name: str | None, mark: str, arguments: str | None = None
+    ) -> tuple[int, str] | None:
+        """The call that a result belongs to which has none yet with this `mark`; rather one of these arguments."""
         if call_id is not None:
             asked = ((n, call.id) for n, call in reversed(self._calls.get(call_id, [])))
         else:
             n = len(self._steps) - 1
             calls = self._steps[n]["calls"] if self._steps else []
-            asked = ((n, call.id) for call in calls if name in (None, call.name))
+            named = [call for call in calls if name in (None, call.name)]
+            if arguments is not None:
+                named.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))
+            asked = ((n, call.id) for call in named)
         for n, asked_id in asked:
             if not any(r["call_id"] == asked_id and r.get(mark) for r in self._steps[n]["results"]):
                 return n, asked_id
@@ -193,6 +217,8 @@ class RunSteps:
     def _add(self, message: Message, span: Span, *, bare: bool, **step: Any) -> None:
         n = len(self._steps)
         calls = list(message.tool_calls)
+        if calls and message.content.strip():
+            self._said.add(message.content.strip())
         for call in calls:
             self._calls.setdefault(call.id, []).append((n, call))
         times = {"started_at": at(span.start_ns), "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9}
@@ -228,20 +254,6 @@ def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
     return ToolResult(**{"ok": True, **fields, "name": name, "content": result.get("content") or ""})
 
 
-def _usage(span: Span, given: dict[str, Any], chat: Chat) -> dict[str, Any]:
-    cached = next((given[key] for key in CACHED if key in given), 0)
-    return {
-        "finish_reason": chat.finish_reason,
-        "model": span.model,
-        "n_prompt_tokens": span.n_prompt_tokens,
-        "n_completion_tokens": span.n_completion_tokens,
-        "n_cached_tokens": _int(cached) or 0,
-        "cost_usd": span.cost_usd,
-        "prompt_token_ids": _array(given.get("agentloop.token_ids.prompt"), int),
-        "logprobs": _array(given.get("agentloop.logprobs"), float),
-    }
-
-
 def _merged(messages: Sequence[Message]) -> Message:
     """One answer that was told in several messages."""
     if len(messages) == 1:
@@ -265,27 +277,20 @@ def _key(message: Message) -> tuple[Any, ...]:
     )
 
 
+def _same(known: ToolCall, call: ToolCall) -> bool:
+    return known.name == call.name and _canonical(known.arguments) == _canonical(call.arguments)
+
+
+def _completed(chat: Chat, other: Chat) -> Chat:
+    """What one span says of a call, and what only the other one does."""
+    return Chat(chat.inputs or other.inputs, chat.outputs or other.outputs, chat.finish_reason or other.finish_reason)
+
+
 def _canonical(arguments: str) -> str:
     try:
         return json.dumps(json.loads(arguments), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
-
-
-def _array(value: Any, kind: type) -> tuple[Any, ...]:
-    """Numbers, or the JSON text of them; nothing when they are none."""
-    if isinstance(value, str):
-        try:
-            value = orjson.loads(value)
-        except ValueError:
-            return ()
-    if not isinstance(value, list) or not {*map(type, value)} <= {int, kind}:
-        return ()
-    return tuple(map(kind, value))
-
-
-def _int(value: Any) -> int | None:
-    return value if type(value) is int else None
 
 
 def _timed_out(span: Span, given: dict[str, Any]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from agentloop.formats.genai import EVENT, restored
+from agentloop.store.calls import calls_of
 from agentloop.types import Span
 
 MAX_AGENTS = 32
@@ -28,8 +29,10 @@ class Node:
         self.tool: Node | None = None
         """The nearest tool above, up to that agent and with it when it is one."""
         self.is_run = False
-        self.is_wrapper = False
-        """A call of a model that has another one inside: the same call, told by two libraries."""
+        self.is_call = False
+        """A call of a model, and of the spans that tell of it the first (`calls_of`)."""
+        self.twins: list[Node] = []
+        """The others."""
         self.depth = 0
 
     def said(self) -> dict[str, Any]:
@@ -126,6 +129,7 @@ def _find_runs(order: Sequence[Node]) -> None:
         elif node.span.kind == "chat" and above is not None and above.span.kind == "tool":
             above.is_run = True  # a tool that asks a model is an agent
     chats: dict[int, Node] = {}
+    above_of: dict[str, str] = {}
     for node in order:
         if (parent := node.parent) is not None:
             node.run = parent if parent.is_run else parent.run
@@ -133,7 +137,17 @@ def _find_runs(order: Sequence[Node]) -> None:
             above = parent if parent.span.kind == "chat" else chats.get(id(parent))
             if above is not None and node.tool is None and not parent.is_run:
                 chats[id(node)] = above
-                above.is_wrapper |= node.span.kind == "chat"
+                if node.span.kind == "chat":
+                    above_of[node.span.span_id] = above.span.span_id
         node.depth = 0 if node.run is None else node.run.depth + 1
         if node.is_run and node.depth >= MAX_AGENTS:
             node.is_run = False
+    _find_calls([node for node in order if node.span.kind == "chat"], above_of)
+
+
+def _find_calls(nodes: Sequence[Node], above: dict[str, str]) -> None:
+    by_id = {node.span.span_id: node for node in nodes}
+    for span, *others in calls_of([node.span for node in nodes], above):
+        call = by_id[span.span_id]
+        call.is_call = True
+        call.twins = [by_id[other.span_id] for other in others]

@@ -92,9 +92,9 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
     stop = str(get("agentloop.stop_reason"))
     return Trace(
         id=str(get("agentloop.trace.id", trace_id)),
-        episode_id=_text(get("agentloop.episode_id")),
-        task_id=_text(get("agentloop.task_id")),
-        policy_version=_policy_version(spans, given, steps, is_ours),
+        episode_id=next((span.episode_id for span in spans if span.episode_id), None),
+        task_id=next((span.task_id for span in spans if span.task_id), None),
+        policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
         isolation=_text(get("agentloop.isolation")),
         source=_text(get("agentloop.source")) or "otlp",
         source_id=_text(get("agentloop.source_id")),
@@ -113,7 +113,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
 def _acts(node: Node) -> bool:
     """Whether it is a call of a model or of a tool that the agent itself made."""
     if node.span.kind == "chat":
-        return not node.is_wrapper
+        return node.is_call
     return node.span.kind == "tool" and node.tool is None
 
 
@@ -162,13 +162,6 @@ def _order(nodes: Sequence[Node]) -> Any:
 def _index(node: Node, key: str) -> int:
     value = node.mark(key)
     return value if type(value) is int else -1
-
-
-def _policy_version(spans: Sequence[Span], given: dict[str, Any], steps: RunSteps, is_ours: bool) -> int | None:
-    value = given.get("agentloop.policy_version")
-    if value is None and not is_ours:
-        value = steps.policy_version
-    return value if type(value) is int else None
 
 
 def _text(value: Any) -> str | None:

@@ -8,6 +8,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from agentloop.formats.attributes import EPISODE, TASK, VERSION
 from agentloop.formats.genai import ERROR, Said, span_of, where_of
 from agentloop.types import Message, Span, Step, Trace
 
@@ -41,9 +42,9 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
         "gen_ai.conversation.id": trace.session,
         "gen_ai.input.messages": [_told(message) for message in trace.messages],
         "agentloop.trace.id": trace.id,
-        "agentloop.episode_id": trace.episode_id,
-        "agentloop.task_id": trace.task_id,
-        "agentloop.policy_version": trace.policy_version,
+        EPISODE: trace.episode_id,
+        TASK: trace.task_id,
+        VERSION: trace.policy_version,
         "agentloop.isolation": trace.isolation,
         "agentloop.source": trace.source,
         "agentloop.source_id": trace.source_id,

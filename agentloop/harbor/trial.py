@@ -174,7 +174,10 @@ def _spec(task: HarborTask, phase: Phase | None = None) -> SandboxSpec:
 
 async def _prepare(task: HarborTask, box: Box) -> None:
     await _must(box, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
-    for name, phase in (("agent", task.agent), ("verifier", task.verifier)):
+    phases: dict[str, Phase] = {"agent": task.agent}
+    if task.verifier.environment is None:  # another image has users of its own
+        phases["verifier"] = task.verifier
+    for name, phase in phases.items():
         if phase.user not in (None, "root", 0, "0"):
             done = await box.exec(f"{_as(phase.user)} true", timeout_s=30.0, lease="")
             if done.exit_code:
@@ -214,7 +217,7 @@ async def _verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: S
         await box.close()
         other = task.verifier.environment
         image = task.image if other is None else other.docker_image or str(task.folder / "tests")
-        own = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
+        own: dict[str, object] = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
         if other is not None:
             own |= {"memory_mb": other.memory_mb, "cpus": other.cpus, "workdir": other.workdir}
         fresh = await backend.create(spec.model_copy(update=own))

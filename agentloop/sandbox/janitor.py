@@ -70,6 +70,7 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
     _wait_for([find for find in before if find.kind == "bubblewrap"])
     with suppress(SandboxUnavailable):  # `look` says so
         DockerBackend().sweep()
+    with suppress(SandboxUnavailable):
         for find in before:
             if find.kind == "image":
                 DockerBackend().remove_image(find.name)

@@ -10,7 +10,7 @@ r"""The filter language of the command line, the API and the pages.
 
 | keys | values |
 |---|---|
-| id source session task stage pool split purpose state stop | a name; `*` is any characters; `a,b` is either |
+| id source session episode task stage pool split purpose state stop | a name; `*` is any characters; `a,b` is either |
 | failure label tool model agent | the same |
 | reward version steps tools spans errors duration cost tokens score.NAME | a number |
 | error | true, false, or what an error says, with `*` |
@@ -50,9 +50,10 @@ _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 TIMES = "2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"
 """How a time may be written."""
 _NAMES = {
-    "id": TraceRow.id, "source": TraceRow.source, "session": TraceRow.session, "task": TraceRow.task_id,
-    "stage": TraceRow.stage, "pool": TraceRow.pool, "split": TraceRow.split, "purpose": TraceRow.purpose,
-    "failure": TraceRow.failure, "state": TraceRow.reward_state, "stop": TraceRow.stop_reason,
+    "id": TraceRow.id, "source": TraceRow.source, "session": TraceRow.session, "episode": TraceRow.episode_id,
+    "task": TraceRow.task_id, "stage": TraceRow.stage, "pool": TraceRow.pool, "split": TraceRow.split,
+    "purpose": TraceRow.purpose, "failure": TraceRow.failure, "state": TraceRow.reward_state,
+    "stop": TraceRow.stop_reason,
 }  # fmt: skip
 _FACETS = ("tool", "model", "agent")
 _NUMBERS = {

@@ -17,10 +17,11 @@ from sqlmodel import col
 
 from agentloop.errors import ConfigError
 from agentloop.store.bodies import compress_head, decompress, pack_keys, unpack_keys
+from agentloop.store.calls import counted_calls, is_told_twice
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed
-from agentloop.store.sums import SUMMED, Sums
+from agentloop.store.sums import EVENT, SUMMED, Sums
 from agentloop.store.tables import SpanRow, TraceRow
 from agentloop.types import Span
 
@@ -29,8 +30,12 @@ SOURCE = "otlp"
 _MAX = 2**63 - 1
 _COLUMNS = (
     "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
-    "tool", "n_prompt_tokens", "n_completion_tokens", "cost_usd", "head", "bodies",
+    "tool", "n_prompt_tokens", "n_completion_tokens", "cost_usd", "head", "bodies", "episode_id", "task_id",
+    "policy_version", "reward", "response_id",
 )  # fmt: skip
+_LONGEST = 500
+"""Characters of a name that is searched by: an index of PostgreSQL takes 2,700 bytes. The head has all of it."""
+_SEARCHED = ("session", "agent", "model", "tool", "episode_id", "task_id", "response_id")
 
 # Made once, because making a statement costs more than it does to store a span.
 _TRACE: Any = TraceRow.__table__  # type: ignore[attr-defined]
@@ -38,8 +43,8 @@ _EMPTY = dict.fromkeys(
     ("n_steps", "n_tool_calls", "n_spans", "n_errors", "n_prompt_tokens", "n_completion_tokens", "duration_s"), 0
 )
 _INSERT = {
-    "sqlite": sqlite.insert(_TRACE).on_conflict_do_nothing(),
-    "postgresql": postgresql.insert(_TRACE).on_conflict_do_nothing(),
+    "sqlite": sqlite.insert(_TRACE).on_conflict_do_nothing().returning(_TRACE.c.key),
+    "postgresql": postgresql.insert(_TRACE).on_conflict_do_nothing().returning(_TRACE.c.key),
 }
 _SELECT = (
     select(*(_TRACE.c[name] for name in ("key", "id", "source", "n_spans", *SUMMED)))
@@ -89,9 +94,9 @@ def put_spans(database: Database, shared: SharedBodies, project: str, spans: Seq
                 batch.name(_json(error)) if error and error != "error" else None,
             )
     with database.write() as connection:
-        before = _trace_rows(connection, project, sorted(traces))
+        before, new = _trace_rows(connection, project, sorted(traces))
         for trace_id, row in before.items():
-            if row.n_spans:
+            if row.key not in new:
                 for known in _known(connection, row.key, list(traces[trace_id])):
                     del traces[trace_id][known]
         keys = batch.put(connection)
@@ -104,6 +109,7 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
     links: list[tuple[int, int]] = []
     facets: set[tuple[int, str, str]] = set()
     sums = []
+    told_twice: list[int] = []
     now = datetime.now(UTC)
     for row, ready in traces:
         if not ready:
@@ -111,14 +117,21 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
         trace_key, total = row.key, Sums(row)
         for span, names, searched in ready:
             body_keys = [keys[name] for name in names]
-            rows.append((trace_key, *span[1:16], pack_keys(body_keys)))
+            rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
             links += [(trace_key, key) for key in body_keys]
             if searched:
                 links.append((trace_key, keys[searched]))
             total.add(span)
         facets.update((trace_key, name, value) for name, value in total.facets)
-        sums.append({"trace_key": trace_key, "stored_at": now, **total.values(only_spans=row.source == SOURCE)})
+        only_spans = row.source == SOURCE
+        sums.append({"trace_key": trace_key, "stored_at": now, **total.values(only_spans=only_spans)})
+        calls = [span for span, *_ in ready if span.kind == "chat"]
+        if only_spans and calls and is_told_twice(connection, trace_key, calls, others=row.n_steps > 0):
+            told_twice.append(trace_key)
     insert_rows(connection, "span", _COLUMNS, rows)
+    for each in sums:
+        if each["trace_key"] in told_twice:
+            each.update(counted_calls(connection, each["trace_key"]))
     link(connection, links)
     insert_rows(connection, "facet", ("trace_key", "name", "value"), sorted(facets), ignore=True)
     if sums:
@@ -144,18 +157,26 @@ def read_spans(
         more, rows = len(rows) > limit, rows[:limit]
         bodies = load_packed(connection, (row.bodies for row in rows))
     spans = [
-        Span._make((trace_id, *row[:14], decompress(row.head), tuple(bodies[key] for key in unpack_keys(row.bodies))))
+        Span._make(
+            (
+                trace_id,
+                *row[:14],
+                decompress(row.head),
+                tuple(bodies[key] for key in unpack_keys(row.bodies)),
+                *row[16:],
+            )
+        )
         for row in rows
     ]
     return SpanPage(spans, f"{spans[-1].start_ns}.{spans[-1].span_id}" if more else None)
 
 
 def span_ids(database: Database, project: str, trace_id: str) -> list[str]:
-    """The ids of all spans of a trace by start time."""
+    """The ids of all spans of a trace by start time, without the rows of log records."""
     query = (
         select(col(SpanRow.span_id))
         .join(TraceRow, col(TraceRow.key) == SpanRow.trace_key)
-        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
+        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id, col(SpanRow.kind) != EVENT)
         .order_by(col(SpanRow.start_ns), col(SpanRow.span_id))
     )
     with database.read() as connection:
@@ -169,17 +190,17 @@ def _cursor(after: str) -> tuple[int, str]:
     return int(start), span_id
 
 
-def _trace_rows(connection: Connection, project: str, trace_ids: list[str]) -> dict[str, Any]:
-    """The rows of traces, new ones made; nobody else adds to them until the transaction ends."""
+def _trace_rows(connection: Connection, project: str, trace_ids: list[str]) -> tuple[dict[str, Any], set[int]]:
+    """The rows of traces, and the keys of those that are new; nobody else adds to them until the transaction ends."""
     now = datetime.now(UTC)
     empty = {"source": SOURCE, "reward_state": "unscored", "stored_at": now, **_EMPTY}
     new = [{"project": project, "id": trace_id, **empty} for trace_id in trace_ids]
-    connection.execute(_INSERT[connection.dialect.name], new)
+    made = set(connection.execute(_INSERT[connection.dialect.name], new).scalars())
     found = {}
     for part in chunks(trace_ids):
         for row in connection.execute(_SELECT, {"project": project, "ids": part}):
             found[row.id] = row
-    return found
+    return found, made
 
 
 def _known(connection: Connection, trace_key: int, ids: list[str]) -> Iterable[str]:
@@ -191,10 +212,11 @@ def _clean(span: Span, redactor: Redactor) -> Span:
     """Without secrets and NULs, with numbers that fit into their columns, and a compressed head."""
     texts = [
         value if value is None or (len(value) < 8 and value.isascii() and "\0" not in value) else _text(value, redactor)
-        for value in (span.name, span.error, span.session, span.agent, span.model, span.tool)
+        for value in (span.name, span.error, *(getattr(span, name) for name in _SEARCHED))
     ]
-    cost = span.cost_usd
-    name, error, session, agent, model, tool = texts
+    cost, version, reward = span.cost_usd, span.policy_version, span.reward
+    name, error, *names = texts
+    session, agent, model, tool, episode_id, task_id, response_id = (each and each[:_LONGEST] for each in names)
     return Span(
         trace_id=span.trace_id,
         span_id=span.span_id,
@@ -213,6 +235,11 @@ def _clean(span: Span, redactor: Redactor) -> Span:
         cost_usd=cost if cost is None or math.isfinite(cost) else None,
         head=compress_head(redactor.json(span.head)),
         bodies=(),
+        episode_id=episode_id,
+        task_id=task_id,
+        policy_version=version if version is not None and 0 <= version < 2**31 else None,
+        reward=reward if reward is not None and 0 <= reward <= 1 else None,
+        response_id=response_id,
     )
 
 

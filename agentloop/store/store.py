@@ -155,7 +155,7 @@ class Store(Record, Keys, History):
         return spans.read_spans(self._database, project, trace_id, after=after, limit=limit)
 
     def span_ids(self, project: str, trace_id: str) -> list[str]:
-        """The ids of all spans of a trace by start time."""
+        """The ids of all spans of a trace by start time, without the rows of log records."""
         return spans.span_ids(self._database, project, trace_id)
 
     def put_imported(self, project: str, items: Sequence[Imported]) -> int:

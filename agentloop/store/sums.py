@@ -7,10 +7,14 @@ from typing import Any
 
 from agentloop.types import Span
 
+EVENT = "event"
+"""Kind of a row that is a log record, and no span."""
+_LINKS = ("session", "episode_id", "task_id", "policy_version")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUMMED = (
     "name", "session", "agent", "model", "n_steps", "n_tool_calls", "n_errors", "n_prompt_tokens",
-    "n_completion_tokens", "cost_usd", "error", "started_at", "duration_s",
+    "n_completion_tokens", "cost_usd", "error", "started_at", "duration_s", "episode_id", "task_id", "policy_version",
+    "reward", "reward_state",
 )  # fmt: skip
 """The columns that follow from the spans, beside `n_spans`."""
 
@@ -28,13 +32,32 @@ class Sums:
         self._cost: float | None = row.cost_usd
         self._start, self._end = 1 << 63, 0
         self._name, self._error = row.name, row.error
-        self._session, self._agent, self._model = row.session, row.agent, row.model
+        self._agent, self._model = row.agent, row.model
+        self._links = {name: getattr(row, name) for name in _LINKS}
+        self._reward: float | None = None
         if row.started_at is not None:
             self._start = (row.started_at - _EPOCH) // timedelta(microseconds=1) * 1000
             self._end = self._start + round(row.duration_s * 1e9)
 
     def add(self, span: Span) -> None:
         """One more span."""
+        if span.kind != EVENT:
+            self._add(span)
+        if 0 < span.start_ns < self._start:
+            self._start = span.start_ns
+        if span.end_ns > self._end:
+            self._end = span.end_ns
+        for name, value in (("tool", span.tool), ("model", span.model), ("agent", span.agent)):
+            if value:
+                self.facets.add((name, value))
+        self._model = self._model or span.model
+        for name, known in self._links.items():
+            if known is None:
+                self._links[name] = getattr(span, name)
+        if self._reward is None:
+            self._reward = span.reward
+
+    def _add(self, span: Span) -> None:
         self._n += 1
         if span.kind == "chat":
             self._n_chat += 1
@@ -46,18 +69,11 @@ class Sums:
             self._n_tool += 1
         if span.error is not None:
             self._n_errors += 1
-        if 0 < span.start_ns < self._start:
-            self._start = span.start_ns
-        if span.end_ns > self._end:
-            self._end = span.end_ns
         if span.parent_id is None:
             self._name, self._error = span.name, span.error or self._error
-        for name, value in (("tool", span.tool), ("model", span.model), ("agent", span.agent)):
-            if value:
-                self.facets.add((name, value))
-        self._session = self._session or span.session
-        self._agent = self._agent or span.agent
-        self._model = self._model or span.model
+        # Of agents in agents, the outermost ends last.
+        if span.agent and (self._agent is None or (span.kind == "agent" and span.end_ns >= self._end)):
+            self._agent = span.agent
 
     def values(self, *, only_spans: bool) -> dict[str, Any]:
         """New values of the row. only_spans: False for a trace that is known otherwise, whose own word counts."""
@@ -66,9 +82,9 @@ class Sums:
         if not only_spans:
             return values | {name: getattr(row, name) for name in SUMMED}
         known = self._start < 1 << 63
+        is_scored = self._reward is not None and row.reward_state == "unscored"  # what was put later counts
         return values | {
             "name": self._name,
-            "session": self._session,
             "agent": self._agent,
             "model": self._model,
             "n_steps": row.n_steps + self._n_chat,
@@ -80,4 +96,7 @@ class Sums:
             "error": self._error,
             "started_at": _EPOCH + timedelta(microseconds=self._start // 1000) if known else None,
             "duration_s": max(0, self._end - self._start) / 1e9 if known else 0.0,
+            "reward": self._reward if is_scored else row.reward,
+            "reward_state": "scored" if is_scored else row.reward_state,
+            **self._links,
         }

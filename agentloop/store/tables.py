@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint
+from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
 SCHEMA_VERSION = 2
@@ -25,7 +25,8 @@ DEFAULT_PROJECT = "default"
 class TraceSummary(SQLModel):
     """What is known of a trace without reading its bodies.
 
-    One that was imported or sent as spans has no episode, and None in the columns that speak of one.
+    One that was imported or sent as spans has None in the columns that speak of an episode, but for what it says of
+    the episode, task and policy version that it belongs to.
     """
 
     key: int | None = Field(default=None, primary_key=True, sa_type=Key)
@@ -73,17 +74,22 @@ class TraceSummary(SQLModel):
     """When something was last added to it."""
 
 
+_OURS, _LINKED = text("stage IS NOT NULL"), text("episode_id IS NOT NULL")
+"""An episode of a loop has one trace; of others' traces several may say that they belong to one."""
+
+
 class TraceRow(TraceSummary, table=True):
     """A trace. An episode's is written once with its verdict, so none exists without the other."""
 
     __tablename__ = "trace"
     __table_args__ = (
         UniqueConstraint("project", "id"),
-        UniqueConstraint("project", "episode_id"),
         Index("trace_by_pool", "pool", "split", "reward"),
         Index("trace_by_stage", "stage", "n"),
         Index("trace_by_failure", "project", "failure", "key"),
         Index("trace_by_session", "project", "session", "key"),
+        Index("trace_of_episode", "project", "episode_id", unique=True, sqlite_where=_OURS, postgresql_where=_OURS),
+        Index("trace_by_episode", "project", "episode_id", sqlite_where=_LINKED, postgresql_where=_LINKED),
         Index("trace_by_project", "project", "key"),
         Index("trace_by_source", "source"),
         Index("trace_by_age", "stored_at"),
@@ -95,11 +101,19 @@ class TraceRow(TraceSummary, table=True):
     """Of an imported trace: keys of the bodies that its head refers to."""
 
 
+_IS_CALL, _ANSWERED = text("kind = 'chat'"), text("response_id IS NOT NULL")
+"""Calls of models alone have a place in these indexes, by which spans are found that tell of one call (`calls.py`)."""
+
+
 class SpanRow(SQLModel, table=True):
     """One OpenTelemetry span (`types.Span`)."""
 
     __tablename__ = "span"
-    __table_args__ = (Index("span_by_time", "trace_key", "start_ns", "span_id"),)
+    __table_args__ = (
+        Index("span_by_time", "trace_key", "start_ns", "span_id"),
+        Index("span_call_by_parent", "trace_key", "parent_id", sqlite_where=_IS_CALL, postgresql_where=_IS_CALL),
+        Index("span_by_response", "trace_key", "response_id", sqlite_where=_ANSWERED, postgresql_where=_ANSWERED),
+    )
 
     trace_key: int = Field(primary_key=True, sa_type=BigInteger)
     span_id: str = Field(primary_key=True)
@@ -116,6 +130,11 @@ class SpanRow(SQLModel, table=True):
     n_prompt_tokens: int = Field(sa_type=BigInteger)
     n_completion_tokens: int = Field(sa_type=BigInteger)
     cost_usd: float | None
+    episode_id: str | None
+    task_id: str | None
+    policy_version: int | None
+    reward: float | None
+    response_id: str | None
     head: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
     bodies: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
 

@@ -100,6 +100,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 **_clean(shared.redactor, values),
                 "project": project,
                 "id": item.trace.id,
+                "episode_id": item.trace.episode_id,
                 "task_id": item.trace.task_id,
                 "policy_version": item.trace.policy_version,
                 "stored_at": datetime.now(UTC),

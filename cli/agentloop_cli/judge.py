@@ -17,8 +17,7 @@ from typer.core import TyperGroup
 
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.serve import open_store
-from agentloop_cli.traces import ProjectFolder
+from agentloop_cli.stores import ProjectFolder, Where, open_store
 
 if TYPE_CHECKING:
     from agentloop.judge.agreement import Figure
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 NOTHING = 5
 AGAIN = "again"
 MAX_TOLD = 12
-Where = Annotated[str | None, typer.Option("--store", help="Another store: a file, or postgresql://….")]
 Tenant = Annotated[str, typer.Option("--tenant", help="The project (tenant) of the service.")]
 Filter = Annotated[str, typer.Argument(help="Only traces for which it holds, such as 'state:disputed tool:shell'.")]
 

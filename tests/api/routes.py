@@ -22,6 +22,7 @@ BODIES: dict[str, Any] = {
     "scores": {"value": 1},
     "labels": {"evidence": "x"},
     "reward": {"reward": 1},
+    "resolution": {"reward": 1, "why": "x", "by": "x"},
 }
 """By the path, or by its last word that is no parameter."""
 

@@ -113,8 +113,8 @@ def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "code"),
     [
-        ("PUT", "/api/v1/traces/ffff/reward", {"state": "scored"}, 422),
-        ("PUT", "/api/v1/traces/ffff/reward", {"state": "disputed", "reward": 0.5}, 422),
+        ("PUT", "/api/v1/traces/ffff/reward", {"state": "scored"}, 400),
+        ("PUT", "/api/v1/traces/ffff/reward", {"state": "disputed", "reward": 0.5}, 400),
         ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x", "by": "a"}, 404),
         ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1.01, "why": "x", "by": "a"}, 422),
         ("PUT", "/api/v1/traces/ffff/resolution", {"reward": 1, "why": "x"}, 422),

@@ -13,7 +13,8 @@ from store.span_rows import imported
 
 from agentloop.store.store import Store
 
-from .test_app import export, serving
+from .serving import serving
+from .test_app import export
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,8 @@ def test_an_export_is_streamed_in_each_format_and_comes_back(tmp_path: Path) -> 
     store.put_imported("default", [imported("a")])
     store.put_imported("other", [imported("hidden")])
     store.close()
-    with serving(where) as (url, _):
+    with serving(where) as url_server:
+        url = url_server.url
         sent = export(url)
         everything = [sent, imported("a").trace.id, "e" * 32]
         answer = httpx.get(f"{url}/api/v1/export")
@@ -43,7 +45,8 @@ def test_an_export_is_streamed_in_each_format_and_comes_back(tmp_path: Path) -> 
             assert "agentloop[parquet]" in table.json()["error"]
         spans = httpx.get(f"{url}/api/v1/export", params={"format": "otlp", "filter": f"id:{sent}"})
         (line,) = spans.content.splitlines()
-        with serving(tmp_path / "b.db") as (second, _):
+        with serving(tmp_path / "b.db") as second_server:
+            second = second_server.url
             told = httpx.post(f"{second}/v1/traces", content=line, headers={"content-type": "application/json"})
             assert (told.status_code, told.json()) == (200, {})
             before, after = (httpx.get(f"{at}/api/v1/traces/{sent}").json() for at in (url, second))

@@ -230,7 +230,7 @@ def test_a_tool_of_openllmetry_has_its_name_and_no_id() -> None:
     }
     found = span(attributes)
     assert (found.kind, found.tool, found.agent) == ("tool", "shell", "w")
-    assert tool_of(restored(found)) == (None, '{"inputs": 1}', '"done"')
+    assert tool_of(restored(found)) == (None, '{"inputs": 1}', "done")
 
 
 def test_spans_without_content() -> None:
@@ -330,7 +330,7 @@ def test_tokens_pass_through() -> None:
         "agentloop.token_ids.prompt": [1, 2],
         "agentloop.token_ids.completion": [3],
         "agentloop.logprobs": [-0.5, float("-inf")],
-        "agentloop.policy_version": 4,
+        "agentloop.policy.version": 4,
     }
     found = span(attributes)
     assert restored(found)["attributes"] == attributes

@@ -55,8 +55,8 @@ async def inmates_of(box: Box) -> tuple[Inmates, set[int]]:
     """(who is in the box, who is in it when nothing runs there), as the host sees it."""
     mark = uuid.uuid4().hex
     process = box.start(f"exec sh -c 'sleep 60; :' {mark}")
-    assert await asyncio.to_thread(comes_true, lambda: len(with_word(mark)) == 1, 20.0)
-    inmates = Inmates.beside(*with_word(mark))
+    assert await asyncio.to_thread(comes_true, lambda: bool(with_word(mark)), 20.0)
+    inmates = Inmates.beside(with_word(mark)[0])
     process.kill()
     assert await asyncio.to_thread(comes_true, lambda: not with_word(mark), 20.0)
     await box.exec("true")

@@ -50,7 +50,10 @@ def comes_true(truth: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
 
 @dataclass(frozen=True)
 class Inmates:
-    """The processes of one box, as the kernel lists them: whatever they call themselves."""
+    """The processes of one box that lives, as the kernel lists them: whatever they call themselves.
+
+    Of one that is gone, another box may have the namespace's number.
+    """
 
     namespace: str
     groups: dict[str, Path]

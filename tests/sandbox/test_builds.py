@@ -199,7 +199,7 @@ def test_an_image_that_was_made_here_goes_when_nothing_uses_it(
     write(recipe, f"FROM scratch\nCOPY bin /bin\nENV MARK={BASE}-{time.time_ns()}\n")
     used, _ = settings(client, recipe)
     asyncio.run(scene())
-    client.api.build(fileobj=io.BytesIO(f"FROM {used}\nENV A=b".encode()), rm=True, tag=f"{BASE}:built-on-it")
+    list(client.api.build(fileobj=io.BytesIO(f"FROM {used}\nENV A=b".encode()), rm=True, tag=f"{BASE}:built-on-it"))
     assert builds.unused(client, 60.0) == [], "what was used a moment ago is not old"
     assert builds.unused(client, 0.0) == [used]
     removed, after = janitor.sweep(image_days=0.0)

@@ -84,12 +84,15 @@ def _trace() -> None:
         sa.Column("body", sa.LargeBinary),
         sa.Column("bodies", sa.LargeBinary),
         sa.UniqueConstraint("project", "id"),
-        sa.UniqueConstraint("project", "episode_id"),
     )
     op.create_index("trace_by_pool", "trace", ["pool", "split", "reward"])
     op.create_index("trace_by_stage", "trace", ["stage", "n"])
     op.create_index("trace_by_failure", "trace", ["project", "failure", "key"])
     op.create_index("trace_by_session", "trace", ["project", "session", "key"])
+    ours, linked = sa.text("stage IS NOT NULL"), sa.text("episode_id IS NOT NULL")
+    for name, unique, where in (("trace_of_episode", True, ours), ("trace_by_episode", False, linked)):
+        columns = ["project", "episode_id"]
+        op.create_index(name, "trace", columns, unique=unique, sqlite_where=where, postgresql_where=where)
     op.create_index("trace_by_project", "trace", ["project", "key"])
     op.create_index("trace_by_source", "trace", ["source"])
     op.create_index("trace_by_age", "trace", ["stored_at"])
@@ -111,10 +114,20 @@ def _spans() -> None:
         sa.Column("n_prompt_tokens", sa.BigInteger, nullable=False),
         sa.Column("n_completion_tokens", sa.BigInteger, nullable=False),
         sa.Column("cost_usd", sa.Float),
+        *(sa.Column(name, sa.String) for name in ("episode_id", "task_id")),
+        sa.Column("policy_version", sa.Integer),
+        sa.Column("reward", sa.Float),
+        sa.Column("response_id", sa.String),
         sa.Column("head", sa.LargeBinary, nullable=False),
         sa.Column("bodies", sa.LargeBinary, nullable=False),
     )
     op.create_index("span_by_time", "span", ["trace_key", "start_ns", "span_id"])
+    is_call, answered = sa.text("kind = 'chat'"), sa.text("response_id IS NOT NULL")
+    for name, column, where in (
+        ("span_call_by_parent", "parent_id", is_call),
+        ("span_by_response", "response_id", answered),
+    ):
+        op.create_index(name, "span", ["trace_key", column], sqlite_where=where, postgresql_where=where)
 
 
 def _bodies() -> None:

@@ -1,0 +1,190 @@
+"""What libraries call the attributes of their spans, and what of these a row of the store has columns for.
+
+Sources: the GenAI conventions of OpenTelemetry up to 1.27 (`gen_ai.prompt.N`), of 1.28 to 1.36 (message events)
+and from 1.37 on (`gen_ai.input.messages`), OpenInference, OpenLLMetry (`traceloop.*`) and the AI SDK of Vercel
+(`ai.*`). A name that none of them has is kept, and says nothing. Those of our own are `agentloop.*`.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Any, NamedTuple
+
+OPERATIONS = {
+    "chat": "chat",
+    "completion": "chat",
+    "text_completion": "chat",
+    "generate_content": "chat",
+    "execute_tool": "tool",
+    "create_agent": "agent",
+    "invoke_agent": "agent",
+    "invoke_workflow": "agent",
+    "llm": "chat",
+    "tool": "tool",
+    "tools/call": "tool",
+    "agent": "agent",
+    "workflow": "agent",
+    "ai.generateText.doGenerate": "chat",
+    "ai.streamText.doStream": "chat",
+    "ai.generateObject.doGenerate": "chat",
+    "ai.streamObject.doStream": "chat",
+    "ai.toolCall": "tool",
+    "ai.generateText": "agent",
+    "ai.streamText": "agent",
+}
+"""What libraries call an operation -> the kind of the span."""
+KINDS = (
+    "gen_ai.operation.name",
+    "openinference.span.kind",
+    "traceloop.span.kind",
+    "ai.operationId",
+    "llm.request.type",
+    "mcp.method.name",
+)
+DECISIVE = {"gen_ai.operation.name", "llm.request.type", "ai.operationId"}
+"""Of these, the ones that name every operation: one that is not above is neither of the three."""
+SESSIONS = (
+    "gen_ai.conversation.id",
+    "session.id",
+    "traceloop.association.properties.session_id",
+    "langfuse.session.id",
+    "ai.telemetry.metadata.sessionId",
+)
+AGENTS = ("gen_ai.agent.name", "agent.name", "gen_ai.workflow.name", "traceloop.workflow.name")
+MODELS = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name", "ai.response.model", "ai.model.id")
+TOOLS = ("gen_ai.tool.name", "tool.name", "ai.toolCall.name")
+PROMPT_TOKENS = (
+    "gen_ai.usage.input_tokens",
+    "gen_ai.usage.prompt_tokens",
+    "llm.token_count.prompt",
+    "llm.usage.prompt_tokens",
+    "ai.usage.promptTokens",
+    "ai.usage.inputTokens",
+)
+COMPLETION_TOKENS = (
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "llm.token_count.completion",
+    "llm.usage.completion_tokens",
+    "ai.usage.completionTokens",
+    "ai.usage.outputTokens",
+)
+COSTS = ("agentloop.cost_usd", "gen_ai.usage.cost", "llm.cost.total", "llm.usage.cost", "operation.cost")
+RESPONSE_IDS = ("gen_ai.response.id", "ai.response.id")
+EPISODE, TASK, VERSION, REWARD = (
+    "agentloop.episode.id",
+    "agentloop.task.id",
+    "agentloop.policy.version",
+    "agentloop.reward",
+)
+"""What a run belongs to and what it was worth; of a span, or of its resource for all of a process."""
+LARGEST_VERSION = 2**31 - 1
+MAX_INT = 2**63 - 1
+
+
+class Links(NamedTuple):
+    """What a span belongs to; None for what it does not say."""
+
+    session: str | None
+    episode_id: str | None
+    task_id: str | None
+    policy_version: int | None
+    reward: float | None
+
+
+NO_LINKS = Links(None, None, None, None, None)
+
+
+def links_of(attributes: dict[str, Any], outer: Links = NO_LINKS) -> Links:
+    """outer: what its resource says, which counts where the span itself says nothing.
+
+    A version that is no whole number and a reward that is none in [0, 1] are not said.
+    """
+    get = attributes.get
+    return Links(
+        text_of(get, SESSIONS) or outer.session,
+        text_of(get, (EPISODE,)) or outer.episode_id,
+        text_of(get, (TASK,)) or outer.task_id,
+        outer.policy_version if VERSION not in attributes else _version(attributes[VERSION]),
+        outer.reward if REWARD not in attributes else _reward(attributes[REWARD]),
+    )
+
+
+def kind_of(attributes: dict[str, Any]) -> str:
+    """chat, tool, agent or other."""
+    for key in KINDS:
+        name = attributes.get(key)
+        if type(name) is str:
+            kind = OPERATIONS.get(name) or OPERATIONS.get(name.lower())
+            if kind:
+                return kind
+            if key in DECISIVE:
+                return "other"
+    if "gen_ai.tool.name" in attributes:
+        return "tool"
+    if "gen_ai.prompt.0.role" in attributes or "gen_ai.prompt.0.content" in attributes:
+        return "chat"
+    if "gen_ai.agent.name" in attributes and "gen_ai.request.model" not in attributes:
+        return "agent"
+    return "chat" if "gen_ai.request.model" in attributes and "openinference.span.kind" not in attributes else "other"
+
+
+def agent_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
+    """The agent that a span was said in; name: the span's, which is what OpenInference calls an agent."""
+    get = attributes.get
+    found = text_of(get, AGENTS)
+    if found or kind != "agent":
+        return found
+    found = text_of(get, ("traceloop.entity.name",))
+    return found or (name if get("openinference.span.kind") == "AGENT" else None)
+
+
+def tool_name_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
+    """The tool that a span is about; name: the span's, where nothing else names the tool."""
+    get = attributes.get
+    return text_of(get, TOOLS) or (text_of(get, ("traceloop.entity.name",)) or name if kind == "tool" else None)
+
+
+def text_of(get: Any, keys: tuple[str, ...]) -> str | None:
+    for key in keys:
+        value = get(key)
+        if value is not None and value != "":
+            return value if type(value) is str else str(value)
+    return None
+
+
+def count_of(get: Any, keys: tuple[str, ...]) -> int:
+    for key in keys:
+        value = get(key)
+        if value is not None:
+            number = _number(value)
+            return 0 if number is None else min(max(int(number), 0), MAX_INT)
+    return 0
+
+
+def cost_of(get: Any) -> float | None:
+    for key in COSTS:
+        value = get(key)
+        if value is not None and (number := _number(value)) is not None:
+            return float(number)
+    return None
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if isfinite(number) else None
+
+
+def _version(value: Any) -> int | None:
+    """Also of text, which is all that OTEL_RESOURCE_ATTRIBUTES can say."""
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) <= 10:
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= LARGEST_VERSION else None
+
+
+def _reward(value: Any) -> float | None:
+    number = None if type(value) is bool else _number(value)
+    return number if number is not None and 0 <= number <= 1 else None

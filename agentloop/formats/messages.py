@@ -1,0 +1,152 @@
+"""Messages and tool calls out of values that somebody wrote, in whichever shape: parts, texts, JSON of these.
+
+Never raises for what it does not understand: that stays in the span it stood in.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+
+from agentloop.types import Message, ToolCall
+
+CALLS = {"tool_call", "tool_use", "tool-call", "function_call", "function"}
+RESULTS = {"tool_call_response", "tool_result", "tool-result", "function_call_output"}
+REASONING = {"reasoning", "thinking"}
+
+
+def messages_of(value: Any, role: str) -> list[Message]:
+    """Messages in a value or in its JSON text. role: of those that name none."""
+    if isinstance(value, str):
+        found = parsed(value)
+        value = [value] if found is None else found
+    if isinstance(value, dict):
+        value = value["messages"] if isinstance(value.get("messages"), list) else [value]
+    if not isinstance(value, list):
+        return []
+    made: list[Message] = []
+    for item in value:
+        if isinstance(item, str):
+            made.append(Message(role=role, content=item))
+        elif isinstance(item, dict):
+            made += message_of(item, role)
+    return made
+
+
+def message_of(item: dict[str, Any], default: str) -> list[Message]:
+    if isinstance(item.get("message"), dict):
+        item = item["message"]
+    role = str(item.get("role") or default)
+    role = {"function": "tool", "model": "assistant", "ai": "assistant", "human": "user"}.get(role, role)
+    name = item.get("name") if isinstance(item.get("name"), str) else None
+    texts: list[str] = []
+    thoughts = [item[key] for key in ("reasoning_content", "reasoning") if isinstance(item.get(key), str)][:1]
+    calls: list[ToolCall] = []
+    results: list[Message] = []
+    for part in _parts(item):
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        if not isinstance(part, dict):
+            continue
+        if isinstance(part.get("message_content"), dict):
+            part = {**part, **part["message_content"]}  # OpenInference has a call beside it
+        kind = str(part.get("type"))
+        if kind in CALLS:
+            calls.append(_call(part, len(calls)))
+        elif kind in RESULTS:
+            held = first_of(part.get, "result", "response", "content", "output")
+            call_id = _id(part, "id", "tool_use_id", "toolCallId", "call_id") or _id(item, "tool_call_id")
+            results.append(
+                Message(role="tool", content=_content(held), tool_call_id=call_id, name=_id(part, "toolName"))
+            )
+        elif kind in REASONING:
+            thoughts.append(str(first_of(part.get, "content", "text", "thinking") or ""))
+        elif isinstance(text := first_of(part.get, "text", "content"), str):
+            texts.append(text)
+    listed = item.get("tool_calls")
+    listed = parsed(listed) if isinstance(listed, str) else listed
+    listed = listed if isinstance(listed, list) else []
+    told = {call.id for call in calls}  # some say a call among the parts and here, too
+    more = [_call(call, len(calls) + n) for n, call in enumerate(listed) if isinstance(call, dict)]
+    calls += [call for call in more if call.id not in told]
+    if isinstance(item.get("function_call"), dict):
+        calls.append(_call(item["function_call"], len(calls)))
+    content = "".join(texts)
+    if role == "tool" and not results:
+        return [Message(role=role, content=content, tool_call_id=_id(item, "tool_call_id", "id"), name=name)]
+    if results and not content and not calls:
+        return [message.model_copy(update={"name": message.name or name}) for message in results]
+    ids = item.get("token_ids")
+    token_ids = tuple(ids) if isinstance(ids, list) and {*map(type, ids)} <= {int} else ()
+    made = Message(
+        role=role, content=content, reasoning="".join(thoughts), tool_calls=tuple(calls), name=name, token_ids=token_ids
+    )
+    return [*results, made]
+
+
+def _parts(item: dict[str, Any]) -> list[Any]:
+    held = first_of(item.get, "parts", "content", "contents")
+    if isinstance(held, str) and held.startswith("[{"):
+        found = parsed(held)
+        if isinstance(found, list) and all(isinstance(part, dict) and "type" in part for part in found):
+            return found
+    if isinstance(held, dict):
+        return [held] if "type" in held or "text" in held else [as_text(held)]
+    return held if isinstance(held, list) else [] if held is None else [as_text(held)]
+
+
+def _call(part: dict[str, Any], n: int) -> ToolCall:
+    part = part["tool_call"] if isinstance(part.get("tool_call"), dict) else part
+    function = part["function"] if isinstance(part.get("function"), dict) else part
+    held = first_of(function.get, "arguments", "input", "args")
+    arguments = "{}" if held is None else as_text(held)
+    error = part.get("error") if isinstance(part.get("error"), str) else None
+    if isinstance(held, str) and error is None:
+        try:
+            json.loads(held)
+        except (ValueError, RecursionError) as problem:
+            error = f"arguments are no JSON: {problem}"
+    call_id = _id(part, "id", "toolCallId", "call_id") or f"call_{n}"
+    return ToolCall(
+        id=call_id, name=str(first_of(function.get, "name", "toolName") or ""), arguments=arguments, error=error
+    )
+
+
+def _content(held: Any) -> str:
+    """Text, or the text of parts, or JSON."""
+    if isinstance(held, list) and held and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in held):
+        return "".join(part["text"] for part in held)
+    if isinstance(held, dict) and held.keys() == {"type", "value"}:  # what the AI SDK wraps a result in
+        held = held["value"]
+    return "" if held is None else as_text(held)
+
+
+def first_of(get: Any, *keys: str) -> Any:
+    return next((value for key in keys if (value := get(key)) is not None), None)
+
+
+def _id(item: dict[str, Any], *keys: str) -> str | None:
+    value = first_of(item.get, *keys)
+    return None if value in (None, "") else str(value)
+
+
+def parsed(text: Any) -> Any:
+    """An object or a list; None when the text is neither."""
+    if not isinstance(text, str) or text[:1] not in ("[", "{"):
+        return None
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return None
+
+
+def as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, default=repr)
+    except (ValueError, RecursionError):
+        return repr(value)

@@ -1,0 +1,54 @@
+"""What a call of a model took, and why it ended, as one or more spans tell of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from agentloop.types import Span
+
+CACHED = (
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cache_read_input_tokens",
+    "llm.token_count.prompt_details.cache_read",
+    "ai.usage.cachedInputTokens",
+)
+FINISHES = {"tool_call": "tool_calls", "max_tokens": "length"}
+"""Reasons to finish that the conventions or a vendor have another word for -> ours."""
+
+
+def usage_of(spans: Sequence[Span], given: dict[str, Any], finish: str | None) -> dict[str, Any]:
+    """Fields of a Completion.
+
+    spans: those that tell of the call, of which the first that says a number counts; given: what the first one said.
+    """
+    is_ours = "agentloop.step" in given
+    return {
+        "finish_reason": finish if is_ours or finish is None else FINISHES.get(finish, finish),
+        "model": next((span.model for span in spans if span.model), None),
+        "n_prompt_tokens": next((span.n_prompt_tokens for span in spans if span.n_prompt_tokens), 0),
+        "n_completion_tokens": next((span.n_completion_tokens for span in spans if span.n_completion_tokens), 0),
+        "n_cached_tokens": whole(next((given[key] for key in CACHED if key in given), 0)) or 0,
+        "cost_usd": next((span.cost_usd for span in spans if span.cost_usd is not None), None),
+        "prompt_token_ids": array(given.get("agentloop.token_ids.prompt"), int),
+        "logprobs": array(given.get("agentloop.logprobs"), float),
+    }
+
+
+def array(value: Any, kind: type) -> tuple[Any, ...]:
+    """Numbers, or the JSON text of them; nothing when they are none."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except ValueError:
+            return ()
+    if not isinstance(value, list) or not {*map(type, value)} <= {int, kind}:
+        return ()
+    return tuple(map(kind, value))
+
+
+def whole(value: Any) -> int | None:
+    """A whole number; None for anything else."""
+    return value if type(value) is int else None

@@ -1,0 +1,97 @@
+"""Calls of a model, of which several libraries may tell, each in a span of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, text
+
+from agentloop.store.database import chunks
+from agentloop.types import Span
+
+
+class Told(Protocol):
+    """A span that tells of a call: what is asked of it here. See `types.Span`."""
+
+    @property
+    def span_id(self) -> str: ...
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+    @property
+    def response_id(self) -> str | None: ...
+
+
+T = TypeVar("T", bound=Told)
+
+_COLUMNS = "span_id, parent_id, start_ns, end_ns, response_id, n_prompt_tokens, n_completion_tokens, cost_usd"
+_ALL = text(f"SELECT {_COLUMNS} FROM span WHERE trace_key = :key AND kind = 'chat'")  # noqa: S608
+
+
+def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
+    """The spans of each call: first the innermost, then those that tell of the same.
+
+    above: id of a span -> id of the nearest one of `spans` above it. A span around one other tells of the same call,
+    and so do two at one time side by side with the id of one response. A span around several tells of none.
+    """
+    by_id = {span.span_id: span for span in spans}
+    inside: dict[str, list[T]] = {}
+    for span in spans:
+        if span.span_id in above:
+            inside.setdefault(above[span.span_id], []).append(span)
+    calls: list[list[T]] = []
+    by_response: dict[str, list[list[T]]] = {}
+    for span in sorted((s for s in spans if s.span_id not in inside), key=lambda s: (s.start_ns, s.span_id)):
+        call = [span]
+        while (outer := above.get(call[-1].span_id)) is not None and len(inside[outer]) == 1:
+            call.append(by_id[outer])
+        same = by_response.setdefault(span.response_id, []) if span.response_id else []
+        known = next((other for other in same if span.start_ns < other[0].end_ns), None)
+        if known is not None:
+            known += call
+            continue
+        same.append(call)
+        calls.append(call)
+    return calls
+
+
+def is_told_twice(connection: Connection, trace_key: int, new: Sequence[Span], *, others: bool) -> bool:
+    """Whether of the `new` spans of calls any tells of the same call as another one, or as a stored one (others)."""
+    ids, parents = {span.span_id for span in new}, {span.parent_id for span in new if span.parent_id}
+    responses = [span.response_id for span in new if span.response_id]
+    if ids & parents or len({*responses}) < len(responses):
+        return True
+    asked = (("span_id", sorted(parents)), ("parent_id", sorted(ids)), ("response_id", responses))
+    return others and any(
+        _is_there(connection, trace_key, column, part) for column, values in asked for part in chunks(values)
+    )
+
+
+def _is_there(connection: Connection, trace_key: int, column: str, values: Sequence[str]) -> bool:
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    marks = ", ".join([mark] * len(values))
+    # Written out, because an index over some rows is used only where the statement itself says which.
+    statement = (
+        f"SELECT 1 FROM span WHERE trace_key = {mark} AND kind = 'chat' AND {column} IN ({marks}) "  # noqa: S608
+        f"{'AND response_id IS NOT NULL ' if column == 'response_id' else ''}LIMIT 1"
+    )
+    return connection.exec_driver_sql(statement, (trace_key, *values)).first() is not None
+
+
+def counted_calls(connection: Connection, trace_key: int) -> dict[str, int | float | None]:
+    """Columns of a trace that add up its calls, each once; of the spans of one the first that says a number counts."""
+    spans = connection.execute(_ALL, {"key": trace_key}).all()
+    ids = {span.span_id for span in spans}
+    above = {span.span_id: span.parent_id for span in spans if span.parent_id in ids and span.parent_id != span.span_id}
+    calls: list[list[Any]] = calls_of(spans, above)
+    costs = [next((s.cost_usd for s in call if s.cost_usd is not None), None) for call in calls]
+    return {
+        "n_steps": len(calls),
+        "n_prompt_tokens": sum(next((s.n_prompt_tokens for s in call if s.n_prompt_tokens), 0) for call in calls),
+        "n_completion_tokens": sum(
+            next((s.n_completion_tokens for s in call if s.n_completion_tokens), 0) for call in calls
+        ),
+        "cost_usd": sum(cost for cost in costs if cost is not None) if any(c is not None for c in costs) else None,
+    }
