@@ -23,7 +23,7 @@ test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be ha
 	$(BIN)/pytest $(TWO) -m "not alone" && $(BIN)/pytest -m alone
 
 quick: $(VENV)/.dev  ## the tests that need no engine, server or training, under a minute
-	$(BIN)/pytest $(TWO) -m "not slow and not alone"
+	$(BIN)/pytest $(TWO) -m "not slow and not alone" --hypothesis-profile quick
 
 check: $(VENV)/.dev  ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

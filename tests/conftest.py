@@ -6,15 +6,27 @@ import os
 from functools import cache
 
 import pytest
+from hypothesis import settings
 
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 
+settings.register_profile("quick", max_examples=20)
+STARTS_PROCESSES = {"process", "terminal", "ran", "scene", "said", "server", "service"}
+"""Fixtures that start a command or a server, each for a second or more."""
 REMEDY = {
     "bubblewrap": "`apt install bubblewrap`, and allow unprivileged user namespaces",
     "docker": "`sh tests/services.sh start`",
 }
+
+
+@pytest.hookimpl(tryfirst=True)  # before those that are asked for by their marks are chosen
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a process is slow."""
+    for item in items:
+        if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
 
 
 @cache

@@ -180,8 +180,13 @@ def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = Fal
     return {key: unescaped(item, bodies, literal=literal) for key, item in value.items()}
 
 
+def dumped(value: Any) -> bytes:
+    """JSON of `value`, in no more room than it needs: a result of orjson itself holds 4 KiB or more while it lives."""
+    return b"".join((orjson.dumps(value), b""))  # a copy
+
+
 def _add(value: Any, bodies: list[bytes]) -> int:
-    bodies.append(orjson.dumps(value))
+    bodies.append(dumped(value))
     return len(bodies) - 1
 
 

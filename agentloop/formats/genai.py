@@ -22,7 +22,7 @@ from agentloop.formats.attributes import (
     text_of,
     tool_name_of,
 )
-from agentloop.formats.contents import body_of, escaped, joined, split, split_event, unescaped
+from agentloop.formats.contents import body_of, dumped, escaped, joined, split, split_event, unescaped
 from agentloop.types import Span
 
 OK, ERROR = 1, 2
@@ -192,6 +192,6 @@ def _error(said: Said) -> str | None:
 
 def _dumps(head: dict[str, Any]) -> bytes:
     try:
-        return orjson.dumps(head)
+        return dumped(head)
     except TypeError as error:  # text that is none, or a number of more than 64 bits
         raise ValueError(f"a value that is no JSON: {error}") from None

@@ -15,6 +15,7 @@ from sqlmodel import col
 
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.query import conditions
+from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
 from agentloop.store.verdicts import JUDGE, put_labels, put_scores, trace_key
@@ -160,7 +161,7 @@ class History:
 
 def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
     """Scores and labels of ours in place of those before; what others said stays, and stays critical."""
-    new = [item._replace(verdict=_clean(shared, item.verdict)) for item in new]
+    new = [item._replace(verdict=clean_verdict(shared.redactor, item.verdict)) for item in new]
     keys = [item.key for item in new]
     last = dict(_last(connection, keys))
     for part in chunks(keys):
@@ -175,7 +176,7 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
 
 def append(connection: Connection, shared: SharedBodies, new: New) -> None:
     """A word on the whole, beside scores and labels that stay as they are."""
-    cleaned = new._replace(verdict=_clean(shared, new.verdict), why=shared.redactor.text(new.why))
+    cleaned = new._replace(verdict=clean_verdict(shared.redactor, new.verdict), why=shared.redactor.text(new.why))
     _append(connection, [cleaned], dict(_last(connection, [new.key])))
     _rewrite(connection, shared, [cleaned])
 
@@ -230,9 +231,10 @@ def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -
         connection.exec_driver_sql(f"UPDATE trace SET {changed} WHERE key = {mark}", rows)  # noqa: S608
 
 
-def _clean(shared: SharedBodies, verdict: Verdict) -> Verdict:
+def clean_verdict(redactor: Redactor, verdict: Verdict) -> Verdict:
+    """A verdict without secrets."""
     raw = verdict.model_dump_json().encode()
-    clean = shared.redactor.json(raw)
+    clean = redactor.json(raw)
     return verdict if clean is raw else Verdict.model_validate_json(clean)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 MIN_KNOWN = 8
 """Characters of the shortest known secret that is looked for: a shorter one would be found in ordinary text."""
-MAX_RANDOM = 200
+RANDOM, MAX_RANDOM = 32, 200
 """Characters of the longest word that is judged by its randomness: a longer one is data, such as an image."""
 
 _IN_WORD = bytes(97 if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "+/_=-") else 32 for c in range(256))
@@ -36,6 +36,8 @@ _TOKEN = re.compile(
     r"|(?P<google>AIza[A-Za-z0-9_-]{35}|GOCSPX-[A-Za-z0-9_-]{20,})"
     r")"
 )
+_SHAPE = re.compile(rb"A[KSBC][IC]A|gh[pousr]_|github_pat_|sk-|xox|xapp-|AIza|GOCSPX-|eyJ")
+"""In whatever _TOKEN and _JWT find, and sooner found."""
 _JWT = re.compile(r"eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}")
 _PEM = re.compile(
     r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----"
@@ -65,8 +67,7 @@ class Redactor:
             for form in (secret, *(json.dumps(secret, ensure_ascii=a)[1:-1] for a in (False, True)))
         }
         self._forms = tuple(sorted(forms, key=len, reverse=True))
-        raw = (form.encode(errors="replace") for form in self._forms)
-        self._raw_forms = tuple(form for form in raw if not _has_long_word(form))
+        self._raw_forms = tuple(form.encode(errors="replace") for form in self._forms)
 
     def json(self, data: bytes) -> bytes:
         """`data` without secrets; the same bytes when there are none, and valid JSON when it was valid."""
@@ -111,13 +112,24 @@ class Redactor:
         return "".join((*kept, text[at:])) if kept else text
 
     def _suspicious(self, data: bytes) -> bool:
-        """Whether it is worth parsing: most of what is stored has no word of 20 characters, no URL and no token."""
-        if _has_long_word(data) or b"\\u" in data or b"earer" in data or b"EARER" in data:
+        """Whether JSON is worth parsing: nothing that would be replaced is overlooked, and little else is told.
+
+        Words are judged as they are written, which is as they are read but where an escape stands for a letter.
+        """
+        if b"earer" in data or b"EARER" in data or (b"@" in data and b"://" in data):
+            return True
+        if b"\\" in data and (b"\\u" in data or b"\\/" in data):
             return True
         for form in self._raw_forms:
             if form in data:
                 return True
-        return b"@" in data and b"://" in data
+        words = list(_long_words(data))
+        if not words:
+            return False
+        if b"-----BEGIN" in data or _SHAPE.search(b" ".join([data[start:end] for start, end in words])):
+            return True
+        text = data.decode("latin-1")
+        return any(_is_random(text, _begin(text, start, end), end) for start, end in words if end - start >= RANDOM)
 
     def _walk(self, value: Any) -> Any:
         """`value` with clean strings; the same object when nothing was found."""
@@ -134,9 +146,7 @@ class Redactor:
 
     def _judge(self, text: str, start: int, end: int) -> str:
         """What is stored in place of one long word."""
-        # In a string that is JSON itself, what follows a backslash is no part of the word.
-        escape = _ESCAPE.match(text, start, end) if text.endswith("\\", 0, start) else None
-        begins = escape.end() if escape else start
+        begins = _begin(text, start, end)
         word = text[begins:end]
         clean = _TOKEN.sub(lambda m: self._mark(m.lastgroup or "token", m[0]), word)
         if clean == word and _is_random(text, begins, end):
@@ -146,10 +156,6 @@ class Redactor:
     def _mark(self, kind: str, secret: str) -> str:
         digest = hmac.digest(self._key, secret.encode(errors="surrogatepass"), "sha256")
         return f"[redacted:{kind}:{digest.hex()[:12]}]"
-
-
-def _has_long_word(data: bytes) -> bool:
-    return _LONG_WORD in data.translate(_IN_WORD)
 
 
 def _long_words(data: bytes) -> Iterator[tuple[int, int]]:
@@ -163,13 +169,19 @@ def _long_words(data: bytes) -> Iterator[tuple[int, int]]:
         start = marks.find(_LONG_WORD, end)
 
 
+def _begin(text: str, start: int, end: int) -> int:
+    """Where a word begins that may be in JSON: what follows a backslash is no part of it."""
+    escape = _ESCAPE.match(text, start, end) if text.endswith("\\", 0, start) else None
+    return escape.end() if escape else start
+
+
 def _is_random(text: str, start: int, end: int) -> bool:
     """Whether a word of 32 characters or more was drawn, and not written: no hash, UUID, path, name, or line of data.
 
     In what is random, letters of both cases and digits take turns; in what people write, they come in runs.
     """
     word = text[start:end].rstrip("=")
-    if not 32 <= len(word) <= MAX_RANDOM or _HEX.fullmatch(word) or _NOT_SECRET.match(word):
+    if not RANDOM <= len(word) <= MAX_RANDOM or _HEX.fullmatch(word) or _NOT_SECRET.match(word):
         return False
     if text.endswith(("h1:", "base64,"), 0, start):
         return False

@@ -6,8 +6,9 @@ What costs (redaction, hashing, compression, words) is done before the transacti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -35,7 +36,7 @@ _COLUMNS = (
 )  # fmt: skip
 _LONGEST = 500
 """Characters of a name that is searched by: an index of PostgreSQL takes 2,700 bytes. The head has all of it."""
-_SEARCHED = ("session", "agent", "model", "tool", "episode_id", "task_id", "response_id")
+_searched = attrgetter("session", "agent", "model", "tool", "episode_id", "task_id", "response_id")
 
 # Made once, because making a statement costs more than it does to store a span.
 _TRACE: Any = TraceRow.__table__  # type: ignore[attr-defined]
@@ -84,12 +85,13 @@ def put_spans(database: Database, shared: SharedBodies, project: str, spans: Seq
         return
     batch = shared.batch(project)
     traces: dict[str, dict[str, _Ready]] = {}
+    texts = _Texts(shared.redactor)
     for span in spans:
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
             error = span.error
             by_id[span.span_id] = _Ready(
-                _clean(span, shared.redactor),
+                _clean(span, shared.redactor, texts),
                 [batch.name(body) for body in span.bodies],
                 batch.name(_json(error)) if error and error != "error" else None,
             )
@@ -208,24 +210,33 @@ def _known(connection: Connection, trace_key: int, ids: list[str]) -> Iterable[s
         yield from connection.execute(_KNOWN, {"key": trace_key, "ids": part}).scalars()
 
 
-def _clean(span: Span, redactor: Redactor) -> Span:
+class _Texts(dict[str, str]):
+    """Names as they came -> without secrets, NULs and halves of surrogate pairs; spans of one batch share them."""
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+
+    def __missing__(self, came: str) -> str:
+        clean = self._redactor.text(came).replace("\0", "\ufffd")
+        self[came] = clean = clean if clean.isascii() else clean.encode(errors="replace").decode()
+        return clean
+
+
+def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
     """Without secrets and NULs, with numbers that fit into their columns, and a compressed head."""
-    texts = [
-        value if value is None or (len(value) < 8 and value.isascii() and "\0" not in value) else _text(value, redactor)
-        for value in (span.name, span.error, *(getattr(span, name) for name in _SEARCHED))
-    ]
+    session, agent, model, tool, episode_id, task_id, response_id = (
+        value and texts[value][:_LONGEST] for value in _searched(span)
+    )
     cost, version, reward = span.cost_usd, span.policy_version, span.reward
-    name, error, *names = texts
-    session, agent, model, tool, episode_id, task_id, response_id = (each and each[:_LONGEST] for each in names)
     return Span(
         trace_id=span.trace_id,
         span_id=span.span_id,
         parent_id=span.parent_id,
-        name=name or "",
+        name=texts[span.name],
         kind=span.kind,
         start_ns=max(0, min(span.start_ns, _MAX)),
         end_ns=max(0, min(span.end_ns, _MAX)),
-        error=error,
+        error=span.error and texts[span.error],
         session=session,
         agent=agent,
         model=model,
@@ -241,11 +252,6 @@ def _clean(span: Span, redactor: Redactor) -> Span:
         reward=reward if reward is not None and 0 <= reward <= 1 else None,
         response_id=response_id,
     )
-
-
-def _text(value: str, redactor: Redactor) -> str:
-    clean = redactor.text(value).replace("\0", "\ufffd")
-    return clean if clean.isascii() else clean.encode(errors="replace").decode()
 
 
 def _json(text: str) -> bytes:

@@ -14,7 +14,7 @@ from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.history import New, replace_verdicts
+from agentloop.store.history import New, clean_verdict, replace_verdicts
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
@@ -117,20 +117,12 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 _put_facets(connection, key, facets)
                 put_scores(connection, [(key, item.scores)], IMPORT)
                 if item.verdict is not None:
-                    verdict = _clean_verdict(shared.redactor, item.verdict)
+                    verdict = clean_verdict(shared.redactor, item.verdict)
                     put_scores(connection, [(key, verdict.scores)], IMPORT)
                     put_labels(connection, [(key, verdict.failures)])
                     put_reward(connection, key, verdict.state, verdict.reward)
     batch.done()
     return n
-
-
-def _clean_verdict(redactor: Redactor, verdict: Verdict) -> Verdict:
-    scores = [
-        score.model_copy(update={"error": score.error and redactor.text(score.error)}) for score in verdict.scores
-    ]
-    failures = [f.model_copy(update={"evidence": redactor.text(f.evidence)}) for f in verdict.failures]
-    return verdict.model_copy(update={"scores": tuple(scores), "failures": tuple(failures)})
 
 
 def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:

@@ -75,6 +75,7 @@ except TooLarge as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["a thousand to one", "many members", "honest at first"])
 def test_a_bomb_is_given_up_before_it_takes_memory(kind: str, tmp_path: Path) -> None:
     bomb = gzip.compress(bytes(200 << 20), 9)
@@ -93,6 +94,7 @@ def test_small_bodies_of_one_letter_are_no_bomb() -> None:
     assert inflate(gzip.compress(bytes(500_000), 9), "gzip") == bytes(500_000)
 
 
+@pytest.mark.slow
 def test_very_many_members_take_seconds_and_no_hours() -> None:
     """Each has twenty bytes, and none of them anything in it: to copy what is left after each would take hours."""
     member = gzip.compress(b"")

@@ -12,6 +12,8 @@ from agentloop.api.metrics import ROUTES
 
 from .serving import SPAN, dumped, numbered, request, serving
 
+pytestmark = pytest.mark.slow
+
 LABELS = {"route": {*ROUTES}, "signal": {"traces", "logs"}, "outcome": {"taken", "rejected"}}
 LABELS["what"] = {"attributes", "events", "links", "values"}
 

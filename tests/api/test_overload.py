@@ -17,6 +17,8 @@ from agentloop.api import committer, ingest
 
 from .serving import SPAN, bearer, dumped, make_key, numbered, posted, raw, request, serving, serving_here, status
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def locked(store: Path) -> Iterator[None]:
@@ -80,7 +82,6 @@ def test_a_locked_store_is_told_before_clients_give_up(tmp_path: Path, monkeypat
         assert client.get(f"/api/v1/traces/{SPAN['traceId']}").json()["span_ids"] == [SPAN["spanId"]]
 
 
-@pytest.mark.slow
 def test_readiness_asks_for_a_write_and_waits_two_seconds(tmp_path: Path) -> None:
     path = tmp_path / "traces.db"
     with serving_here(path) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
@@ -110,7 +111,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
     taken = []
     with serving(small_disk / "traces.db") as server, httpx.Client(base_url=server.url, timeout=30) as client:

@@ -68,6 +68,7 @@ def test_what_is_not_held_is_said_with_its_words(agentloop: Run, monkeypatch: py
     assert "no/such:image" in text
 
 
+@pytest.mark.slow
 def test_doctor_fits_80_columns_and_loses_no_word(agentloop: Run) -> None:
     done = agentloop("doctor")
     lines = done.stdout.splitlines()

@@ -37,6 +37,7 @@ def test_wilson_is_scipys(k: int, n: int) -> None:
     assert wilson(k, n) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     rng = random.Random(3)
     held = 0

@@ -21,6 +21,8 @@ from agentloop.types import Message, Trace
 
 from .model_server import ruling, serving
 
+pytestmark = pytest.mark.slow
+
 CORPUS = [
     text.strip("\n") for text in (Path(__file__).with_name("injections.txt")).read_bytes().decode().split("\n%%\n")
 ]

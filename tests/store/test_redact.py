@@ -166,6 +166,25 @@ def test_json_stays_json_of_the_same_shape(value: Any, ascii_only: bool) -> None
     assert type(clean) is type(value)
 
 
+def each(value: Any) -> Any:
+    """`value` with each of its strings redacted by itself."""
+    if isinstance(value, list):
+        return [each(item) for item in value]
+    if isinstance(value, dict):
+        return {REDACTOR.text(key): each(item) for key, item in value.items()}
+    return REDACTOR.text(value) if isinstance(value, str) else value
+
+
+@given(values, st.sampled_from(["", " "]), st.sampled_from(["/", "\\/"]))
+@example("a" * 10 + "/" + drawn(31, LETTERS, seed=11), "", "\\/")
+@example({"key": ["\\n" + drawn(40, LETTERS, seed=11)]}, " ", "/")
+@example(f"\nAIza{35 * 'a'}", "", "/")
+@example(f"eyJ{20 * 'a'}.{20 * 'b'}.{20 * 'c'}", "", "/")
+def test_nothing_is_overlooked_to_save_the_parsing(value: Any, gap: str, slash: str) -> None:
+    data = json.dumps(value, ensure_ascii=False, separators=(f",{gap}", f":{gap}")).replace("/", slash)
+    assert json.loads(REDACTOR.json(data.encode(errors="replace"))) == each(json.loads(data.encode(errors="replace")))
+
+
 @given(strings, st.sampled_from(sorted(SECRETS)), strings)
 def test_what_contains_json_in_a_string_still_does(before: str, kind: str, after: str) -> None:
     inner = json.dumps({"a": before, "b": SECRETS[kind], "c": after})
