@@ -15,6 +15,7 @@ from starlette.responses import StreamingResponse
 from agentloop.errors import ConfigError
 from agentloop.formats.export import load_exporter
 from agentloop.formats.stored import StoredTrace, read_each
+from agentloop.judge.failures.survey import By, Survey, survey
 from agentloop.judge.settle import resolve, settle
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
@@ -232,6 +233,18 @@ def router(store: Store) -> APIRouter:
     def list_verdicts(project: Project, trace_id: TraceId) -> list[PastVerdict]:
         """Every verdict on a trace, the oldest first."""
         return [PastVerdict(**past._asdict()) for past in store.history(project, trace_id)]
+
+    @routes.get("/failures")
+    def list_failures(
+        project: Project,
+        filter: Filter = "",
+        by: By = "type",
+        since: Annotated[int | None, Query(ge=0, lt=2**31, description="Only clusters new since this version.")] = None,
+        labels: Annotated[bool, Query(description="All labels, of successes and unscored traces, too.")] = False,
+        limit: Limit = 20,
+    ) -> Survey:
+        """What fails most, in clusters of alike failures, and how it changed with the policy versions."""
+        return survey(store, filter, project=project, by=by, since=since, every=labels, limit=limit)
 
     @routes.get("/queue")
     def list_queue(project: Project, sample: Annotated[int, Query(ge=0, le=MAX_PAGE)] = 0) -> list[Asked]:

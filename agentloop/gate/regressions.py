@@ -16,7 +16,7 @@ from pydantic import ValidationError, model_validator
 from agentloop.errors import ConfigError
 from agentloop.gate.atomic import write_text
 from agentloop.gate.suite import HEAD, Suite, load_suite, read_jsonl, write_suite
-from agentloop.judge.failures.taxonomy import describe
+from agentloop.judge.failures.taxonomy import OURS, Taxonomy
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
 CASES = "cases.jsonl"
@@ -62,11 +62,11 @@ class Case(Frozen):
     """The case in words."""
 
 
-def pin(failures: Sequence[Pinned], folder: Path, suite: Suite) -> int:
+def pin(failures: Sequence[Pinned], folder: Path, suite: Suite, *, taxonomy: Taxonomy = OURS) -> int:
     """Add the tasks of `failures` to the regression suite in `folder`; how many were not in it before.
 
     One case a task: what is already pinned stays as it is, so pinning twice changes no byte. Limits
-    follow `suite`, the suite that the traces are of. Not safe for two writers at once.
+    follow `suite`, the suite that the traces are of. Not safe for two writers at once. taxonomy: what types mean.
     Cases done in another kind of box stay as they are, in a folder beside this one.
     Raises ConfigError when a task is not in `suite` or is one that is trained on.
     """
@@ -79,7 +79,7 @@ def pin(failures: Sequence[Pinned], folder: Path, suite: Suite) -> int:
     for failure in failures:
         task = _regression_task(failure.trace, suite)
         tasks.setdefault(task.id, task)
-        cases.setdefault(task.id, _case(failure))
+        cases.setdefault(task.id, _case(failure, taxonomy))
     lines = "".join(case.model_dump_json() + "\n" for case in cases.values())
     write_text(folder / CASES, lines)  # first: a task without its case would not be completed by pinning again
     write_suite(folder, "regressions", list(tasks.values()))
@@ -124,7 +124,7 @@ def _regression_task(trace: Trace, suite: Suite) -> Task:
     return task.model_copy(update={"split": Split.heldout})
 
 
-def _case(failure: Pinned) -> Case:
+def _case(failure: Pinned, taxonomy: Taxonomy) -> Case:
     trace, critical = failure.trace, failure.verdict.critical
     kind = critical.type if critical else FailureType.unclassified
     return Case(
@@ -135,11 +135,11 @@ def _case(failure: Pinned) -> Case:
         step=critical.step if critical else None,
         trace_id=trace.id,
         policy_version=trace.policy_version or 0,
-        sentence=_sentence(failure),
+        sentence=_sentence(failure, taxonomy),
     )
 
 
-def _sentence(failure: Pinned) -> str:
+def _sentence(failure: Pinned, taxonomy: Taxonomy) -> str:
     trace, critical = failure.trace, failure.verdict.critical
     answer = (
         "submitted nothing" if trace.answer is None else f"submitted {json.dumps(trace.answer, ensure_ascii=False)}"
@@ -148,7 +148,7 @@ def _sentence(failure: Pinned) -> str:
         f"Policy version {trace.policy_version} {answer} for task {trace.task_id!r} (reward {failure.verdict.reward:g})"
     )
     if critical is None:
-        return f"{start}: {FailureType.unclassified.value}. {describe(FailureType.unclassified)}"
+        return f"{start}: {FailureType.unclassified.value}. {taxonomy.describe(FailureType.unclassified)}"
     where = "in the whole trace" if critical.step is None else f"at step {critical.step}"
     quote = json.dumps(critical.evidence, ensure_ascii=False)
-    return f"{start}: {critical.type.value} {where}, {quote}. {describe(critical.type)}"
+    return f"{start}: {critical.type.value} {where}, {quote}. {taxonomy.describe(critical.type)}"

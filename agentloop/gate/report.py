@@ -19,6 +19,7 @@ from pydantic import Field
 
 from agentloop.gate.atomic import write_text
 from agentloop.gate.decide import Success
+from agentloop.judge.failures.survey import rate, trend
 from agentloop.judge.failures.taxonomy import describe
 from agentloop.types import Action, Decision, FailureType, Frozen, Step, ToolCall, ToolResult, Trace, Verdict
 
@@ -91,6 +92,16 @@ class TracePair(Frozen):
     after: Attempt
 
 
+class Quote(Frozen):
+    """Failures that are alike, by the words of one of them."""
+
+    evidence: str
+    n: int
+    """Held-out episodes that failed so."""
+    task_id: str
+    trace_id: str
+
+
 class ReportData(Frozen):
     """Everything the report shows."""
 
@@ -112,6 +123,14 @@ class ReportData(Frozen):
     """Critical failure type -> held-out episodes, under the first version."""
     failures_after: dict[str, int] = Field(default_factory=dict)
     """The same under the version that is live at the end."""
+    n_before: int = 0
+    """Held-out episodes of the first version, failed or not; 0 where nobody knows."""
+    n_after: int = 0
+    quotes_before: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
+    """Failure type -> words that show it under the first version, of the most frequent first."""
+    quotes_after: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
+    own_types: dict[str, str] = Field(default_factory=dict)
+    """What the project's own failure types mean."""
     stages: tuple[StageRate, ...] = ()
     pairs: tuple[TracePair, ...] = ()
     samples_dropped: dict[str, int] = Field(default_factory=dict)
@@ -143,6 +162,8 @@ class FailureCount:
     kind: str
     before: int
     after: int
+    clear: bool = True
+    """False where the 95% intervals of the two rates overlap."""
 
     @property
     def grew(self) -> bool:
@@ -178,7 +199,7 @@ def render(data: ReportData) -> str:
     """The report as one self-contained HTML document. Raises ValueError when there is no version to show."""
     if not data.versions:
         raise ValueError("a report needs at least the version that the loop started from")
-    return _environment().get_template("report.html.j2").render(data=data)
+    return _environment(data).get_template("report.html.j2").render(data=data)
 
 
 def clean(text: str) -> str:
@@ -193,7 +214,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)"
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def _environment() -> Environment:
+def _environment(data: ReportData) -> Environment:
     environment = Environment(
         loader=PackageLoader("agentloop.gate", "."),
         autoescape=True,
@@ -208,10 +229,11 @@ def _environment() -> Environment:
         "clip": clip,
         "steps": shown_steps,
         "paired": paired_counts,
+        "readable": _readable,
         "evidence": shown_evidence,
         "ticks": ticks,
         "outcome": lambda action: OUTCOMES[action],
-        "meaning": _meaning,
+        "meaning": lambda kind: data.own_types.get(kind) or _meaning(kind),
         "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),
     }
     environment.filters.update(filters)
@@ -249,10 +271,16 @@ def ticks(maximum: int) -> list[int]:
     return list(range(0, maximum + 1, step))
 
 
-def paired_counts(before: dict[str, int], after: dict[str, int]) -> list[FailureCount]:
-    """Every failure type of the two, the commonest before first."""
+def paired_counts(
+    before: dict[str, int], after: dict[str, int], n_before: int = 0, n_after: int = 0
+) -> list[FailureCount]:
+    """Every failure type of the two, the commonest before first; n: of how many episodes, 0 where nobody knows."""
     kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
-    return [FailureCount(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
+    pairs = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
+    known = n_before > 0 and n_after > 0
+    return [
+        FailureCount(kind, b, a, not known or bool(trend(rate(b, n_before), rate(a, n_after)))) for kind, b, a in pairs
+    ]
 
 
 def shown_steps(attempt: Attempt) -> list[ShownStep]:

@@ -14,14 +14,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.judge.failures.imported import reward_of
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
-from agentloop.judge.stored import MAX_SPANS, bare_task, classified, read
+from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import Verifier
 from agentloop.store.history import New, Stored
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE
-from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
+from agentloop.types import RewardState, Score, Task, Verdict, content_hash
 
 BATCH = 250
 """Traces of one transaction."""
@@ -79,8 +80,8 @@ async def rejudge(
         after = batch[-1].row.key
         todo = []
         for stored in batch:
-            late = f"{VERSION}/{stored.row.n_spans}"  # spans may have come since
-            stamp = stamps.get(stored.row.task_id, late) if stored.row.episode_id is not None else late
+            late = f"{VERSION}/{stored.row.n_spans}/{_outcome(stored)}"  # spans may have come since, or a score
+            stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
             if stored.stamp == stamp and not (again or only):
                 account.n_same += 1
             else:
@@ -88,14 +89,14 @@ async def rejudge(
 
         async def one(stored: Stored, stamp: str) -> New | None:
             async with slots:
-                task = tasks.get(stored.row.task_id) if stored.row.episode_id is not None else None
+                task = tasks.get(stored.row.task_id) if is_ours(stored.row) else None
                 found = read(store, stored.row)
                 if found is None:
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
                     return None
                 verdict = await _judged(task, found, stored, named.get(task.id if task else "", {}), only, account)
-                _note(account, found[1], verdict)
-                if _is_settled(stored, found[1]):  # the word from outside stays under the name of who gave it
+                _note(account, found.verdict, verdict)
+                if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
                 return New(stored.row.key, verdict, stamp)
 
@@ -108,16 +109,18 @@ async def rejudge(
 
 async def _judged(
     task: Task | None,
-    found: tuple[Trace, Verdict],
+    found: Found,
     stored: Stored,
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
     account: Account,
 ) -> Verdict:
-    trace, before = found
+    trace, before = found.trace, found.verdict
     if task is None:
-        imported = stored.row.episode_id is None
-        account.why_not["of no task here" if imported else f"task {trace.task_id} is not in the suite"] += 1
+        ours = is_ours(stored.row)
+        account.why_not[f"task {trace.task_id} is not in the suite" if ours else "of no task here"] += 1
+        if found.imported is not None:
+            return classified_imported(found.imported, before.state, _outcome(stored))
         return classified(bare_task(trace), trace, before.state, before.reward, before.scores, rule=before.rule)
     if not verifiers or broke(task, trace):
         return classified(task, trace, before.state, before.reward, before.scores, rule=task.reward)
@@ -155,6 +158,13 @@ def _kept(
         account.why_not[f"{name} {verifier.version} costs money and has not changed; --verifier {name} asks it"] += 1
         return had
     return None
+
+
+def _outcome(stored: Stored) -> float | None:
+    """What a trace from elsewhere is worth: what somebody has said here, else what its source said."""
+    said, known = reward_of(tuple(stored.given.values())), stored.row.reward
+    by_others = stored.by not in (None, JUDGE) and known is not None
+    return known if by_others or said is None else said
 
 
 def _is_settled(stored: Stored, before: Verdict) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.combine import combine
-from agentloop.judge.stored import bare_task, classified, read
+from agentloop.judge.stored import bare_task, classified, classified_imported, read
 from agentloop.store.history import New
 from agentloop.store.store import Store
 from agentloop.types import RewardState, Score, Task, Trace, Verdict
@@ -49,9 +49,13 @@ def resolve(
     if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
         return past[-1].verdict
     scores = past[-1].verdict.scores if past else ()
-    trace, task = _trace(store, project, trace_id, tasks or {})
-    rule = past[-1].verdict.rule if past else None
-    verdict = classified(task, trace, RewardState.scored, reward, scores, rule=rule)
+    found, rule = read(store, row), past[-1].verdict.rule if past else None
+    if found is not None and found.imported is not None:
+        verdict = classified_imported(found.imported, RewardState.scored, reward).model_copy(update={"scores": scores})
+    else:
+        trace = found.trace if found else Trace(id=trace_id, messages=())
+        task = (tasks or {}).get(trace.task_id or "") or bare_task(trace)
+        verdict = classified(task, trace, RewardState.scored, reward, scores, rule=rule)
     store.resolve(project, trace_id, verdict, reward, by=by, why=why)
     return verdict
 
@@ -66,10 +70,11 @@ def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
     scores = tuple(_arrived(score, stored.given) for score in before.scores)
     if scores == before.scores or before.state is RewardState.infra_failed:
         return None
-    trace, task = _trace(store, project, trace_id, {})
+    found = read(store, stored.row)
+    trace = found.trace if found else Trace(id=trace_id, messages=())
     settled = before.state is RewardState.scored  # by a person
     state, reward = (before.state, before.reward) if settled else combine(before.rule, scores)
-    verdict = classified(task, trace, state, reward, scores, rule=before.rule)
+    verdict = classified(bare_task(trace), trace, state, reward, scores, rule=before.rule)
     store.put_verdicts([New(stored.row.key, verdict, None, past[-1].by, past[-1].why)])
     return verdict
 
@@ -78,9 +83,3 @@ def _arrived(score: Score, given: Mapping[str, Score]) -> Score:
     """The number that came for a score that waits. One without a value is no number."""
     came = given.get(score.verifier)
     return came if score.waiting and came is not None and came.value is not None else score
-
-
-def _trace(store: Store, project: str, trace_id: str, tasks: Mapping[str, Task]) -> tuple[Trace, Task]:
-    found = read(store, store.row(project, trace_id))
-    trace = found[0] if found else Trace(id=trace_id, messages=())
-    return trace, tasks.get(trace.task_id or "") or bare_task(trace)

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from agentloop.formats.spans import trace_of
-from agentloop.judge.failures.critical import classify
+from agentloop.judge.failures.critical import classify, label
+from agentloop.judge.failures.imported import read_imported
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.transcript import task as instruction
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
-from agentloop.types import RewardState, Score, Task, Trace, Verdict
+from agentloop.types import Imported, RewardState, Score, Task, Trace, Verdict
 
 MAX_SPANS = 2000
 """Spans of a trace up to which it is read as steps."""
 
 
-def read(store: Store, row: Any) -> tuple[Trace, Verdict] | None:
-    """A trace with what is known of its worth; None for one of more spans than MAX_SPANS, or of none."""
-    if row.episode_id is not None:
-        return unpack(row.body)
+class Found(NamedTuple):
+    """A stored trace with what is known of its worth, and as it was imported if it was."""
+
+    trace: Trace
+    verdict: Verdict
+    imported: Imported | None = None
+
+
+def read(store: Store, row: Any) -> Found | None:
+    """None for a trace of more spans than MAX_SPANS, or of none."""
+    if is_ours(row):
+        return Found(*unpack(row.body))
+    verdict = Verdict(trace_id=row.id, state=RewardState(row.reward_state), reward=row.reward)
     if row.body is not None:
-        trace = store.imported(row.project, row.id).trace
-    elif 0 < row.n_spans <= MAX_SPANS:
-        trace = trace_of(store.spans(row.project, row.id, limit=MAX_SPANS).spans)
-    else:
-        return None
-    return trace, Verdict(trace_id=row.id, state=RewardState(row.reward_state), reward=row.reward)
+        imported = store.imported(row.project, row.id)
+        return Found(imported.trace, verdict, imported)
+    if 0 < row.n_spans <= MAX_SPANS:
+        return Found(trace_of(store.spans(row.project, row.id, limit=MAX_SPANS).spans), verdict)
+    return None
+
+
+def is_ours(row: Any) -> bool:
+    """Of an episode that was rolled out here: others' traces, too, may say to which episode they belong."""
+    return row.stage is not None
 
 
 def bare_task(trace: Trace) -> Task:
@@ -41,4 +56,19 @@ def classified(
     failures = classify(task, trace, state, reward, tuple(score for score in scores if not score.waiting))
     return Verdict(
         trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures, taxonomy=VERSION, **more
+    )
+
+
+def classified_imported(imported: Imported, state: RewardState, reward: float | None) -> Verdict:
+    """The same of a trace from elsewhere, with all that its source said: what was expected, how it ended.
+
+    A reward that is known makes it `scored`.
+    """
+    reading = read_imported(imported)
+    if reading.reward != reward:
+        reading = replace(reading, reward=reward)
+    if reward is not None:
+        state = RewardState.scored
+    return Verdict(
+        trace_id=imported.trace.id, state=state, reward=reward, failures=label(reading, state), taxonomy=VERSION
     )

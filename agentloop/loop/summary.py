@@ -12,7 +12,8 @@ from typing import Any
 
 from agentloop.gate.decide import decide, success
 from agentloop.gate.regressions import read_cases
-from agentloop.gate.report import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.gate.report import Attempt, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.judge.failures.survey import Survey, survey
 from agentloop.loop.project import REGRESSIONS, REPORT, Project, why_unscored
 from agentloop.loop.turns import gate_stage, stored_attempts
 from agentloop.store.bodies import unpack
@@ -21,6 +22,8 @@ from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 NO_NUMBER = (RewardState.unscored.value, RewardState.disputed.value)
 N_PAIRS = 4
 """Traces shown side by side."""
+N_QUOTES = 2
+"""Kinds of failure quoted of each type, the most frequent ones."""
 LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start"}
 
 
@@ -158,6 +161,7 @@ class Summary:
         return path
 
     def _report(self) -> ReportData:
+        before, after = self._failed(self.first), self._failed(self.live)
         return ReportData(
             title=f"agentloop {self.project.config.project.name}",
             command=self.command,
@@ -170,6 +174,11 @@ class Summary:
             learning_curve=self._learning_curve(),
             failures_before=self.reports[self.first.number].failures,
             failures_after=self.reports[self.live.number].failures,
+            n_before=before.n,
+            n_after=after.n,
+            quotes_before=_quotes(before),
+            quotes_after=_quotes(after),
+            own_types={leaf.type.value: leaf.definition for leaf in self.project.config.failures.leaf},
             stages=tuple(
                 StageRate(
                     label=LABELS.get(s.name, s.name.split(".")[0]),
@@ -198,6 +207,10 @@ class Summary:
             decision=self.decisions.get(version.number),
             failures=report.failures,
         )
+
+    def _failed(self, version: PolicyVersion) -> Survey:
+        """What went wrong in the held-out episodes of a version."""
+        return survey(self.project.store, f"stage:{gate_stage(self.project, version.number)}", limit=1000)
 
     def _learning_curve(self) -> tuple[tuple[int, float], ...]:
         points, n = [], 0
@@ -229,6 +242,17 @@ class Summary:
                     after=passed[task.id],
                 )
         return tuple(pairs.values())[:N_PAIRS]
+
+
+def _quotes(found: Survey) -> dict[str, tuple[Quote, ...]]:
+    quotes: dict[str, tuple[Quote, ...]] = {}
+    for cluster in found.clusters:  # the largest first
+        known = quotes.get(cluster.type, ())
+        if len(known) < N_QUOTES:
+            shown = cluster.example
+            made = Quote(evidence=shown.evidence, n=cluster.n, task_id=shown.task or "", trace_id=shown.trace_id)
+            quotes[cluster.type] = (*known, made)
+    return quotes
 
 
 def _success(report: EvalReport) -> dict[str, Any]:

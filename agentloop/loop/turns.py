@@ -17,6 +17,7 @@ from typing import Protocol
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.gate.decide import decide, lost_too_much
 from agentloop.gate.regressions import Pinned, pin
+from agentloop.judge.failures.taxonomy import OURS
 from agentloop.loop.project import REGRESSIONS, Project, unscored
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
@@ -170,7 +171,8 @@ def pin_failures(project: Project, champion: PolicyVersion) -> int:
         for trace, verdict in stored_attempts(project, gate_stage(project, champion.number))
         if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
     ]
-    return pin(failed, project.folder / REGRESSIONS, project.suite)
+    taxonomy = OURS.with_own((leaf.type, leaf.definition) for leaf in project.config.failures.leaf)
+    return pin(failed, project.folder / REGRESSIONS, project.suite, taxonomy=taxonomy)
 
 
 def stored_attempts(project: Project, stage: str) -> list[tuple[Trace, Verdict]]:

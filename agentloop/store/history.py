@@ -213,13 +213,11 @@ def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -
     theirs = _critical(connection, list(verdicts))
     rows = []
     for part in chunks(list(verdicts)):
-        query = select(col(TraceRow.key), col(TraceRow.body), col(TraceRow.episode_id)).where(
-            col(TraceRow.key).in_(part)
-        )
-        for key, body, episode in connection.execute(query):
+        query = select(col(TraceRow.key), col(TraceRow.body), col(TraceRow.stage)).where(col(TraceRow.key).in_(part))
+        for key, body, stage in connection.execute(query):
             verdict = verdicts[key or 0]
             critical = theirs.get(key or 0) or (verdict.critical.type.value if verdict.critical else None)
-            if episode is not None and body is not None:
+            if stage is not None and body is not None:  # an episode of ours
                 trace = zlib.decompress(body).partition(b"\n")[0]
                 told = shared.redactor.json(verdict.model_dump_json().encode())
                 body = zlib.compress(b"\n".join((trace, told)), level=1)

@@ -20,6 +20,7 @@ from sqlmodel import col, select
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, history, retention, spans, traces, verdicts
 from agentloop.store.database import Database, insert_rows
+from agentloop.store.failures import Failures
 from agentloop.store.history import History
 from agentloop.store.keys import Keys
 from agentloop.store.migrations import migrate
@@ -33,7 +34,7 @@ from agentloop.types import Failure, Imported, RewardState, Score, Span, Trace, 
 __all__ = ["Judged", "Store"]
 
 
-class Store(Record, Keys, History):
+class Store(Record, Keys, History, Failures):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. `project` is the tenant: what is asked of one never shows another's.

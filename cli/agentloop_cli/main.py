@@ -15,6 +15,7 @@ from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
+from agentloop_cli.failures import failures
 from agentloop_cli.imports import import_traces
 from agentloop_cli.judge import judge
 from agentloop_cli.prune import prune_traces
@@ -49,6 +50,7 @@ traces.command("import")(import_traces)
 traces.command("export")(export_traces)
 traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
+app.command()(failures)
 app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.command()(serve)

@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop_cli.leaves import check_types, known_types
 from agentloop_cli.render import AsJson, clean, on_one_line, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
@@ -61,7 +62,7 @@ def list_traces(
     store = open_store(where, project=project, create=False)
     try:
         rows = list(islice(store.every(words, project=tenant), limit))
-        why_none = "" if rows else _why_none(store, options, " ".join(filter or ()))
+        why_none = "" if rows else _why_none(store, options, " ".join(filter or ()), known_types(project, store))
     finally:
         store.close()
     if as_json:
@@ -81,14 +82,12 @@ def _term(name: str, value: str) -> str:
     return f'{name}:"{escaped}"'
 
 
-def _why_none(store: Store, options: Mapping[str, str], filter: str) -> str:
+def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list[str]) -> str:
     """What to say of an empty list. Raises ConfigError for a value that is known nowhere, probably a typo."""
-    from agentloop.types import FailureType
-
     if not store.n_traces():
         return "no traces yet; `agentloop loop` makes some, `agentloop traces import` and `agentloop serve` take some"
     known = {
-        "failure": [kind.value for kind in FailureType],
+        "failure": types,
         "task": store.values("task_id"),
         "version": [str(number) for number in store.values("policy_version")],
         "stage": list(dict.fromkeys(map(_stage, store.values("stage")))),
@@ -99,6 +98,7 @@ def _why_none(store: Store, options: Mapping[str, str], filter: str) -> str:
             listed = ", ".join(known[name][:3] if more else known[name])
             listed += f", … {len(known[name])} in all" if more else ""
             raise ConfigError(f"--{name}: no {value!r} (known: {clean(listed)}){did_you_mean(value, known[name])}")
+    check_types(filter, types)
     asked = [*([filter] if filter else []), *(f"--{name} {value}" for name, value in options.items())]
     return f"no trace with {' '.join(asked) or 'that --tenant'}"
 

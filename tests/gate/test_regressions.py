@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from agentloop.errors import ConfigError
 from agentloop.gate.regressions import Pinned, pin, read_cases
 from agentloop.gate.suite import Suite, load_suite, write_suite
+from agentloop.judge.failures.taxonomy import OURS
 from agentloop.types import FailureType, Limits, Part, RewardState, SandboxSpec, Split, Task
 
 from .example import attempt, critical, step
@@ -162,3 +163,12 @@ def test_a_broken_case_is_named(suite: Suite, folder: Path) -> None:
     (folder / "cases.jsonl").write_text("\n" + json.dumps({**row, "step": "one"}))
     with pytest.raises(ConfigError, match=r"cases\.jsonl:2: key 'step': .*; mend or delete the line"):
         read_cases(folder)
+
+
+def test_a_type_of_the_project_s_own_is_told_in_its_words(suite: Suite, folder: Path) -> None:
+    own = FailureType("plan.handoff")
+    told = failed("a")
+    failure = told.verdict.failures[0].model_copy(update={"type": own})
+    told = told.model_copy(update={"verdict": told.verdict.model_copy(update={"failures": (failure,)})})
+    assert pin([told], folder, suite, taxonomy=OURS.with_own([(own, "Nobody was told.")])) == 1
+    assert read_cases(folder)[0].sentence.endswith("Nobody was told.")

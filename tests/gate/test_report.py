@@ -11,6 +11,7 @@ import pytest
 
 from agentloop.gate.report import (
     Attempt,
+    Quote,
     ReportData,
     clean,
     clip,
@@ -272,3 +273,30 @@ def test_clip_says_how_much_it_left_out() -> None:
 )
 def test_ticks_are_round(most: int, marks: list[int]) -> None:
     assert ticks(most) == marks
+
+
+def test_each_type_is_shown_with_words_before_and_after() -> None:
+    quote = Quote(evidence='{"command": "wc -l < a0"}', n=12, task_id="sum-a0", trace_id="ab" * 16)
+    data = report_data().model_copy(
+        update={
+            "failures_before": {"call.wrong_arguments": 20, "plan.handoff": 1},
+            "failures_after": {"call.wrong_arguments": 2, "plan.handoff": 3},
+            "n_before": 240,
+            "n_after": 240,
+            "quotes_before": {"call.wrong_arguments": (quote, quote.model_copy(update={"evidence": " ", "n": 1}))},
+            "quotes_after": {"plan.handoff": (quote.model_copy(update={"evidence": HOSTILE}),)},
+            "own_types": {"plan.handoff": "Nobody was told."},
+        }
+    )
+    html = render(data)
+    page = Page(html)
+    assert not page.open
+    assert "<q>wc -l &lt; a0</q>" in html, "of a call with one argument, that"
+    assert "12 alike · sum-a0 · trace ababababab" in page.text
+    assert "(it said nothing) once" in page.text
+    assert "version 3 none" in page.text
+    assert "Nobody was told." in page.text
+    assert "<script" not in html
+    assert page.text.count("So few more may be chance: the 95% intervals of the two rates overlap.") == 1
+    clear = render(data.model_copy(update={"failures_after": {"plan.handoff": 60}}))
+    assert "may be chance" not in clear

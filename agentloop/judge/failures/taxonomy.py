@@ -174,5 +174,5 @@ class Taxonomy:
         return self._ranks.get(kind, self._ranks[FailureType.unclassified])
 
 
-_OURS = Taxonomy()
-describe, precedence = _OURS.describe, _OURS.precedence
+OURS = Taxonomy()
+describe, precedence = OURS.describe, OURS.precedence

@@ -1,0 +1,50 @@
+"""For whoever looks at a list of failures: what to do about each type, and what a detector's name says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentloop.types import FailureType as F
+
+REMEDIES: Mapping[F, str] = {
+    F.infra_sandbox_failure: "`agentloop doctor` says what boxes lack here; run these tasks again",
+    F.infra_tool_timeout: "look whether the tool is slow or the call was endless; raise its limit, or answer sooner",
+    F.infra_model_api_error: "look at the endpoint's key, quota and status; run these tasks again",
+    F.infra_grader_failure: "mend the verifier, then `agentloop judge` scores the traces again, without running them",
+    F.budget_context_overflow: "shorten what tools give back, or raise the token limit of a turn",
+    F.budget_limit_reached: "see whether it was near the end: raise the limit; or turned in circles: end that first",
+    F.call_malformed: "simplify the tool's schema, or have the server hold the model to it",
+    F.call_unknown_tool: "name the tools that are offered in the prompt, and call them what models expect",
+    F.call_wrong_arguments: "describe in the tool what each argument is and where it comes from; train on these",
+    F.plan_repetition: "have the tool say that nothing changed and what to try instead",
+    F.plan_goal_drift: "repeat the constraint near the action that breaks it, or check it before the action",
+    F.plan_no_clarification: "say in the prompt when to ask and whom, and offer a way to",
+    F.obs_error_ignored: "have tools begin what failed with a clear word, and give a way on",
+    F.obs_misread: "give results a plainer form, the wanted value alone on a line; train on these",
+    F.obs_fabrication: "ask for the source of each claim, and check it against the trace",
+    F.outcome_premature_stop: "say in the prompt what counts as done, and refuse an end without it",
+    F.outcome_wrong_or_unverified: "no wrong step was found: see --by task, read one, and have answers checked",
+    F.outcome_reward_hack: "close the way in the verifier first, then judge again: `agentloop judge`",
+    F.outcome_unsafe_action: "forbid it where it happens, in the box or the tool, not in the prompt",
+    F.unclassified: "read a few; a pattern that comes back is worth a type of your own: [[failures.leaf]]",
+}  # fmt: skip
+
+FOUND: Mapping[str, str] = {
+    "rules.expected.no_write": "nothing was changed, where the task expects it",
+    "rules.expected.missing_action": "a change that the task expects was not made",
+    "rules.expected.unexpected_tool": "a change by a tool that the task does not expect",
+    "rules.expected.extra_call": "more changes than the task expects",
+    "rules.expected.wrong_arguments": "the change that the task expects, with other values",
+    "rules.wrong_command": "a command that works, but does not answer what was asked",
+    "rules.failing_call": "the tool reported an error, and nothing later made it good",
+    "rules.wrong_answer.none": "a wrong answer that nothing had checked",
+    "rules.wrong_answer.weak": "a wrong answer that a check had let through",
+    "rules.wrong_answer.contradicted": "a wrong answer, given after an error",
+    "rules.same_words": "the same message again and again",
+}
+"""Detectors whose name says more than the type does."""
+
+
+def remedy(kind: str) -> str:
+    """The next move; for a type of a project's own, to read the traces."""
+    return REMEDIES.get(F(kind), "") or "read a few, and say in agentloop.toml what is to be done"

@@ -1,0 +1,242 @@
+"""What the tables say of failures: which traces a filter looks at, what was critical in each, which call it was.
+
+Nothing here reads a whole trace. Only the name of the tool that failed lies in a body, and it is read of failed traces
+that have several tools, one step of each.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, true
+from sqlmodel import col
+
+from agentloop.store.bodies import decompress, unpack_keys
+from agentloop.store.database import Database, chunks
+from agentloop.store.query import conditions, parse
+from agentloop.store.shared import load
+from agentloop.store.tables import FacetRow, LabelRow, SpanRow, TraceRow, VerdictRow
+from agentloop.store.verdicts import JUDGE
+
+PAGE = 2000
+"""Traces of one query; a service of many failures is read without having them all in memory."""
+_OF_CALLS = ("call.", "infra.tool_timeout")
+"""How types begin that are of a call, whatever the step has."""
+_OF_STEPS = ("obs.", "plan.", "infra.", "outcome.unsafe_action", "outcome.reward_hack")
+"""And those that are of a call if the step has one; what ended or decided the whole is no tool's fault."""
+OUTCOMES = ("failure", "label", "reward", "state")
+"""Keys of a filter that choose among failures. The others say of which traces: what a rate is a share of."""
+_COLUMNS = {
+    "version": col(TraceRow.policy_version), "task": col(TraceRow.task_id), "source": col(TraceRow.source),
+    "model": col(TraceRow.model), "agent": col(TraceRow.agent),
+}  # fmt: skip
+_failed, _won = col(TraceRow.failure).is_not(None), func.coalesce(col(TraceRow.reward) >= 1.0, False)
+_judged = exists().where(
+    col(VerdictRow.trace_key) == col(TraceRow.key),
+    or_(col(VerdictRow.by) == JUDGE, col(VerdictRow.stamp).is_not(None)),
+)
+
+
+class Labelled(NamedTuple):
+    """A label with what is known of its trace; the type alone where the label itself is gone."""
+
+    key: int
+    id: str
+    version: int | None
+    task: str | None
+    source: str
+    model: str | None
+    agent: str | None
+    n_steps: int
+    type: str
+    detector: str
+    step: int | None
+    evidence: str
+    tool: str | None = None
+
+
+class Population(NamedTuple):
+    """How the traces ended that a filter is about."""
+
+    n: int
+    failed: int
+    """With a critical failure; what broke for infrastructure reasons, too."""
+    won: int
+    untyped: int
+    """The reward is below 1, and nobody has said why."""
+    unknown: int
+    """Nobody has said how they ended."""
+    unknown_labelled: int
+    """Of those, with labels."""
+    unjudged: int
+    """Of all, which the judge has never seen."""
+
+
+class Failures:
+    """The part of the store that a survey of failures needs."""
+
+    _database: Database
+
+    def population(self, filter: str = "", *, project: str | None = None) -> Population:
+        """The words of `filter` that choose among failures are left out. Raises ConfigError."""
+        lost = func.coalesce(col(TraceRow.reward) < 1.0, False)
+        unknown = and_(~_failed, ~_won, ~lost)
+        labelled = exists().where(col(LabelRow.trace_key) == col(TraceRow.key))
+        counted = [true(), _failed, and_(_won, ~_failed), and_(lost, ~_failed), unknown, and_(unknown, labelled),
+                   ~_judged]  # fmt: skip
+        query = select(*(func.sum(case((which, 1), else_=0)) for which in counted))
+        with self._database.read() as connection:
+            row = connection.execute(query.where(*self._about(filter, project))).one()
+        return Population(*(int(n or 0) for n in row))
+
+    def n_by(self, what: str, filter: str = "", *, project: str | None = None) -> dict[Any, int]:
+        """Value -> traces that have it, failed or not. what: version, task, source, model, agent or tool."""
+        value: Any = col(FacetRow.value) if what == "tool" else _COLUMNS[what]
+        query = select(value, func.count()).group_by(value)
+        if what == "tool":
+            query = query.join(TraceRow, _same_trace(FacetRow)).where(col(FacetRow.name) == "tool")
+        with self._database.read() as connection:
+            found = connection.execute(query.where(*self._about(filter, project)))
+            return {value: int(n) for value, n in found}
+
+    def purposes(self, filter: str = "", *, project: str | None = None) -> list[str]:
+        """For what episodes of ours were rolled out; those of one purpose can be compared."""
+        query = select(col(TraceRow.purpose)).where(col(TraceRow.purpose).is_not(None)).distinct()
+        with self._database.read() as connection:
+            found = connection.execute(query.where(*self._about(filter, project))).scalars()
+            return sorted(purpose for purpose in found if purpose is not None)
+
+    def labelled(
+        self, filter: str = "", *, project: str | None = None, every: bool = False, tools: bool = True
+    ) -> Iterator[Labelled]:
+        """The critical label of each failed trace, those first that were stored first; every: all labels of all traces.
+
+        tools: say which tool's call failed. Raises ConfigError for a filter that is none.
+        """
+        join = _same_trace(LabelRow) if every else and_(_same_trace(LabelRow), col(LabelRow.critical))
+        query = select(
+            col(TraceRow.key), col(TraceRow.id), *_COLUMNS.values(), col(TraceRow.n_steps),
+            func.coalesce(col(LabelRow.type), col(TraceRow.failure)), func.coalesce(col(LabelRow.detector), ""),
+            col(LabelRow.step), func.coalesce(col(LabelRow.evidence), ""),
+        ).join(LabelRow, join, isouter=not every)  # fmt: skip
+        query = query.where(*conditions(filter, self._database.engine.dialect.name))
+        if not every:
+            query = query.where(_failed)
+        if project is not None:
+            query = query.where(col(TraceRow.project) == project)
+        keys = select(col(TraceRow.key)).where(*self._about(filter, project)).order_by(col(TraceRow.key))
+        after = 0
+        while True:
+            page = keys.where(col(TraceRow.key) > after).offset(PAGE - 1).limit(1)
+            with self._database.read() as connection:
+                last = connection.execute(page).scalar()
+                part = query.where(col(TraceRow.key) > after)
+                part = part if last is None else part.where(col(TraceRow.key) <= last)
+                order = (col(TraceRow.key), col(LabelRow.step), col(LabelRow.type), col(LabelRow.detector))
+                found: Any = connection.execute(part.order_by(*order))
+                rows = [Labelled(*row)._replace(step=_step(row[10])) for row in found]
+                if tools:
+                    named = _tools(connection, rows)
+                    rows = [row._replace(tool=named.get((row.key, row.step))) for row in rows]
+            yield from rows
+            if last is None:
+                return
+            after = last
+
+    def _about(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
+        made = conditions(without_outcomes(filter), self._database.engine.dialect.name)
+        return made if project is None else [*made, col(TraceRow.project) == project]
+
+
+def without_outcomes(filter: str) -> str:
+    """The terms of a filter that say of which traces."""
+    terms = parse(filter)
+    edges = [*(term.at - 1 for term in terms), len(filter)]
+    kept = (n for n, term in enumerate(terms) if term.key not in OUTCOMES)
+    return "".join(filter[edges[n] : edges[n + 1]] for n in kept).strip()
+
+
+def _same_trace(table: Any) -> ColumnElement[bool]:
+    same: ColumnElement[bool] = col(table.trace_key) == col(TraceRow.key)
+    return same
+
+
+def _step(step: int | None) -> int | None:
+    return None if step is None or step < 0 else step
+
+
+def _tools(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+    """(trace, step) -> the tool whose call failed there; nothing where no call did, or nobody knows."""
+    at_step = [row for row in rows if row.step is not None and row.type.startswith((*_OF_CALLS, *_OF_STEPS))]
+    facets: dict[int, list[str]] = {}
+    for part in chunks(sorted({row.key for row in at_step})):
+        mine = select(col(FacetRow.trace_key), col(FacetRow.value)).where(
+            col(FacetRow.trace_key).in_(part), col(FacetRow.name) == "tool"
+        )
+        for key, tool in connection.execute(mine.order_by(col(FacetRow.value))):
+            facets.setdefault(key, []).append(tool)
+    alone = [row for row in at_step if len(facets.get(row.key, ())) == 1 and row.type.startswith(_OF_CALLS)]
+    named = {(row.key, row.step): facets[row.key][0] for row in alone}
+    several = [row for row in at_step if row.key in facets and (row.key, row.step) not in named]
+    return named | _named(connection, several)
+
+
+def _named(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+    found: dict[tuple[int, int | None], str] = {}
+    of: dict[int, list[Labelled]] = {}
+    for row in rows:
+        of.setdefault(row.key, []).append(row)
+    for part in chunks(sorted(of)):
+        query = select(col(TraceRow.key), col(TraceRow.body), col(TraceRow.bodies)).where(col(TraceRow.key).in_(part))
+        heads, wanted, spans = [], set[int](), []
+        for key, body, bodies in connection.execute(query):
+            if body is None:
+                spans.append(key)
+                continue
+            trace = orjson.loads(decompress(body))["trace"] if bodies is not None else _ours(body)
+            keys = unpack_keys(bodies) if bodies is not None else ()
+            for row in of[key]:
+                step = next((step for step in trace["steps"] if step["index"] == row.step), None)
+                if step is not None:
+                    parts = [step["completion"]["message"], *step["results"]]
+                    heads.append((row, parts, keys))
+                    wanted.update(keys[part["$"]] for part in parts if "$" in part)
+        data = load(connection, wanted)
+        for row, parts, keys in heads:
+            message, *results = (orjson.loads(data[keys[part["$"]]]) if "$" in part else part for part in parts)
+            if tool := _at_fault(row, message, results):
+                found[row.key, row.step] = tool
+        found.update(_of_spans(connection, [row for key in spans for row in of[key]]))
+    return found
+
+
+def _ours(body: bytes) -> Any:
+    return orjson.loads(zlib.decompress(body).partition(b"\n")[0])
+
+
+def _at_fault(row: Labelled, message: Any, results: Sequence[Any]) -> str | None:
+    """Of the calls of a step the one that was quoted, else that which failed, else the first."""
+    calls = message.get("tool_calls") or []
+    came = {result["call_id"]: result for result in results}
+    quote = row.evidence.strip()
+    for call in calls:
+        if quote and (quote in call["arguments"] or quote in came.get(call["id"], {}).get("content", "")):
+            return str(call["name"]) or None
+    failed = (call for call in calls if not came.get(call["id"], {}).get("ok", True))
+    call = next(failed, calls[0] if calls else None)
+    return str(call["name"]) or None if call else None
+
+
+def _of_spans(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+    """Of a trace that was sent as spans, where only one tool had an error."""
+    failed: dict[int, set[str]] = {}
+    for part in chunks(sorted({row.key for row in rows})):
+        query = select(col(SpanRow.trace_key), col(SpanRow.tool)).where(
+            col(SpanRow.trace_key).in_(part), col(SpanRow.tool).is_not(None), col(SpanRow.error).is_not(None)
+        )
+        for key, tool in connection.execute(query.distinct()):
+            failed.setdefault(key, set()).add(tool)
+    return {(row.key, row.step): min(failed[row.key]) for row in rows if len(failed.get(row.key, ())) == 1}

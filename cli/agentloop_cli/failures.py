@@ -1,0 +1,231 @@
+"""`agentloop failures`: what fails most, what is alike, what is new since a version."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from agentloop.errors import ConfigError, counted
+from agentloop_cli.leaves import check_types, known_types, taxonomy_of
+from agentloop_cli.render import AsJson, on_one_line, percent, print_block, print_json, stderr, stdout
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+
+if TYPE_CHECKING:
+    from agentloop.judge.failures.survey import Change, Cluster, Example, Rate, Row, Survey
+    from agentloop.judge.failures.taxonomy import Taxonomy
+
+NOTHING = 5
+VITAL = 0.8
+"""Share of all failures up to which rows say what to do."""
+COLOURS = {"new": "bold red", "growing": "red", "shrinking": "green", "gone": "green", "": "dim"}
+WIDTHS = (8, 7, 7, 7)
+"""Of the columns of numbers."""
+BAR = 12
+INDENT = Text("    ")
+
+
+def failures(
+    filter: Annotated[
+        list[str] | None,
+        typer.Argument(help="Only traces for which all terms hold, as in `traces ls`: purpose:evaluate tool:shell."),
+    ] = None,
+    by: Annotated[str, typer.Option(help="type, group, version, tool, task, source, model or agent.")] = "type",
+    since: Annotated[str | None, typer.Option(help="Tell what is new since this policy version: 4, or v4.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="All about one cluster, by its id.")] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Count all labels, of successes and unscored traces, too.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many rows, and clusters.")] = 10,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what fails most, in clusters of alike failures, and how it changed.
+
+    A failed trace counts once, under the failure that decided it. Rates are
+    shares of all traces of a version; a change is called new, gone, growing
+    or shrinking only where 95% intervals do not overlap.
+
+    Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
+    """
+    from agentloop.judge.failures.survey import survey
+
+    words = " ".join(filter or ())
+    store = open_store(where, project=project, create=False)
+    try:
+        check_types(words, known_types(project, store))
+        found = survey(
+            store, words, project=tenant, by=by, since=_version(since), every=labels, cluster=cluster, limit=limit
+        )
+    finally:
+        store.close()
+    if as_json:
+        print_json(found.model_dump(mode="json"))
+    elif cluster is not None:
+        _print_cluster(found.clusters[0])
+    else:
+        _print(found, since is not None, taxonomy_of(project))
+    if not as_json:
+        for hint in _hints(found, labels, cluster is not None, _same_store(project, where, tenant)):
+            stderr.print(Text(hint))
+    if not found.n:
+        raise typer.Exit(NOTHING)
+
+
+def _version(since: str | None) -> int | None:
+    if since is None:
+        return None
+    if not since.removeprefix("v").isdecimal():
+        raise ConfigError(f"--since: {since!r} is no policy version; write 4, or v4")
+    return int(since.removeprefix("v"))
+
+
+def _print(found: Survey, only_new: bool, taxonomy: Taxonomy) -> None:
+    untyped = f", {found.untyped:,} with no word why" if found.untyped else ""
+    ends = f"{found.failed + found.untyped:,} failed{untyped}, {found.won:,} succeeded"
+    unknown = f", {found.unknown:,} of unknown outcome" if found.unknown else ""
+    stdout.print(Text(f"{counted(found.n, 'trace')}: {ends}{unknown}", style="bold"), soft_wrap=True)
+    if not found.counted:
+        return
+    stdout.print()
+    _print_rows(found, taxonomy)
+    stdout.print()
+    if only_new:
+        what = f"New in {found.later}, never in {found.earlier}" if found.clusters else ""
+        stdout.print(Text(what or f"Nothing is new in {found.later}: {found.earlier} had it all", "bold"))
+    else:
+        stdout.print(Text("Alike, the largest first", style="bold"))
+    for cluster in found.clusters:
+        _print_alike(cluster)
+
+
+def _print_rows(found: Survey, taxonomy: Taxonomy) -> None:
+    from agentloop.types import FailureType
+
+    first = max([len(found.by), *(len(on_one_line(row.value)) for row in found.rows)])
+    first = min(first, 40)
+    heading = ("traces", "share", "cum.", "tasks")
+    stdout.print(_columns(Text(found.by, style="bold"), heading, first))
+    above = 0.0
+    for row in found.rows:
+        numbers = (f"{row.n:,}", percent(row.share), percent(row.cumulative), f"{row.n_tasks:,}")
+        line = _columns(Text(on_one_line(row.value)), numbers, first)
+        bar = "█" * max(1, round(BAR * row.share))
+        stdout.print(Text.assemble(line, "  ", (bar, "red")), soft_wrap=True)
+        _print_below(row, found, taxonomy.describe(FailureType(row.mostly)), vital=above < VITAL)
+        above = row.cumulative
+    if found.n_rows > len(found.rows):
+        stdout.print(Text(f"and {found.n_rows - len(found.rows):,} more; --limit shows more", style="dim"))
+
+
+def _print_below(row: Row, found: Survey, meaning: str, *, vital: bool) -> None:
+    """What is said of a row under its numbers; of those that make up most failures, what to do."""
+    if found.by not in ("type", "group"):
+        rate = f"{_rate(row.rate)} of its {row.rate.of:,} traces; " if row.rate else ""
+        print_block(INDENT, Text(f"{rate}mostly {row.mostly}", style="dim"))
+    elif found.by == "type" and vital:
+        print_block(INDENT, Text(on_one_line(meaning), style="dim"))
+    if row.change:
+        stdout.print(_changed(row.change, found), soft_wrap=True)
+    stdout.print(_quoted(row.example), soft_wrap=True)
+    if vital:
+        print_block(Text("    next: "), Text(row.next, style="italic"))
+
+
+def _print_alike(cluster: Cluster) -> None:
+    from agentloop.judge.failures.remedies import FOUND
+
+    tool = f" · {on_one_line(cluster.tool)}" if cluster.tool else ""
+    line = Text.assemble(f"{cluster.n:>6,}  ", (cluster.type, "red"), tool, "  ", (cluster.id, "dim"))
+    if cluster.change and cluster.change.trend:
+        line.append(f"  {cluster.change.trend}", style=COLOURS[cluster.change.trend])
+    elif cluster.is_new and cluster.change:
+        before = cluster.change.before
+        line.append(f"  new? {cluster.n:,} of {cluster.change.since.of:,}, 0 of {before.of:,} before", style="dim")
+    stdout.print(_cut(line), soft_wrap=True)
+    said = FOUND.get(cluster.detector, "")
+    alike = " ".join(filter(None, (f"{said}:" if said else "", on_one_line(cluster.template))))
+    stdout.print(_cut(Text(f"        {alike or '(no words)'}")), soft_wrap=True)
+    stdout.print(_quoted(cluster.example, INDENT + INDENT, tool=False), soft_wrap=True)
+
+
+def _print_cluster(cluster: Cluster) -> None:
+    """One cluster, whole: a line a version with its interval, and the traces."""
+    _print_alike(cluster)
+    for version, rate in cluster.versions.items():
+        low, high = percent(rate.low), percent(rate.high)
+        stdout.print(f"        {version:>5}  {rate.n:>6,} of {rate.of:>6,}  {_rate(rate):>6} ({low} to {high})")
+    stdout.print("        traces:")
+    for trace_id in cluster.traces:
+        stdout.print(Text(f"          {on_one_line(trace_id)}"), soft_wrap=True)
+    if cluster.n > len(cluster.traces):
+        stdout.print(f"          and {cluster.n - len(cluster.traces):,} more", soft_wrap=True)
+
+
+def _changed(change: Change, found: Survey) -> Text:
+    rates = f"    {found.earlier} {_rate(change.before)} → {found.later} {_rate(change.since)}"
+    return Text.assemble(rates, "  ", (change.trend or "no clear change", COLOURS[change.trend]))
+
+
+def _quoted(example: Example, indent: Text = INDENT, tool: bool = True) -> Text:
+    """Cut where a terminal ends; a pipe gets all of the quote."""
+    words = on_one_line(" ".join(example.evidence.split()))
+    shown = example.trace_id[:10] if sys.stdout.isatty() else example.trace_id
+    quote = f"“{words}”" if words else "(it said nothing)"
+    called = f"{on_one_line(example.tool)}: " if tool and example.tool else ""
+    return _cut(Text.assemble(indent, (f"{on_one_line(shown)}  ", "cyan"), called, (quote, "dim")))
+
+
+def _columns(first: Text, numbers: tuple[str, ...], width: int) -> Text:
+    first.truncate(width, overflow="ellipsis", pad=True)
+    return Text.assemble(first, *(f"{number:>{size}}" for number, size in zip(numbers, WIDTHS, strict=True)))
+
+
+def _rate(rate: Rate) -> str:
+    return percent(rate.n / rate.of) if rate.of else "-"
+
+
+def _cut(line: Text) -> Text:
+    if sys.stdout.isatty():
+        line.truncate(stdout.width, overflow="ellipsis")
+    return line
+
+
+def _same_store(project: Path, where: str | None, tenant: str | None) -> str:
+    """The options with which another command is about the same traces."""
+    given = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value is not None)
+
+
+def _hints(found: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
+    """What to do next, as commands."""
+    if not found.n:
+        yield "no trace for which the filter holds; `agentloop traces ls` lists those that there are"
+        return
+    if found.unjudged:
+        yield f"{counted(found.unjudged, 'trace')} never judged: `agentloop judge again{same}` says what failed there"
+    if found.untyped:
+        yield f"failed with no word why: `agentloop judge again 'reward<1' --all{same}` looks for it"
+    if found.unknown_labelled and not labels:
+        yield (
+            f"{found.unknown_labelled:,} traces of unknown outcome have labels: --labels counts them, too; "
+            f"`agentloop judge resolve ID --reward 0 --why …{same}` tells an outcome"
+        )
+    if found.earlier and len(found.purposes) > 1 and not one:
+        yield (
+            f"versions did different tasks in {', '.join(found.purposes)}: "
+            "the term purpose:evaluate, say, compares like with like"
+        )
+    if found.clusters and not one:
+        example = found.clusters[0]
+        yield (
+            f"next: `agentloop traces show {example.example.trace_id[:10]}{same}`, "
+            f"or `agentloop failures --cluster {example.id}{same}`"
+        )

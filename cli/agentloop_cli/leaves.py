@@ -1,0 +1,43 @@
+"""The failure types that a person may name: ours, those of the project's own, and what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from agentloop.judge.failures.taxonomy import Taxonomy
+    from agentloop.store.store import Store
+
+
+def taxonomy_of(project: Path) -> Taxonomy:
+    """With the leaves of `agentloop.toml` where there is one."""
+    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.judge.failures.taxonomy import OURS
+
+    if not (project / CONFIG_FILE).is_file():
+        return OURS
+    own = load_config(project).failures.leaf
+    return OURS.with_own((leaf.type, leaf.definition) for leaf in own)
+
+
+def known_types(project: Path, store: Store) -> list[str]:
+    """By name: ours, the project's, and what only traces have."""
+    from agentloop.types import FailureType
+
+    ours = (kind.value for kind in FailureType)
+    own = (leaf.type.value for leaf in taxonomy_of(project).leaves)
+    return list(dict.fromkeys([*ours, *own, *store.values("failure")]))
+
+
+def check_types(filter: str, known: list[str]) -> None:
+    """Raises ConfigError for a `failure` or `label` of a filter that is known nowhere, probably a typo."""
+    from agentloop.store.query import parse
+
+    for term in parse(filter):
+        names = [term.value] if term.quoted else term.value.split(",")
+        for name in names if term.key in ("failure", "label") else ():
+            if name and "*" not in name and name not in known:
+                raise ConfigError(f"{term.key}: no {name!r} (known: {', '.join(known)}){did_you_mean(name, known)}")

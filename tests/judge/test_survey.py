@@ -1,0 +1,182 @@
+"""What fails most, what is alike and what is new: counted over a store whose failures are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from store.rows import judged
+from store.span_rows import imported, span
+
+from agentloop.errors import ConfigError
+from agentloop.judge.failures.clusters import OWN_WORDS
+from agentloop.judge.failures.remedies import FOUND, REMEDIES, remedy
+from agentloop.judge.failures.rules import ALL
+from agentloop.judge.failures.survey import rate, survey, trend
+from agentloop.store.store import Judged, Store
+from agentloop.types import Failure, FailureType, Purpose, RewardState
+
+WRONG, MALFORMED, OWN = FailureType.call_wrong_arguments, FailureType.call_malformed, FailureType("plan.handoff")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db")
+    yield made
+    made.close()
+
+
+def failed(n: int, kind: FailureType, words: str, version: int = 1, *more: Failure, detector: str = "d@1") -> Judged:
+    task, episode, trace, verdict = judged(f"{n:032x}", reward=0.0, version=version)
+    failure = Failure(type=kind, step=0, evidence=words, detector=detector, critical=True)
+    task = task.model_copy(update={"id": f"t{n % 3}"})
+    episode, trace = (each.model_copy(update={"task_id": task.id}) for each in (episode, trace))
+    return task, episode, trace, verdict.model_copy(update={"failures": (failure, *more)})
+
+
+def fine(n: int, version: int = 1) -> Judged:
+    return judged(f"{n:032x}", version=version)
+
+
+def test_a_pareto_counts_each_failed_trace_once_and_says_what_of_it_is_known(store: Store) -> None:
+    mended = Failure(type=MALFORMED, step=0, evidence="{", detector="d@1")
+    rows = [failed(n, WRONG, f"no file f{n}", 1, mended, mended.model_copy(update={"step": 2})) for n in range(6)]
+    rows += [failed(6 + n, MALFORMED, "not JSON" if n else " ") for n in range(3)] + [failed(9, OWN, "told nobody")]
+    store.put_judged("run", [*rows, *(fine(20 + n) for n in range(5))])
+    found = survey(store)
+    assert (found.n, found.failed, found.won, found.counted, found.unknown) == (15, 10, 5, 10, 0)
+    assert [(row.value, row.n, row.share, row.n_tasks) for row in found.rows] == [
+        ("call.wrong_arguments", 6, 0.6, 3),
+        ("call.malformed", 3, 0.3, 3),
+        ("plan.handoff", 1, 0.1, 1),
+    ]
+    assert [round(row.cumulative, 9) for row in found.rows] == [0.6, 0.9, 1.0]
+    assert (found.rows[0].example.evidence, found.rows[0].example.tool) == ("no file f0", "shell")
+    assert found.rows[1].example.evidence == "not JSON", "the first says nothing"
+    assert store.trace(found.rows[0].example.trace_id)[0].failure == WRONG
+    assert found.rows[0].next == REMEDIES[WRONG]
+    every = survey(store, every=True)
+    assert [(row.value, row.n) for row in every.rows] == [
+        ("call.malformed", 9), ("call.wrong_arguments", 6), ("plan.handoff", 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("by", "rows"),
+    [
+        ("group", [("call", 4, None), ("plan", 1, None)]),
+        ("version", [("v2", 3, 4), ("v1", 2, 2)]),
+        ("task", [("t0", 2, 2), ("t1", 2, 2), ("t2", 1, 1)]),
+        ("source", [("agentloop", 5, 6)]),
+        ("tool", [("shell", 5, 6)]),
+        ("model", [("(none)", 5, 6)]),
+    ],
+)
+def test_by_anything_with_the_share_of_the_traces_that_have_it(
+    store: Store, by: str, rows: list[tuple[str, int, int | None]]
+) -> None:
+    kinds = [(WRONG, 1), (WRONG, 1), (WRONG, 2), (MALFORMED, 2), (OWN, 2)]
+    store.put_judged("run", [*(failed(n, kind, "x", v) for n, (kind, v) in enumerate(kinds)), fine(9, 2)])
+    found = survey(store, by=by)
+    assert [(row.value, row.n, row.rate and row.rate.of) for row in found.rows] == rows
+    assert found.rows[0].mostly == ("call.malformed" if by in ("version", "task") else WRONG), "ties go by name"
+
+
+def test_alike_failures_are_a_cluster_and_the_shortest_oldest_trace_stands_for_it(store: Store) -> None:
+    rows = [failed(n, WRONG, f"no file f{n} in {n}.5 s") for n in (4, 1, 2)]
+    rows += [failed(n, WRONG, words) for n, words in ((5, "refused"), (6, "the disk is full"), (7, "who are you?"))]
+    rows += [failed(8, MALFORMED, "no file f8 in 8 s")]
+    store.put_judged("run", rows)
+    same, own, other = survey(store).clusters
+    assert (same.n, same.template, same.tool, same.detector) == (3, "no file <id> in <n> s", "shell", "d")
+    assert (same.example.trace_id, same.traces) == (f"{4:032x}", tuple(f"{n:032x}" for n in (4, 1, 2)))
+    assert (own.n, own.template, other.n, other.type) == (3, OWN_WORDS, 1, MALFORMED)
+    assert survey(store, cluster=same.id[:6]).clusters[0] == same
+    with pytest.raises(ConfigError, match="no cluster of an id that begins with 'zz'"):
+        survey(store, cluster="zz")
+
+
+def test_what_is_new_since_a_version_and_only_what_intervals_show_is_called_so(store: Store) -> None:
+    before = [failed(n, WRONG, "old") for n in range(6)] + [fine(100 + n) for n in range(4)]
+    after = [failed(10 + n, MALFORMED, "fresh words", 2) for n in range(6)]
+    after += [failed(16, OWN, "told nobody", 3), *(fine(200 + n, 3) for n in range(3))]
+    store.put_judged("run", before + after)
+    found = survey(store, since=2)
+    assert (found.earlier, found.later) == ("v1", "v2-v3")
+    assert [(c.type, c.is_new, c.change and c.change.trend) for c in found.clusters] == [
+        ("call.malformed", True, "new"),
+        ("plan.handoff", True, ""),
+    ]
+    assert [(row.value, row.change and row.change.trend) for row in found.rows] == [
+        ("call.malformed", "new"),
+        ("call.wrong_arguments", "gone"),
+        ("plan.handoff", ""),
+    ]
+    assert {name: (r.n, r.of) for name, r in found.clusters[0].versions.items()} == {
+        "v1": (0, 10), "v2": (6, 6), "v3": (0, 4),
+    }  # fmt: skip
+    newest = survey(store)
+    assert (newest.earlier, newest.later, len(newest.clusters)) == ("v1-v2", "v3", 3)
+    for since in (1, 9):
+        with pytest.raises(ConfigError, match=r"no traces on both sides of it \(versions with traces: v1, v2, v3\)"):
+            survey(store, since=since)
+
+
+@pytest.mark.parametrize(
+    ("before", "since", "word"),
+    [
+        # Wilson's 95% intervals: 0 of 10 ends at 0.278, 5 of 10 begins at 0.237, 6 of 10 at 0.313; 1 of 10 ends at
+        # 0.404, 8 of 10 begins at 0.490 (Newcombe 1998, table I, method 3).
+        ((0, 10), (5, 10), ""),
+        ((0, 10), (6, 10), "new"),
+        ((6, 10), (0, 10), "gone"),
+        ((1, 10), (8, 10), "growing"),
+        ((8, 10), (1, 10), "shrinking"),
+        ((0, 0), (9, 9), ""),
+        ((3, 3), (0, 0), ""),
+    ],
+)
+def test_a_trend_has_a_name_where_the_intervals_do_not_overlap(
+    before: tuple[int, int], since: tuple[int, int], word: str
+) -> None:
+    assert trend(rate(*before), rate(*since)) == word
+
+
+def test_a_filter_that_chooses_failures_leaves_the_rates_alone(store: Store) -> None:
+    store.put_judged("run", [*(failed(n, WRONG, "x") for n in range(2)), fine(5), fine(6)])
+    store.put_judged("run2", [failed(7, MALFORMED, "x", 2), fine(8, 2)])
+    found = survey(store, "failure:call.w* stage:run,run2 reward<1", by="version")
+    assert [(row.value, row.n, row.rate and row.rate.of) for row in found.rows] == [("v1", 2, 4)]
+    assert (found.n, found.counted) == (6, 2)
+    assert survey(store, "version:2").n == 2
+    with pytest.raises(ConfigError, match="no such key"):
+        survey(store, "falure:x")
+    with pytest.raises(ConfigError, match="did you mean 'task'"):
+        survey(store, by="tsk")
+
+
+def test_traces_that_nobody_judged_or_scored_are_told(store: Store) -> None:
+    store.put_spans("default", [span(1)])
+    store.put_imported("default", [imported("a"), imported("b")])
+    store.put_reward("default", imported("a").trace.id, RewardState.scored, 0.0)
+    store.put_label("default", imported("b").trace.id, Failure(type=WRONG, step=0, evidence="x", detector="ann"))
+    found = survey(store)
+    assert (found.n, found.failed, found.untyped, found.unknown, found.unknown_labelled, found.unjudged) == (
+        3, 0, 1, 2, 1, 3,
+    )  # fmt: skip
+    assert (found.rows, found.clusters) == ((), ())
+    assert survey(store, every=True).counted == 1
+    assert survey(store, project="nobody").n == 0
+
+
+def test_purposes_are_told_because_they_do_different_tasks(store: Store) -> None:
+    store.put_judged("run", [fine(1), judged("2", purpose=Purpose.evaluate)])
+    assert survey(store).purposes == ("evaluate", "train")
+
+
+def test_each_type_has_a_remedy_and_each_gloss_a_detector() -> None:
+    assert set(REMEDIES) == set(FailureType)
+    assert "agentloop.toml" in remedy("plan.handoff")
+    names = {each.id.partition("@")[0] for each in ALL}
+    assert {name for name in FOUND if not any(name.startswith(known) for known in names)} == set()
