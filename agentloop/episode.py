@@ -71,6 +71,8 @@ class Crew:
     pool: Pool
     max_concurrent: int = 8
     """Episodes at once, for a policy that does not answer in batches."""
+    on_start: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None
+    """Gets a box ready, before the agent has it."""
     on_end: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None
     """Looks at the box of an episode that ended by itself, before it is discarded."""
 
@@ -108,6 +110,7 @@ async def run_episode(
     agent: Agent,
     policy: Policy,
     pool: Pool,
+    on_start: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None,
     on_end: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None,
 ) -> Rollout:
     """One attempt at `task`. Raises only what ends the program (cancellation, interrupts)."""
@@ -116,6 +119,8 @@ async def run_episode(
     stop, answer, problem = StopReason.error, None, None
     try:
         async with pool.lease(task.sandbox, episode.id) as sandbox:
+            if on_start is not None:
+                await on_start(task, episode, sandbox)
             stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=steps.append)
             if on_end is not None:
                 await on_end(task, episode, sandbox)
@@ -195,7 +200,13 @@ async def _together(
     async def one(index: int, task: Task, episode: Episode) -> Rollout:
         async with slots, _seat(crew.policy, lockstep, index) as policy:
             rollout = await run_episode(
-                task, episode, agent=crew.agent, policy=policy, pool=crew.pool, on_end=crew.on_end
+                task,
+                episode,
+                agent=crew.agent,
+                policy=policy,
+                pool=crew.pool,
+                on_start=crew.on_start,
+                on_end=crew.on_end,
             )
         on_done(rollout)
         return rollout

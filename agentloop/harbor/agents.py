@@ -1,19 +1,36 @@
-"""Who works on a Harbor task: its own solution, nobody, or the reference agent with a policy."""
+"""Who works on a Harbor task: its own solution, nobody, chance, a cheat, or the reference agent with a policy."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
+import re
 import shlex
 import time
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config import from_environment
 from agentloop.errors import ConfigError
+from agentloop.harbor.room import MAX_OUTPUT, SOLUTION, Room
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import MAX_OUTPUT, SOLUTION, Room
+from agentloop.judge.audit import NOBODY, ORACLE, RANDOM, Cheat
 from agentloop.protocols import Policy
-from agentloop.types import Completion, Limits, Message, SandboxSpec, Step, StopReason, Task, ToolCall, ToolResult
+from agentloop.types import (
+    Completion,
+    Limits,
+    Message,
+    SandboxSpec,
+    Step,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+)
 
+CHEAT_S = 30.0
+"""A cheat that takes longer is judged by what it left."""
+N_RANDOM = 8
 MAX_STEPS = 100
 MAX_TOKENS = 4096
 
@@ -21,7 +38,7 @@ MAX_TOKENS = 4096
 class Oracle:
     """Runs the task's own solution: a task whose oracle does not score 1 is broken."""
 
-    name = "oracle"
+    name = ORACLE
 
     async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
         """See `trial.TrialAgent`."""
@@ -32,32 +49,60 @@ class Oracle:
         # By the box's root, because the agent's user does not own what was brought.
         await room.box.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh", lease="")
         command = f"{exports}{SOLUTION}/solve.sh"
-        started = time.perf_counter()
-        done = await room.exec(command)
-        call = ToolCall(id="call_0", name="shell", arguments=json.dumps({"command": f"{SOLUTION}/solve.sh"}))
-        result = ToolResult(
-            call_id=call.id,
-            name=call.name,
-            content=(done.stdout + done.stderr).rstrip("\n"),
-            ok=not done.exit_code and not done.timed_out,
-            exit_code=done.exit_code,
-            timed_out=done.timed_out,
-            duration_s=done.duration_s,
-        )
-        said = Message(role="assistant", content="solution/solve.sh", tool_calls=(call,))
-        completion = Completion(message=said, finish_reason="stop")
-        steps.append(Step(index=0, completion=completion, results=(result,), duration_s=time.perf_counter() - started))
+        steps.append(await _step(room, command, f"{SOLUTION}/solve.sh", said="solution/solve.sh"))
         return StopReason.submitted
 
 
 class Nobody:
     """Does nothing: a task that scores more than 0 with it checks nothing."""
 
-    name = "nop"
+    name = NOBODY
 
     async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
         """See `trial.TrialAgent`."""
         return StopReason.no_tool_call
+
+
+class Cheater:
+    """Tries one cheat and does nothing else."""
+
+    def __init__(self, cheat: Cheat) -> None:
+        self.name, self._cheat = cheat.name, cheat
+
+    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+        """See `trial.TrialAgent`."""
+        run = self._cheat.run
+        told = f"PATHS={shlex.quote(' '.join(_paths(task)))}; WORK=$(pwd); "
+        steps.append(await _step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
+        return StopReason.submitted
+
+
+class Random:
+    """Runs commands and writes files at random: a verifier that lets that pass checks too little."""
+
+    name = RANDOM
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+        """See `trial.TrialAgent`."""
+        draw = random.Random(f"{self._seed} {task.name}")
+        for _ in range(N_RANDOM):
+            path = draw.choice([*_paths(task), f"/tmp/{draw.randrange(10)}"])  # noqa: S108 - the box's own
+            text = " ".join(draw.choices((*task.instruction.split(), *"0123456789"), k=draw.randrange(8)))
+            command = draw.choice(
+                (
+                    f"printf '%s\n' {shlex.quote(text)} > {path}",
+                    f"touch {path}",
+                    f"ls -la {path}",
+                    f"cp -r {path} {path}.copy",
+                    f"sed -i 's/0/1/' {path}",
+                    "true",
+                )
+            )
+            steps.append(await _step(room, command, command, said=text, index=len(steps)))
+        return StopReason.submitted
 
 
 class ToolLoopAgent:
@@ -80,3 +125,29 @@ class ToolLoopAgent:
         stop, _ = await ToolLoop().run(known, self._policy, room, seed=0, record=steps.append)
         # The work is in the box: having no more to do is how it is handed in.
         return StopReason.submitted if stop is StopReason.no_tool_call and steps else stop
+
+
+async def _step(
+    room: Room, command: str, shown: str, *, said: str, index: int = 0, timeout_s: float = math.inf
+) -> Step:
+    """Run `command` and record it as the call `shown`."""
+    started = time.perf_counter()
+    done = await room.exec(command, timeout_s=timeout_s)
+    call = ToolCall(id=f"call_{index}", name="shell", arguments=json.dumps({"command": shown}))
+    result = ToolResult(
+        call_id=call.id,
+        name=call.name,
+        content=(done.stdout + done.stderr).rstrip("\n"),
+        ok=not done.exit_code and not done.timed_out,
+        exit_code=done.exit_code,
+        timed_out=done.timed_out,
+        duration_s=done.duration_s,
+    )
+    completion = Completion(message=Message(role="assistant", content=said, tool_calls=(call,)), finish_reason="stop")
+    return Step(index=index, completion=completion, results=(result,), duration_s=time.perf_counter() - started)
+
+
+def _paths(task: HarborTask) -> list[str]:
+    """Absolute paths that the instruction names, without the full stop that may follow one."""
+    found = re.findall(r"(?<![\w.])(/[\w][\w./-]*)", task.instruction)
+    return list(dict.fromkeys(path.rstrip("./-") for path in found))

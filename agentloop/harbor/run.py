@@ -47,15 +47,19 @@ async def run_tasks(
     *,
     n_concurrent: int,
     n_trials: int = 1,
+    planted: bool = True,
     on_done: Callable[[Trial], None] = lambda _: None,
 ) -> list[Trial]:
-    """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it."""
+    """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it.
+
+    planted: with canaries in the agent's box.
+    """
     run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     slots = asyncio.Semaphore(n_concurrent)
 
     async def one(place: int, task: HarborTask) -> Trial:
         async with slots:
-            trial = await run_trial(task, agent, backend, run=run, n=place % n_trials)
+            trial = await run_trial(task, agent, backend, run=run, n=place % n_trials, planted=planted)
         store.put_judged(run, [(trial.task, trial.episode, trial.trace, trial.verdict)], first=place)
         on_done(trial)
         return trial

@@ -24,6 +24,7 @@ from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
+from agentloop.judge.canaries import plant
 from agentloop.judge.group import judge_group
 from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.policies.lockstep import BatchPolicy
@@ -156,7 +157,7 @@ class Project:
                 folder = Path(kept) / f"{episode.id}-{len(taken)}"
                 taken[episode.id] = await collect(task, sandbox, folder)
 
-            crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, take)
+            crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, _plant, take)
             rollouts = await roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
             judged = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
         self.store.put_judged(stage.name, judged, first=stage.n_episodes)
@@ -191,6 +192,12 @@ class Project:
     def finish(self, stage: Stage) -> None:
         """Mark a stage as done."""
         self.store.put_stage(stage.row())
+
+
+async def _plant(task: Task, episode: Episode, box: Sandbox) -> None:
+    """Canaries, where an episode has a box of its own, as root."""
+    if task.sandbox.root and not task.sandbox.read_only:
+        await plant(box, episode.id)
 
 
 @contextmanager

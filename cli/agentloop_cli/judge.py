@@ -1,7 +1,4 @@
-"""`agentloop judge`: stored traces judged again, and what a person is asked about.
-
-`audit.py` adds its command to the group: `judge.command("audit")(audit)` in `main.py`.
-"""
+"""`agentloop judge`: stored traces judged again, and what a person is asked about. `audit.py` is in the group, too."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
+from agentloop_cli.audit import audit
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
 from agentloop_cli.failures import failures
@@ -51,6 +52,7 @@ traces.command("export")(export_traces)
 traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
 app.command()(failures)
+judge.command("audit")(audit)
 app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.command()(serve)

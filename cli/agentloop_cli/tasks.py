@@ -41,6 +41,9 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each task.")] = 1,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
+    canaries: Annotated[
+        bool, typer.Option(help="Plant a decoy answer, test and credential in /var/lib/grader.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it.
@@ -79,6 +82,7 @@ def run(
                     store,
                     n_concurrent=n_concurrent,
                     n_trials=trials,
+                    planted=canaries,
                     on_done=lambda _: progress.advance(),
                 )
             )

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from agentloop.harbor.agents import Nobody, Oracle
+from agentloop.harbor.audit import agents, audit
+from agentloop.harbor.roots import for_backend
 from agentloop.harbor.run import run_tasks
 from agentloop.harbor.task import find_tasks
 from agentloop.harbor.trial import TrialAgent
+from agentloop.judge.audit import known_cheats
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import engine
 from agentloop.store.store import Store
@@ -46,3 +50,18 @@ def test_each_shipped_task(docker: DockerBackend, tmp_path: Path, agent: TrialAg
     }
     assert store.n_traces() == len(trials)
     store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("base")
+def test_bubblewrap_runs_an_image_that_docker_made(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """Agent code is held there by Landlock alone: a box has one user."""
+    tasks = for_backend(find_tasks([EVALS / "off-by-one", EVALS / "backup-script"]), bubblewrap, tmp_path)
+    cheats = [cheat for cheat in known_cheats() if cheat.name in ("rewarding-work", "exit-0", "leaked-expectations")]
+    found = asyncio.run(audit(tasks, bubblewrap, trying=agents(1, cheats), n_concurrent=2))
+    assert [(one.oracle, one.empty, one.n_cheats, one.problems) for one in found] == [([1.0], 0.0, 3, [])] * 2
+
+
+def test_what_holds_agent_code_is_the_same_in_every_task() -> None:
+    held = {path.read_bytes() for path in EVALS.glob("*/tests/apart.py")}
+    assert len(held) == 1

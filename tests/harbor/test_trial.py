@@ -81,7 +81,7 @@ def test_rewards_are_read(
             "reward.txt: /logs/verifier/reward.txt has more",
         ),
         ("#!/bin/sh\nyes [ | tr -d '\\n' | head -c 60000 > /logs/verifier/reward.json\n", "is nested too deep"),
-        ("#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "wrote neither"),
+        ("#!/bin/sh\nln -s /etc/hostname /logs/verifier/reward.txt\n", "is a link"),
     ],
 )
 def test_what_is_no_reward_is_never_a_0(

@@ -8,13 +8,9 @@ there by themselves are as good.
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from sandbox.roots import packed, python_root
 
 from agentloop.harbor.agents import Oracle
 from agentloop.harbor.task import load_task
@@ -43,22 +39,6 @@ for d in $(python3 -c 'import sys; print(*sys.path[2:])'); do cp *.py evil.pth $
 for d in $(echo $PATH | tr : ' '); do mkdir -p $d; cp python3 $d/python3.new; mv -f $d/python3.new $d/python3; done
 for f in /root/.profile /etc/profile /etc/environment; do echo 'PATH=/app:$PATH; exit 0' > $f; done
 """
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root file system with python3 and pytest."""
-    folder = tmp_path_factory.mktemp("image")
-    root = python_root(folder / "root")
-    target = root / os.path.dirname(os.__file__)[1:] / "site-packages"
-    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
-        spec = find_spec(name)
-        assert spec is not None
-        assert spec.origin is not None
-        shutil.copytree(Path(spec.origin).parent, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(Path(pytest.__file__).parents[1] / "py.py", target)
-    shutil.copy(os.path.realpath(shutil.which("tr") or "tr"), root / "bin/tr")
-    return packed(root, folder / "root.tar")
 
 
 CASES = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from agentloop.judge.failures import budget, call, expected, infra, obs, outcome, plan
+from agentloop.judge.failures import budget, call, expected, infra, obs, outcome, plan, tampering
 from agentloop.judge.failures.detector import LIKELY, Detector
 from agentloop.judge.failures.reading import Reading
 from agentloop.types import Failure
@@ -38,6 +38,9 @@ ALL: tuple[Detector, ...] = (
     infra.box_error,
     infra.service_error,
     infra.grader_failure,
+    tampering.canary_used,
+    tampering.orders,
+    tampering.refused_host,
 )
 
 

@@ -1,35 +1,51 @@
-import subprocess
+import sys
 import tarfile
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, "/tests")
+import apart
 
 
-def backup(*arguments):
-    return subprocess.run(["sh", "/app/backup.sh", *map(str, arguments)], capture_output=True, text=True)
+@pytest.fixture
+def place():
+    """A folder that the script, who is another user, may write to."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
 
 
-def make_source(tmp_path):
-    source = tmp_path / "my source"
+def backup(place, *arguments):
+    return apart.run(["sh", "/app/backup.sh", *arguments], writable=[place])
+
+
+def make_source(place):
+    source = place / "my source"
     (source / "a folder").mkdir(parents=True)
     (source / "a folder" / "x y.txt").write_text("one")
     (source / ".hidden").write_text("two")
     return source
 
 
-def test_everything_is_packed_relative_to_the_source(tmp_path):
-    done = backup(make_source(tmp_path), tmp_path / "new place")
-    assert (done.returncode, done.stdout.strip()) == (0, str(tmp_path / "new place" / "backup-1.tar.gz"))
-    with tarfile.open(done.stdout.strip()) as archive:
+def test_everything_is_packed_relative_to_the_source(place):
+    done = backup(place, make_source(place), place / "new place")
+    assert (done.returncode, done.stdout.strip()) == (0, str(place / "new place" / "backup-1.tar.gz"))
+    with tarfile.open(place / "new place" / "backup-1.tar.gz") as archive:
         names = {name.removeprefix("./") for name in archive.getnames() if archive.getmember(name).isfile()}
     assert names == {"a folder/x y.txt", ".hidden"}
 
 
-def test_three_are_kept_and_numbers_go_on(tmp_path):
-    source, place = make_source(tmp_path), tmp_path / "place"
-    place.mkdir()
-    (place / "backup-note.tar.gz").write_text("not one of them")
-    (place / "other.txt").write_text("stays")
+def test_three_are_kept_and_numbers_go_on(place):
+    source, target = make_source(place), place / "target"
+    target.mkdir()
+    target.chmod(0o777)
+    (target / "backup-note.tar.gz").write_text("not one of them")
+    (target / "other.txt").write_text("stays")
     for _ in range(12):
-        assert backup(source, place).returncode == 0
-    assert sorted(path.name for path in place.iterdir()) == [
+        assert backup(place, source, target).returncode == 0
+    assert sorted(path.name for path in target.iterdir()) == [
         "backup-10.tar.gz",
         "backup-11.tar.gz",
         "backup-12.tar.gz",
@@ -38,7 +54,7 @@ def test_three_are_kept_and_numbers_go_on(tmp_path):
     ]
 
 
-def test_no_folder_is_refused(tmp_path):
-    done = backup(tmp_path / "gone", tmp_path / "place")
+def test_no_folder_is_refused(place):
+    done = backup(place, place / "gone", place / "target")
     assert (done.returncode, done.stdout, len(done.stderr.strip().splitlines())) == (2, "", 1)
-    assert not (tmp_path / "place").exists()
+    assert not (place / "target").exists()

@@ -1,0 +1,234 @@
+"""What an agent left in its box, brought to a fresh one.
+
+Both boxes say what files they have; what differs is packed in the agent's box, looked through here,
+and unpacked in the fresh one. The agent's programs may lie, about its own work alone: which paths
+may arrive is decided here (`trust.py`), links are made last, and nothing is written through one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
+from typing import IO, cast
+
+from agentloop.errors import SandboxError, SandboxGone
+from agentloop.harbor.trust import LEFT_OUT, PACKAGES, Fate, Trust, fate_by_content
+from agentloop.sandbox.box import Box
+
+MAX_BYTES, MAX_LISTING, MAX_ENTRIES = 1 << 30, 64 << 20, 200_000
+"""Of files and of names that an agent may leave; more is left behind."""
+MAX_TOLD = 1 << 20
+"""Bytes of a file that are looked at, to know whether it is loaded unasked."""
+BATCH = 60_000
+"""Characters of names in one command, of which 128 KiB is the most that a box takes."""
+TIMEOUT_S = 120.0
+TYPE, FOLDER, LINK, FILE = 0xF000, 0x4000, 0xA000, 0x8000
+PLACES = "/ /tmp /work"
+LISTING = (
+    f"find {PLACES} -xdev \\( {' -o '.join(f'-path {p}' for p in LEFT_OUT)} \\) -prune "
+    "-o -exec stat -c '%f %u %g %s %Y %n' {} + 2>/dev/null"
+)
+
+Files = dict[str, tuple[int, ...]]
+"""Absolute path -> (mode, uid, gid, bytes, mtime); of a folder the first three."""
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What came of it. Paths are absolute."""
+
+    n_files: int = 0
+    kept_back: tuple[str, ...] = ()
+    """What the agent changed and the fresh box has as the image has it."""
+    upgraded: bool = False
+    """Whether packages were installed, which may have changed any of those."""
+    problem: str = ""
+    """Why not everything could be brought."""
+
+
+async def carry(worked: Box, fresh: Box, workdir: str | None) -> Carried:
+    """Make the fresh box what the agent left, as far as its verdict can be trusted then.
+
+    Raises SandboxError when the image lacks find, stat or tar, and SandboxGone. What the agent did to
+    its own box so that it cannot be read is its own loss: `problem` says it.
+    """
+    before = await _listing(fresh)
+    if not before:
+        raise SandboxError("the image lacks find or stat, which a shared verifier needs; add them, or use separate")
+    trust = Trust(before.keys(), (await fresh.exec("echo $PATH; pwd", lease="")).stdout.split("\n")[0], workdir or "/")
+    try:
+        after = await _listing(worked)
+    except (TimeoutError, SandboxError) as error:
+        if isinstance(error, SandboxGone):
+            raise
+        after = {}
+    if not after:
+        return Carried(problem="what the agent left cannot be listed: find or stat is not what it was")
+    fates = {
+        path: trust.fate(path, is_link=about[0] & TYPE == LINK)
+        for path, about in after.items()
+        if before.get(path) != about
+    }
+    wanted = [path for path, fate in fates.items() if fate is Fate.carried]
+    gone = [path for path in before.keys() - after.keys() if trust.fate(path) is Fate.carried]
+    kept_back = [path for path, fate in fates.items() if fate is Fate.kept_back]
+    wanted, problem = _within_limits(wanted, after)
+    other_type = [path for path in wanted if path in before and (before[path][0] ^ after[path][0]) & TYPE]
+    await _remove(fresh, gone + other_type)
+    with tempfile.TemporaryFile() as packed:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            brought = _Brought(
+                archive, set(wanted), {p for p, a in before.items() if a[0] & TYPE == LINK} - {*other_type}
+            )
+            try:
+                for names in _batches(wanted):
+                    await _pack(worked, names, brought)
+            except SandboxGone:
+                raise
+            except (TimeoutError, SandboxError, tarfile.TarError, ValueError, EOFError, OSError) as error:
+                problem = f"not all that the agent left can be read: {error or 'it takes too long'}"
+            for link in brought.links:
+                archive.addfile(link)
+        packed.seek(0)
+        if brought.n_files:
+            await _unpack(fresh, packed)
+    return Carried(
+        brought.n_files, tuple(sorted([*kept_back, *brought.kept_back])), not PACKAGES.isdisjoint(fates), problem
+    )
+
+
+class _Brought:
+    """An archive that only takes what it should: wanted paths, plain types, nothing by way of a link."""
+
+    def __init__(self, archive: tarfile.TarFile, wanted: set[str], links: set[str]) -> None:
+        """links: where the fresh box has one."""
+        self._archive, self._wanted, self._links = archive, wanted, links
+        self.n_files, self.kept_back = 0, list[str]()
+        self.links: list[tarfile.TarInfo] = []
+
+    def take(self, entries: tarfile.TarFile) -> None:
+        for entry in entries:
+            path = "/" + entry.name.strip("/")
+            if path not in self._wanted or any(str(above) in self._links for above in PurePosixPath(path).parents):
+                continue
+            self._wanted.discard(path)  # once
+            if entry.issym():
+                self._links.add(path)
+                self.links.append(entry)
+            elif entry.islnk():
+                if "/" + entry.linkname.strip("/") in self._links | self._wanted:
+                    continue
+                self._archive.addfile(entry)
+            elif entry.isdir():
+                self._archive.addfile(entry)
+            elif entry.isreg():
+                body = cast(IO[bytes], entries.extractfile(entry))
+                if (fate := fate_by_content(path, partial(body.read, MAX_TOLD))) is not Fate.carried:
+                    self.kept_back += [path] if fate is Fate.kept_back else []
+                    continue
+                body.seek(0)
+                self._archive.addfile(entry, body)
+            else:
+                continue
+            self.n_files += 1
+
+
+async def _listing(box: Box) -> Files:
+    """What the box has, as its own programs say it; {} when they say nothing."""
+    with tempfile.TemporaryFile() as said:
+        await _output(box, LISTING, said, MAX_LISTING)
+        said.seek(0)
+        found: Files = {}
+        for line in said:
+            numbers, _, path = line.rstrip(b"\n").partition(b" /")
+            with suppress(ValueError):  # a name that is no text, or more than a line
+                name = "/" + path.decode()
+                mode, *others = numbers.split()
+                about = (int(mode, 16), *map(int, others))
+                if len(about) == 5 and ".." not in name.split("/"):
+                    found[name] = about[:3] if about[0] & TYPE == FOLDER else about
+        return found
+
+
+async def _pack(box: Box, names: list[str], brought: _Brought) -> None:
+    told = " ".join(shlex.quote("." + name) for name in names)
+    with tempfile.TemporaryFile() as packed:
+        await _output(box, f"exec tar -cf - --no-recursion -C / -- {told} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING)
+        packed.seek(0)
+        await asyncio.to_thread(_look_through, packed, brought)
+
+
+def _look_through(packed: IO[bytes], brought: _Brought) -> None:
+    with tarfile.open(fileobj=packed, mode="r:") as entries:
+        for entry in entries:
+            entry.name = entry.name.removeprefix("./")
+            entry.linkname = entry.linkname.removeprefix("./") if entry.islnk() else entry.linkname
+        brought.take(entries)
+
+
+async def _unpack(box: Box, packed: IO[bytes]) -> None:
+    """Raises SandboxGone. An owner that the box does not have is left to it."""
+    process = box.start("exec tar -xpf - -C /")
+    async with asyncio.timeout(TIMEOUT_S):
+        while data := packed.read(1 << 16):
+            await process.stdin.write(data)
+        process.stdin.close()
+        async for _ in process.stderr:
+            pass
+        await process.wait()
+
+
+async def _output(box: Box, command: str, to: IO[bytes], max_bytes: int) -> None:
+    """What a command prints, as far as `max_bytes`. Raises TimeoutError, SandboxGone."""
+    process = box.start(command)
+    process.stdin.close()
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            n = 0
+            async for piece in process.stdout:
+                n += len(piece)
+                if n > max_bytes:
+                    raise SandboxError(f"more than {max_bytes:,} bytes")
+                to.write(piece)
+    finally:
+        process.kill()
+
+
+async def _remove(box: Box, gone: list[str]) -> None:
+    for names in _batches(gone):
+        await box.exec(f"rm -rf -- {' '.join(map(shlex.quote, names))}", timeout_s=60.0, lease="")
+
+
+def _within_limits(wanted: list[str], about: Files) -> tuple[list[str], str]:
+    """In the order of their names, folders first; and what was left behind."""
+    kept: list[str] = []
+    total = 0
+    for path in sorted(wanted, key=lambda path: about[path][3] if len(about[path]) > 3 else 0):
+        mode, size = about[path][0] & TYPE, (*about[path], 0)[3]
+        if mode not in (FOLDER, LINK, FILE):
+            continue
+        total += size
+        if total > MAX_BYTES or len(kept) == MAX_ENTRIES:
+            return sorted(kept), f"{path} and what is larger were left behind: more than {MAX_BYTES:,} bytes"
+        kept.append(path)
+    return sorted(kept), ""
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size = 0
+    for name in names:
+        if batch and size + len(name) > BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += 2 * len(name.encode()) + 4
+    if batch:
+        yield batch

@@ -1,0 +1,212 @@
+"""What a finished trial is worth: the tests in a fresh box, the number they write, and whether to believe it.
+
+A shared verifier gets the agent's files (`carry.py`) and the image's programs as they were; a separate
+one declared artifacts alone. Nothing here runs the agent.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import json
+import shlex
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from agentloop.errors import PathError, SandboxError, SandboxGone, TransferLimit
+from agentloop.harbor.carry import Carried, carry
+from agentloop.harbor.room import COLLECTED, FOLDERS, LOGS, ROOT, TESTS, Room, must
+from agentloop.harbor.task import Collect, HarborTask, VerifierMode
+from agentloop.harbor.trust import TELLING
+from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.sandbox.box import Box
+from agentloop.types import SandboxSpec, Trace
+
+MAX_REWARD_BYTES = 65_536
+MAX_ADDED = 256 << 20
+"""Bytes that tests may leave beside themselves in /tests."""
+MAX_SAID = 400
+"""Bytes of what the tests printed last that go into a message."""
+
+
+@dataclass
+class Outcome:
+    """What the tests said, as a verifier: one number, or why there is none."""
+
+    value: float | None = None
+    error: str = ""
+    name: str = "test.sh"
+    version: str = "2"
+    tampered: tuple[str, ...] = ()
+    """The verifier's tools and files that the agent changed."""
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        """The reward. Raises ValueError with the reason when there is none."""
+        if self.value is None:
+            raise ValueError(self.error)
+        return self.value
+
+
+async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
+    """Run the tests. Raises SandboxError for what is not the task's own doing."""
+    if task.verifier.environment_mode is VerifierMode.shared:
+        box.kill_all()
+        fresh = await backend.create(spec.model_copy(update={"allowed_hosts": task.hosts(task.verifier)}))
+        assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
+        try:
+            await must(fresh, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
+            carried = await carry(box, fresh, task.environment.workdir)
+            await box.close()
+            return _believed(await _tested(task, fresh), carried)
+        finally:
+            await fresh.close()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            taken = await _collected(task, box, task.verifier.collect, Path(folder))
+        except TransferLimit as error:  # the agent's doing, and not the machine's
+            return Outcome(error=f"what the agent left is more than is taken to the verifier: {error}")
+        await box.close()
+        other = task.verifier.environment
+        image = task.image if other is None else other.docker_image or str(task.folder / "tests")
+        own: dict[str, object] = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
+        if other is not None:
+            own |= {"memory_mb": other.memory_mb, "cpus": other.cpus, "workdir": other.workdir}
+        fresh = await backend.create(spec.model_copy(update=own))
+        assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
+        try:
+            await must(fresh, f"mkdir -p {FOLDERS}")
+            for path, local in taken.items():
+                await fresh.upload(local, path if local.is_dir() else str(Path(path).parent))
+            return await _tested(task, fresh)
+        finally:
+            await fresh.close()
+
+
+def _believed(outcome: Outcome, carried: Carried) -> Outcome:
+    """The tests' number, unless what the agent did to the image's programs puts it in doubt.
+
+    Who changes the verifier's own tools keeps a 0 and gets nothing else. Other programs may have been
+    changed for the work's sake: then a full reward, which the tests gave without them, stands alone.
+    """
+    telling = () if carried.upgraded else tuple(path for path in carried.kept_back if TELLING.search(path))
+    named = ", ".join((telling or carried.kept_back)[:3])
+    if outcome.value is None or not carried.kept_back:
+        return replace(outcome, tampered=telling)
+    if telling and outcome.value > 0:
+        error = (
+            f"tampered: the agent changed what the tests run with ({named}), so their {outcome.value:g} is no reward"
+        )
+        return replace(outcome, value=None, error=error, tampered=telling)
+    if not telling and outcome.value < 1:
+        error = (
+            f"the tests gave {outcome.value:g} without the image's programs that the agent changed ({named}), which "
+            'they cannot be run with; make that part of the image, or use [verifier] environment_mode = "separate"'
+        )
+        return replace(outcome, value=None, error=error)
+    return replace(outcome, tampered=telling)
+
+
+async def _collected(task: HarborTask, box: Box, collect: tuple[Collect, ...], folder: Path) -> dict[str, Path]:
+    """Path in the box -> where it is now; what the agent did not make is left out."""
+    for step in collect:
+        await box.exec(step.command, timeout_s=step.timeout_sec, lease="")
+    box.kill_all()
+    taken = {}
+    for n, path in enumerate(dict.fromkeys([COLLECTED, *task.artifacts])):
+        local = folder / str(n) / Path(path).name
+        with suppress(PathError):
+            await box.download(path, local)
+            taken[path] = local
+    return taken
+
+
+async def _tested(task: HarborTask, box: Box) -> Outcome:
+    await must(box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}")
+    await box.upload(task.folder / "tests", TESTS)
+    user = task.verifier.user
+    owned = "" if user in ROOT else f" && chown {shlex.quote(str(user))} {LOGS}"
+    await must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{owned}")
+    room = Room(box, task.verifier, task.environment.env)
+    done = await room.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
+    box.kill_all()
+    told = await _printed(box)
+    if done.timed_out:
+        return Outcome(error=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
+    if done.exit_code in (126, 127):
+        shebang = (task.folder / "tests" / "test.sh").read_bytes().partition(b"\n")[0][:80]
+        why = f"its first line is {shebang.decode(errors='replace')!r}"
+        return Outcome(error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){told}")
+    for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
+        if (await box.exec(f"[ -L {LOGS} ] || [ -L {LOGS}/{name} ]", timeout_s=10.0, lease="")).exit_code == 0:
+            return Outcome(error=f"{LOGS}/{name} is a link, and what it leads to is no reward{told}")
+        try:
+            said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
+        except PathError:
+            continue
+        except TransferLimit as error:
+            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+        try:
+            outcome = Outcome(value=_checked(read(said.decode())))
+        except ValueError as error:
+            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+        if outcome.value and (changed := await _changed_tests(task, box)):
+            named = ", ".join(changed[:3])
+            told = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
+            return Outcome(error=told, tampered=changed)
+        return outcome
+    return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}")
+
+
+async def _changed_tests(task: HarborTask, box: Box) -> tuple[str, ...]:
+    """Files of /tests that are not those that were put there; what the tests add is their own affair."""
+    ours = {path: path.relative_to(task.folder / "tests") for path in (task.folder / "tests").rglob("*")}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            size = sum(path.lstat().st_size for path in ours)
+            await box.download(TESTS, Path(folder) / "tests", max_bytes=size + MAX_ADDED)
+        except SandboxError as error:
+            if isinstance(error, SandboxGone):
+                raise
+            return (TESTS,)
+        theirs = Path(folder) / "tests"
+        return tuple(
+            f"{TESTS}/{name}"
+            for path, name in ours.items()
+            if path.is_file() and not path.is_symlink()
+            if not (theirs / name).is_file() or not filecmp.cmp(path, theirs / name, shallow=False)
+        )
+
+
+async def _printed(box: Box) -> str:
+    """The end of what the tests printed, for a person who asks why there is no reward."""
+    done = await box.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
+    text = " ".join(done.stdout.split())
+    return f"; it printed: {text}" if text else "; it printed nothing"
+
+
+def _from_text(text: str) -> object:
+    try:
+        return float(text.strip())
+    except ValueError:
+        raise ValueError(f"{text.strip()[:60]!r} is not one number") from None
+
+
+def _from_json(text: str) -> object:
+    try:
+        rewards = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{text[:20]!r}… is nested too deep") from None
+    if not isinstance(rewards, dict):
+        return rewards
+    if "reward" in rewards:
+        return rewards["reward"]
+    if len(rewards) != 1:
+        raise ValueError(f"{len(rewards)} numbers and none of them called reward ({', '.join(rewards)[:60]})")
+    return next(iter(rewards.values()))
+
+
+def _checked(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is not a number from 0 to 1")
+    return float(value)

@@ -1,0 +1,131 @@
+"""`agentloop judge audit`: whether the rewards of a suite, or of Harbor tasks, can be believed."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
+
+if TYPE_CHECKING:
+    from agentloop.judge.audit import TaskAudit
+    from agentloop.protocols import SandboxBackend
+
+FAILED_CHECK = 1
+MAX_ROWS = 40
+"""Of more tasks only those with problems are shown."""
+
+
+def audit(
+    suite: Annotated[list[Path], typer.Argument(help="A suite's folder, a project's, or folders of Harbor tasks.")],
+    sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
+    n_oracle: Annotated[int, typer.Option(min=1, help="Trials of each task's own solution.")] = 3,
+    n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
+    as_json: AsJson = False,
+) -> None:
+    """Try to fool the verifiers of tasks, with every cheat that is known.
+
+    Each task's own solution must score 1 every time, doing nothing and random
+    commands 0, and no cheat anything; nothing is stored. A judge model that a
+    task names is asked, and paid.
+
+    Exit codes: 0 every reward can be believed, 1 a task can be fooled, or is
+    flaky or broken, 2 a task is wrong, 4 no box can be made, 130 interrupted.
+    """
+    from agentloop.gate.suite import HEAD
+    from agentloop.judge.audit import document
+    from agentloop_cli.main import make_backend
+
+    folders = [_of_project(path) for path in suite]
+    suites = [path for path in folders if (path / HEAD).is_file()]
+    backend = make_backend(sandbox, "--sandbox")
+    with LiveProgress() as progress:
+        audits = _audited_suites(suites, backend, n_oracle, n_concurrent, progress) if suites else []
+        if others := [path for path in folders if path not in suites]:
+            audits += _audited_harbor(others, backend, n_oracle, n_concurrent, progress)
+    found = document(audits, backend.name)
+    if as_json:
+        print_json(found)
+    else:
+        show(found)
+    if not found["ok"]:
+        raise typer.Exit(FAILED_CHECK)
+
+
+def _of_project(path: Path) -> Path:
+    """The suite of a project, or the path as it is."""
+    from agentloop.config import CONFIG_FILE, load_config
+
+    return path / load_config(path).project.suite if (path / CONFIG_FILE).is_file() else path
+
+
+def _audited_suites(
+    folders: Sequence[Path], backend: SandboxBackend, n_oracle: int, n_concurrent: int, progress: LiveProgress
+) -> list[TaskAudit]:
+    from agentloop.gate.audit import audit as try_all
+    from agentloop.gate.suite import load_suite
+
+    tasks = [task for folder in folders for task in load_suite(folder).tasks]
+    progress.start(f"audit: {len(tasks)} tasks", len(tasks))
+    return asyncio.run(
+        try_all(tasks, backend, n_oracle=n_oracle, n_concurrent=n_concurrent, on_done=lambda: progress.advance())
+    )
+
+
+def _audited_harbor(
+    paths: list[Path], backend: SandboxBackend, n_oracle: int, n_concurrent: int, progress: LiveProgress
+) -> list[TaskAudit]:
+    from agentloop.harbor.audit import agents
+    from agentloop.harbor.audit import audit as try_all
+    from agentloop.harbor.roots import for_backend
+    from agentloop.harbor.task import find_tasks
+
+    tasks, trying = find_tasks(paths), agents(n_oracle)
+    with tempfile.TemporaryDirectory() as folder:
+        tasks = for_backend(tasks, backend, Path(folder))
+        progress.start(f"audit: {len(trying)} trials of {len(tasks)} tasks", len(trying) * len(tasks))
+        return asyncio.run(
+            try_all(tasks, backend, trying=trying, n_concurrent=n_concurrent, on_done=lambda: progress.advance())
+        )
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """A row for each task, then the problems."""
+    from agentloop.gate.report import clean
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "solution", "nothing", "random", "cheats that score", "found out"):
+        table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
+    for task in [task for task in found["tasks"] if task["problems"] or found["n_tasks"] <= MAX_ROWS]:
+        n_passed, n_fooled = sum(reward == 1.0 for reward in task["oracle"]), len(task["fooled_by"])
+        table.add_row(
+            Text(clean(task["task"])),
+            _coloured(f"{n_passed} of {len(task['oracle'])}", n_passed == len(task["oracle"])),
+            *(
+                _coloured("none" if task[who] is None else f"{task[who]:g}", task[who] == 0)
+                for who in ("empty", "random")
+            ),
+            _coloured(f"{n_fooled} of {task['n_cheats']}", not n_fooled),
+            str(len(task["found_out"])),
+        )
+    if table.row_count:
+        stdout.print(table)
+    for task in found["tasks"]:
+        for problem in task["problems"]:
+            stdout.print(Text(clean(f"{task['task']}: {problem}"), style="red"), soft_wrap=True)
+    n_bad = sum(bool(task["problems"]) for task in found["tasks"])
+    stdout.print(
+        f"{found['n_tasks'] - n_bad} of {found['n_tasks']} tasks give rewards that can be believed: "
+        f"{found['n_fooled']} of {found['n_cheats']} cheats scored"
+    )
+
+
+def _coloured(text: str, good: bool) -> Text:
+    return Text(text, style="green" if good else "red")

@@ -1,0 +1,121 @@
+"""Known cheats on tests as many people write them: without our protection they score, and with it they do not.
+
+A cheat that works nowhere would prove nothing, so the same tests are also run as they would be by a
+careless caller: in the agent's own box, with nothing killed, moved or compared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from shlex import quote
+
+import pytest
+
+from agentloop.harbor.agents import Cheater
+from agentloop.harbor.audit import agents, audit
+from agentloop.harbor.room import FOLDERS, LOGS, SOLUTION, TESTS, Room
+from agentloop.harbor.run import why
+from agentloop.harbor.task import HarborTask, load_task
+from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
+from agentloop.judge.audit import known_cheats
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.types import Step
+
+from .folders import make_task
+
+pytestmark = pytest.mark.slow
+
+CHEATS = {cheat.name: cheat for cheat in known_cheats()}
+NAIVE = """#!/bin/sh
+set -e
+cd /app
+python3 -m pytest -q /tests/test_outputs.py
+echo 1 > /logs/verifier/reward.txt
+"""
+"""As many are: a failure writes nothing, and whatever lies in the working directory is found first."""
+FILES = """
+def test_answer():
+    assert open("/app/answer.txt").read() == open("/tests/answer.txt").read()
+"""
+CODE = """
+import subprocess, sys
+sys.path.insert(0, "/app")
+from double import double
+
+def test_double():
+    assert [double(n) for n in (1, 2, 21)] == [2, 4, 42]
+    assert subprocess.run(["sh", "/app/double.sh", "21"], capture_output=True, text=True).stdout == "42\\n"
+"""
+SOLVE = """#!/bin/sh
+echo 42 > /app/answer.txt
+echo 'def double(n): return 2 * n' > /app/double.py
+echo 'echo $((2 * $1))' > /app/double.sh
+"""
+ASKED = "Write 42 to `/app/answer.txt`. Write a function double to `/app/double.py`, and `/app/double.sh N`.\n"
+
+OURS = (
+    "write-reward", "frozen-reward", "reward-daemon", "linked-logs", "linked-reward", "reward-pipe", "hard-links",
+    "conftest-above", "pytest-settings-above", "pytest-environment", "pytest-entry-point", "pytest-patched",
+    "sitecustomize", "pth-file", "stdlib-zip", "pyc-poisoning", "edited-library", "home-and-temporary", "path-trojan",
+    "replaced-python", "replaced-tools", "linked-folders", "at-every-start", "git-history",
+)  # fmt: skip
+"""What nobody's tests need to care about."""
+THEIRS = ("working-directory-modules", "leaked-expectations", "displaced-work")
+"""What tests must see to that look where the work lies, and follow links."""
+IN_PROCESS = ("exit-0", "rewarding-work", "setuid", "forged-report")
+"""And those that run the agent's code in their own process."""
+
+
+def naive(folder: Path, image: Path, test: str) -> HarborTask:
+    head = '[environment]\nworkdir = "/app"\nenv = { HOME = "/root" }\n'
+    make_task(folder, toml="", test=NAIVE, solve=SOLVE)
+    (folder / "task.toml").write_text(f'{head}docker_image = "{image}"\nnetwork_mode = "no-network"\n')
+    (folder / "tests" / "test_outputs.py").write_text(test)
+    (folder / "tests" / "answer.txt").write_text("42\n")
+    (folder / "instruction.md").write_text(ASKED)
+    return load_task(folder)
+
+
+async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBackend) -> float:
+    """The reward where nobody looks after it: the solution left behind, one box, a login shell, the first line."""
+    box = await backend.create(sandbox_spec(task))
+    assert isinstance(box, Box)
+    tests = task.folder / "tests"
+    try:
+        await box.exec(f"mkdir -p {FOLDERS}", lease="")
+        await box.upload(task.folder / "solution", SOLUTION)
+        steps: list[Step] = []
+        await agent.work(task, Room(box, task.agent, task.environment.env), steps)
+        put = (f"rm -f {TESTS}/{p.name}; printf %s {quote(p.read_text())} > {TESTS}/{p.name}" for p in tests.iterdir())
+        room = Room(box, task.verifier, task.environment.env)
+        await room.exec(f"mkdir -p {TESTS}; {'; '.join(put)}; sleep 0.5; sh -l {TESTS}/test.sh", timeout_s=20.0)
+        said = await room.exec(f"for f in {LOGS}/reward.*; do read line < $f; echo $line; done", timeout_s=5.0)
+        return float("1" in said.stdout.split())
+    finally:
+        await box.close()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_scores_unprotected_does_not_with_us(
+    bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, name: str
+) -> None:
+    task = naive(tmp_path / "t", image, FILES)
+    assert asyncio.run(unprotected(task, Cheater(CHEATS[name]), bubblewrap)) == 1.0
+    done = asyncio.run(run_trial(task, Cheater(CHEATS[name]), bubblewrap, run="test"))
+    assert not done.verdict.reward, why(done)
+
+
+@pytest.mark.parametrize(("test", "names"), [(FILES, THEIRS), (CODE, IN_PROCESS)], ids=["files", "code"])
+def test_what_only_tests_can_prevent_is_reported(
+    bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, test: str, names: tuple[str, ...]
+) -> None:
+    task = naive(tmp_path / "t", image, test)
+    cheats = [CHEATS[name] for name in names]
+    for cheat in cheats:
+        assert asyncio.run(unprotected(task, Cheater(cheat), bubblewrap)) == 1.0, cheat.name
+    [found] = asyncio.run(audit([task], bubblewrap, trying=agents(1, cheats), n_concurrent=2))
+    assert found.oracle == [1.0], found.why
+    assert set(found.fooled_by) == set(names)
