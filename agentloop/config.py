@@ -20,6 +20,8 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.types import FailureType, content_hash
 
 CONFIG_FILE = "agentloop.toml"
+SECRET_NAMES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+"""How the names of variables end that have a secret."""
 ENV_PREFIX = "AGENTLOOP_"
 
 
@@ -308,6 +310,21 @@ def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) 
 def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
     tables = [f"[{name}]" for name, keys in sections.items() if key in keys]
     return f"; it belongs in {' or '.join(tables)}" if tables else ""
+
+
+def known_secrets(project: Path) -> list[str]:
+    """Values that must never be stored, whatever their shape, if they are long enough to look for (`Redactor`).
+
+    Those of variables whose names end as a secret's does, and those in the settings of the project in folder
+    `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
+    """
+    found = [value for name, value in os.environ.items() if name.upper().endswith(SECRET_NAMES)]
+    if (project / CONFIG_FILE).exists():
+        config = load_config(project)
+        given = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
+        texts = [text.get_secret_value() for text in given if text is not None]
+        found += [*texts, *(word for text in texts for word in text.split())]  # as in "Bearer ${TOKEN}"
+    return found
 
 
 def from_environment(text: str) -> str:

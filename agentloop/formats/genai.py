@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import orjson
@@ -29,6 +31,7 @@ OK, ERROR = 1, 2
 """Codes of a span's status; 0 is unset."""
 MAX_ERROR, MAX_EVENTS = 2000, 50
 """Characters of why a span failed, and events in which that is looked for; the head has all of it."""
+_ID = re.compile(r'\{\s*"id"\s*:\s*"([^"\\]+)"')
 EVENT = "event"
 """Kind of a row that is no span, but a log record said within one."""
 
@@ -104,8 +107,18 @@ def span_of(said: Said, where: Where) -> Span:
         _dumps(head),
         tuple(bodies),
         *links[1:],
-        text_of(get, RESPONSE_IDS) if kind == "chat" else None,
+        _response_id(get) if kind == "chat" else None,
     )
+
+
+def _response_id(get: Callable[[str], Any]) -> str | None:
+    """Of an answer as the model's service gave it, which is all that OpenInference has of it, too."""
+    said = text_of(get, RESPONSE_IDS)
+    if said is None and get("output.mime_type") == "application/json":
+        answer = get("output.value")
+        if type(answer) is str and '"usage"' in answer and (found := _ID.match(answer)):
+            return found[1]
+    return said
 
 
 def where_of(resource: dict[str, Any], scope: dict[str, Any]) -> Where:

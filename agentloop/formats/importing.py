@@ -94,12 +94,18 @@ def walk(paths: Iterable[Path]) -> list[Path]:
 
 
 def take(
-    files: Sequence[Path], formats: Mapping[str, Format], put: Put, advance: Callable[[], None] = lambda: None
+    files: Sequence[Path],
+    formats: Mapping[str, Format],
+    put: Put,
+    advance: Callable[[], None] = lambda: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Account:
-    """Import `files`; advance is called after each. What was stored stays when it is interrupted."""
+    """Import `files`; advance is called after each. It ends early, with what was read until then, once `stopped`."""
     account = Account()
     for path in files:
-        _take_file(path, formats, put, account)
+        if stopped():
+            break
+        _take_file(path, formats, put, account, stopped)
         advance()
     return account
 
@@ -120,7 +126,9 @@ def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
     return formats[claims[0]] if claims else None
 
 
-def _take_file(path: Path, formats: Mapping[str, Format], put: Put, account: Account) -> None:
+def _take_file(
+    path: Path, formats: Mapping[str, Format], put: Put, account: Account, stopped: Callable[[], bool]
+) -> None:
     try:
         source = Source(path)
         # The one format that was asked for need not recognise it: its reasons are better than a shrug.
@@ -135,6 +143,8 @@ def _take_file(path: Path, formats: Mapping[str, Format], put: Put, account: Acc
     ours.files += 1
     together: list[Imported] = []
     for item in _read(known, source):
+        if stopped():
+            break
         if isinstance(item, FormatError):
             ours.failed += 1
             account.fail(str(item))

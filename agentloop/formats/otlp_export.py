@@ -1,7 +1,7 @@
 """Traces as OTLP: a line is one ExportTraceServiceRequest in JSON, as `POST /v1/traces` of any collector takes it.
 
-What was sent as spans goes out with its own ids and attributes; of what was not, spans are made. What a trace was worth
-is no span and stays here.
+What was sent as spans goes out with its own ids and attributes; of what was not, spans are made, and the first of
+them says the reward (`agentloop.reward`). Whatever else is known of a trace's worth is no span and stays here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OtlpLines:
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
         """See `Exporter`."""
         for stored in traces:
-            for spans in _requests(list(stored.spans()) or spans_of(stored.trace)):
+            for spans in _requests(list(stored.spans()) or spans_of(stored.trace, stored.verdict.reward)):
                 yield line(encode_json(spans))
 
 

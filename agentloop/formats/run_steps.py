@@ -24,6 +24,7 @@ class RunSteps:
         """What was said before the first answer."""
         self.error: str | None = None
         """Why the last call of the model failed; None when it did not."""
+        self._failed_ns = 0
         self.asked: dict[int, tuple[int, str]] = {}
         """id of a tool's node -> index of the step and id of the call that asked for it."""
         self._steps: list[dict[str, Any]] = []
@@ -33,6 +34,9 @@ class RunSteps:
         self._said: set[str] = set()
         """The text of answers that have calls, too."""
         self._aliased: set[int] = set()
+        """Calls of answers that a context has by another id, too, by their identity."""
+        self._strange: set[str] = set()
+        """Ids of calls that no answer made."""
         self._unanswered: tuple[list[Message], bool] = ([], False)
 
     def __len__(self) -> int:
@@ -50,7 +54,10 @@ class RunSteps:
         for twin in node.twins:
             chat = _completed(chat, chat_of(twin.said()))
         heard, compacted = self._hear(chat, given)
-        self.error = node.span.error if not chat.outputs else None
+        error = node.span.error if not chat.outputs else None
+        if error and self.error and node.span.start_ns < self._failed_ns and len(error) < len(self.error):
+            return  # the same failure, which another library says less of
+        self.error, self._failed_ns = error, node.span.end_ns
         if self.error is not None:
             self._unanswered = (heard, compacted)
             return
@@ -116,11 +123,12 @@ class RunSteps:
             return (chat.inputs[-n_heard:] if n_heard > 0 else []), False
         context: Counter[Any] = Counter()
         heard = []
+        asked = {self._recognised(call) for message in chat.inputs for call in message.tool_calls}
         for message in chat.inputs:
             key = _key(message)
             context[key] += 1
             if context[key] > self._seen[key] and not (
-                self._is_result(message) or self._is_answer(message) or self._is_part(message)
+                self._is_result(message, asked) or self._is_answer(message) or self._is_part(message)
             ):
                 heard.append(message)
         gone = self._context - context if chat.inputs else Counter()
@@ -133,13 +141,35 @@ class RunSteps:
             self._seen[key] = max(self._seen[key], n)
         return heard, compacted
 
-    def _is_result(self, message: Message) -> bool:
-        """Whether it is the result of a known call, which is then what the policy was told of it."""
+    def _recognised(self, call: ToolCall) -> str:
+        """The id of a call in a context; one that an answer made by another id is known by this one, too."""
+        if call.id and call.id not in self._calls and call.id not in self._strange:
+            n, calls = self._last_asked()
+            made = next((known for known in calls if _same(known, call) and id(known) not in self._aliased), None)
+            if made is None:
+                self._strange.add(call.id)
+            else:
+                self._aliased.add(id(made))
+                self._calls[call.id] = [(n, made)]
+        return call.id
+
+    def _last_asked(self) -> tuple[int, list[ToolCall]]:
+        """The calls of the last step that has any, and its index."""
+        n = next((n for n in reversed(range(len(self._steps))) if self._steps[n]["calls"]), -1)
+        return n, self._steps[n]["calls"] if n >= 0 else []
+
+    def _is_result(self, message: Message, asked: set[str]) -> bool:
+        """Whether it is the result of a known call, which is then what the policy was told of it.
+
+        asked: ids of calls in the same context. One with an id that nobody asked is of the first call without result.
+        """
         if message.role != "tool":
             return False
-        found = self._pending(message.tool_call_id, message.name, "told")
+        call_id = message.tool_call_id
+        is_known = call_id in self._calls
+        found = self._pending(None if call_id not in asked and not is_known else call_id, message.name, "told")
         if found is None:
-            return message.tool_call_id in self._calls
+            return is_known
         result = {"name": message.name, "content": message.content, "told": True}
         self._give(*found, {key: value for key, value in result.items() if value is not None})
         return True
@@ -161,20 +191,10 @@ class RunSteps:
         if message.role != "assistant":
             return False
         if message.tool_calls:
-            return all(self._is_known(call) for call in message.tool_calls)
+            return all(
+                any(_same(known, call) for _, known in self._calls.get(call.id, ())) for call in message.tool_calls
+            )
         return message.content.strip() in self._said
-
-    def _is_known(self, call: ToolCall) -> bool:
-        """Whether an answer made it, be it by another id, which is then known for that call, too."""
-        if call.id in self._calls:
-            return any(_same(known, call) for _, known in self._calls[call.id])
-        last = len(self._steps) - 1
-        for known in self._steps[last]["calls"] if self._steps else ():
-            if _same(known, call) and id(known) not in self._aliased:
-                self._aliased.add(id(known))
-                self._calls[call.id] = [(last, known)]
-                return True
-        return False
 
     def _pending(
         self, call_id: str | None, name: str | None, mark: str, arguments: str | None = None
@@ -183,8 +203,7 @@ class RunSteps:
         if call_id is not None:
             asked = ((n, call.id) for n, call in reversed(self._calls.get(call_id, [])))
         else:
-            n = len(self._steps) - 1
-            calls = self._steps[n]["calls"] if self._steps else []
+            n, calls = self._last_asked()
             named = [call for call in calls if name in (None, call.name)]
             if arguments is not None:
                 named.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))

@@ -84,7 +84,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
     spans = [node.span for node in ((main,) if is_ours and main else (*((main,) if main else ()), *own))]
     start = main.span.start_ns if main else min((s.start_ns for s in spans if s.start_ns), default=0)
     end = main.span.end_ns if main else max((s.end_ns for s in spans), default=0)
-    error = main.span.error if main and main.span.error else steps.error
+    error = (main.span.error if main else _root_error(own)) or steps.error
     messages = steps.first
     if main and (is_ours or not messages):
         messages = tuple(inputs_of(said))
@@ -108,6 +108,12 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         started_at=at(start),
         duration_s=max(end - start, 0) / 1e9,
     )
+
+
+def _root_error(own: Sequence[Node]) -> str | None:
+    """Why the program around a run without an agent failed, where there is one."""
+    roots = [node.span for node in own if node.parent is None]
+    return roots[0].error if len(roots) == 1 and roots[0].kind == "other" else None
 
 
 def _acts(node: Node) -> bool:

@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from agentloop.formats.attributes import EPISODE, TASK, VERSION
+from agentloop.formats.attributes import EPISODE, REWARD, TASK, VERSION
 from agentloop.formats.genai import ERROR, Said, span_of, where_of
 from agentloop.types import Message, Span, Step, Trace
 
@@ -23,15 +23,15 @@ INTERNAL, CLIENT = 1, 3
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def spans_of(trace: Trace) -> list[Span]:
-    """One span for the agent, below it one for each step and each result, and the children's.
+def spans_of(trace: Trace, reward: float | None = None) -> list[Span]:
+    """One span for the agent, which says the reward, below it one for each step and each result, and the children's.
 
     `trace_of` gives an equal trace back, but for these: times are whole microseconds in UTC and durations whole
     nanoseconds; a message has the fields that its role has (a tool's content, id and name; others content,
     reasoning, calls and tokens); and an answer's tokens are the completion's. Ids are made of the trace's.
     """
     trace_id = trace.id if re.fullmatch("[0-9a-f]{32}", trace.id) and trace.id.strip("0") else _hash(trace.id, 32)
-    return _agent(trace, trace_id, None, {})
+    return _agent(trace, trace_id, None, {REWARD: reward})
 
 
 def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, Any]) -> list[Span]:

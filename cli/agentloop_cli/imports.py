@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,17 +37,27 @@ def import_traces(
     What a format has and a trace has no place for is stored beside it and
     counted. Importing again stores nothing twice.
 
+    Ctrl-C ends it with what was read until then stored and told; the same
+    command again imports the rest.
+
     Exit codes: 0 all was imported, 1 some records are broken, 2 a path or
-    option is wrong, 5 nothing was found to import.
+    option is wrong, 5 nothing was found to import, 130 interrupted.
     """
+    from agentloop.config import known_secrets
     from agentloop.formats.importing import load_formats, take, walk
 
     files, formats = walk(paths), load_formats(format)
-    store = open_store(where)
+    store = open_store(where, secrets=known_secrets(Path()))
     try:
-        with LiveProgress() as progress:
+        with LiveProgress() as progress, _until_interrupted() as interrupted:
             progress.start(f"import: {counted(len(files), 'file')}", len(files))
-            account = take(files, formats, lambda items: store.put_imported(tenant, items), progress.advance)
+            account = take(
+                files,
+                formats,
+                lambda items: store.put_imported(tenant, items),
+                progress.advance,
+                lambda: bool(interrupted),
+            )
     finally:
         store.close()
     if as_json:
@@ -51,10 +65,29 @@ def import_traces(
         print_json({**vars(account), "by_format": by_format})
     else:
         _show(account)
+    if interrupted:
+        raise KeyboardInterrupt
     if account.failed:
         raise typer.Exit(FAILED)
     if not account.imported and not account.known:
         raise typer.Exit(NOTHING)
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[list[int]]:
+    """Signals of Ctrl-C, which end nothing by themselves but for the second: no write is cut short uncounted."""
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show(account: Account) -> None:

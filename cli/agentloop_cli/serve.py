@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,7 +45,13 @@ def serve(
 
     Point any OpenTelemetry exporter at it:
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:8321
+
+    Secrets are left out of what is stored: what looks like one, and the values
+    of this project's settings and of variables called …_KEY, …_TOKEN, …_SECRET
+    and …_PASSWORD.
     """
+    from agentloop.config import known_secrets
+
     try:
         import uvicorn
 
@@ -52,7 +59,7 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"{error}; the service needs an extra: pip install 'agentloop[serve]'") from error
     limits = Limits(older_than, larger_than)
-    store = open_store(where)
+    store = open_store(where, secrets=known_secrets(Path()))
     try:
         if host not in LOOPBACK and not store.n_keys():
             raise ConfigError(

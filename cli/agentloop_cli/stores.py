@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +16,10 @@ Where = Annotated[str | None, typer.Option("--store", help="A file, or postgresq
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project (tenant) of the service.")]
 
 
-def open_store(where: str | None, *, project: Path = Path(), create: bool = True) -> Store:
-    """The store that is named, or that of the project in its folder."""
+def open_store(where: str | None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()) -> Store:
+    """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
     from agentloop.loop.project import STORE
     from agentloop.store.store import Store
 
-    return Store((where if "://" in where else Path(where)) if where else project / STORE, create=create)
+    place = (where if "://" in where else Path(where)) if where else project / STORE
+    return Store(place, create=create, secrets=secrets)

@@ -399,3 +399,37 @@ def test_no_content_is_too_strange_to_be_read(attributes: dict[str, Any], more: 
 def test_a_time_that_no_store_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="2262"):
         span({}, end_ns=2**63)
+
+
+def test_what_a_span_belongs_to_is_said_by_it_or_by_its_resource() -> None:
+    resource = {"agentloop.task.id": "t1", "agentloop.policy.version": "3", "session.id": "s1"}  # text, as of OTEL_…
+    where = where_of({"attributes": resource}, {"attributes": {}})
+    own = {"agentloop.episode.id": "e1", "agentloop.task.id": "t2", "agentloop.reward": 0.5}
+    said = Said("1" * 32, "2" * 16, None, "x", 1, 2, own, [], [], 0, "", {})
+    found = span_of(said, where)
+    assert (found.episode_id, found.task_id, found.policy_version) == ("e1", "t2", 3)
+    assert (found.session, found.reward) == ("s1", 0.5)
+
+
+@pytest.mark.parametrize("value", ["three", -1, 2**31, 1.5, True, [3]])
+def test_a_version_that_is_none_is_not_said(value: Any) -> None:
+    assert span({"agentloop.policy.version": value, "agentloop.reward": 2}).policy_version is None
+
+
+@pytest.mark.parametrize(
+    ("value", "mime", "expected"),
+    [
+        ('{"id":"msg_1","usage":{"input_tokens":3}}', "application/json", "msg_1"),
+        ('{ "id" : "r-2", "usage": null}', "application/json", "r-2"),
+        ('{"id":"order-7","city":"Ulm"}', "application/json", None),
+        ('{"id":"msg_1","usage":{}}', "text/plain", None),
+        ('[{"id":"msg_1","usage":{}}]', "application/json", None),
+        (7, "application/json", None),
+    ],
+)
+def test_the_id_of_an_answer_that_is_told_whole(value: Any, mime: str, expected: str | None) -> None:
+    """OpenInference has it nowhere else, and an answer of the model's may look like one of its service."""
+    told = {"openinference.span.kind": "LLM", "output.value": value, "output.mime_type": mime}
+    assert span(told).response_id == expected
+    assert span(told | {"gen_ai.response.id": "said"}).response_id == "said"
+    assert span(told | {"openinference.span.kind": "CHAIN"}).response_id is None

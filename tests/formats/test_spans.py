@@ -204,9 +204,33 @@ def test_errors_tell_why_it_stopped(error: str, stop: StopReason) -> None:
     assert (trace.error, trace.stop_reason) == (error, stop)
 
 
+def test_a_program_that_failed_around_its_calls() -> None:
+    """A tool of it raised, say, of which nobody made a span."""
+    called = chat(2, 2, 1, ASKED, LISTED)
+    trace = trace_of([span(1, "other", 1, error="KeyError: ls"), called])
+    assert (trace.error, trace.stop_reason) == ("KeyError: ls", StopReason.error)
+    assert trace_of([span(1, "other", 1, error="x"), span(3, "other", 1), called]).error is None, "which of the two?"
+
+
 def test_two_libraries_that_tell_of_one_call() -> None:
     outer = span(7, "chat", 1, 1)
     assert len(trace_of([RUN[0], outer, RUN[1]._replace(parent_id="7".zfill(16))]).steps) == 1
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_context_with_other_ids_than_the_answer(is_named: bool) -> None:
+    """As OpenAI's responses have them: that of the item, and that of the call, which alone the result has."""
+    example = [call("x", command="ls"), gave("x", "nothing")]  # of the prompt: nobody here asked for it
+    answer = {"role": "assistant", "parts": [part for n in "12" for part in call(f"fc_{n}", command="ls")["parts"]]}
+    context = [call(f"c{n}" if is_named else f"fc_{n}", command="ls") for n in "12"]
+    results = [gave("c1", "a"), gave("c2", "a b")]
+    spans = [
+        chat(2, 1, None, [*example, *ASKED], answer),
+        chat(3, 3, None, [*example, *ASKED, *context, *results], text("assistant", "two")),
+    ]
+    first, second = trace_of(spans).steps
+    assert [(result.call_id, result.content) for result in first.results] == [("fc_1", "a"), ("fc_2", "a b")]
+    assert second.heard == ()
 
 
 def test_agents_in_agents() -> None:
