@@ -1,9 +1,10 @@
 """Why episodes fail: how often we are right about it, with intervals, and what finding out costs.
 
-    python benchmarks/failures.py --data DIR [--part rules]
+    python benchmarks/failures.py --data DIR [--part rules] [--part learned]
 
 DIR holds labelled and scored traces, a folder a source. Rules are measured on episodes with injected faults and on
-runs of others that succeeded. The last line is JSON; exits 1 when a bound is missed.
+runs of others that succeeded; the learned scorer by cross-validation that keeps a task's traces on one side. The last
+line is JSON; exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-PARTS = ("rules",)
+PARTS = ("rules", "learned")
 
 
 def main() -> int:

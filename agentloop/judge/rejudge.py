@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.judge.failures.imported import reward_of
+from agentloop.judge.failures.learned import Scorer
+from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
@@ -58,12 +61,14 @@ async def rejudge(
     project: str | None = None,
     only: Collection[str] = (),
     again: bool = False,
+    scorer: Scorer | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Account:
     """Judge the traces for which `filter` holds, those first that were stored first.
 
     tasks: by id; a trace of another task is classified alone. only: the verifiers that are asked, by the names of
-    their scores; none is all. again: also what was judged by the same before.
+    their scores; none is all. again: also what was judged by the same before. scorer: what was learned of labels,
+    asked where rules leave open why a run failed.
     Raises ConfigError for a filter that is none and for a name in `only` that no task has.
     """
     named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
@@ -73,14 +78,16 @@ async def rejudge(
             raise ConfigError(
                 f"--verifier: no {name!r} (known: {', '.join(sorted(known)) or 'none'}){did_you_mean(name, known)}"
             )
-    stamps = {task_id: _stamp(task, named[task_id]) for task_id, task in tasks.items()}
+    guess = scorer.guess if scorer else None
+    learned = [content_hash(scorer.model_dump_json())] if scorer else []
+    stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
     account, after = Account(), 0
     slots = asyncio.Semaphore(N_TOGETHER)
     while batch := store.stored(filter, project=project, after=after, limit=BATCH):
         after = batch[-1].row.key
         todo = []
         for stored in batch:
-            late = f"{VERSION}/{stored.row.n_spans}/{_outcome(stored)}"  # spans may have come since, or a score
+            late = "/".join([VERSION, str(stored.row.n_spans), str(_outcome(stored)), *learned])  # spans may have come
             stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
             if stored.stamp == stamp and not (again or only):
                 account.n_same += 1
@@ -94,7 +101,8 @@ async def rejudge(
                 if found is None:
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
                     return None
-                verdict = await _judged(task, found, stored, named.get(task.id if task else "", {}), only, account)
+                mine = named.get(task.id if task else "", {})
+                verdict = await _judged(task, found, stored, mine, only, account, guess)
                 _note(account, found.verdict, verdict)
                 if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
@@ -114,16 +122,19 @@ async def _judged(
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
     account: Account,
+    guess: Rule | None,
 ) -> Verdict:
     trace, before = found.trace, found.verdict
     if task is None:
         ours = is_ours(stored.row)
         account.why_not[f"task {trace.task_id} is not in the suite" if ours else "of no task here"] += 1
         if found.imported is not None:
-            return classified_imported(found.imported, before.state, _outcome(stored))
-        return classified(bare_task(trace), trace, before.state, before.reward, before.scores, rule=before.rule)
+            return classified_imported(found.imported, before.state, _outcome(stored), guess=guess)
+        known = partial(classified, bare_task(trace), trace, guess=guess, rule=before.rule)
+        return known(before.state, before.reward, before.scores)
+    known = partial(classified, task, trace, guess=guess, rule=task.reward)
     if not verifiers or broke(task, trace):
-        return classified(task, trace, before.state, before.reward, before.scores, rule=task.reward)
+        return known(before.state, before.reward, before.scores)
     had = {score.verifier: score for score in before.scores}
     kept: dict[str, Score] = {}
     for name, verifier in verifiers.items():
@@ -135,8 +146,8 @@ async def _judged(
     account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
     if _is_settled(stored, before):
         account.why_not[f"{stored.by} has said what it is worth"] += 1
-        return classified(task, trace, before.state, before.reward, verdict.scores, rule=task.reward)
-    return verdict
+        return known(before.state, before.reward, verdict.scores)
+    return verdict if guess is None else known(verdict.state, verdict.reward, verdict.scores)
 
 
 def _kept(
@@ -172,8 +183,8 @@ def _is_settled(stored: Stored, before: Verdict) -> bool:
     return stored.by not in (None, JUDGE) and before.state is RewardState.scored
 
 
-def _stamp(task: Task, verifiers: Mapping[str, Verifier]) -> str:
-    return content_hash([task.portable(), {name: it.version for name, it in verifiers.items()}, VERSION])
+def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]) -> str:
+    return content_hash([task.portable(), {name: it.version for name, it in verifiers.items()}, VERSION, *learned])
 
 
 def _note(account: Account, before: Verdict, now: Verdict) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from agentloop.formats.spans import trace_of
 from agentloop.judge.failures.critical import classify, label
 from agentloop.judge.failures.imported import read_imported
+from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.transcript import task as instruction
 from agentloop.store.bodies import unpack
@@ -50,16 +51,26 @@ def bare_task(trace: Trace) -> Task:
 
 
 def classified(
-    task: Task, trace: Trace, state: RewardState, reward: float | None, scores: tuple[Score, ...] = (), **more: Any
+    task: Task,
+    trace: Trace,
+    state: RewardState,
+    reward: float | None,
+    scores: tuple[Score, ...] = (),
+    *,
+    guess: Rule | None = None,
+    **more: Any,
 ) -> Verdict:
-    """A verdict whose state and reward are settled, with the failures as they are found today."""
-    failures = classify(task, trace, state, reward, tuple(score for score in scores if not score.waiting))
+    """A verdict whose state and reward are settled, with the failures as they are found today. guess: of `classify`."""
+    known = tuple(score for score in scores if not score.waiting)
+    failures = classify(task, trace, state, reward, known, guess=guess)
     return Verdict(
         trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures, taxonomy=VERSION, **more
     )
 
 
-def classified_imported(imported: Imported, state: RewardState, reward: float | None) -> Verdict:
+def classified_imported(
+    imported: Imported, state: RewardState, reward: float | None, *, guess: Rule | None = None
+) -> Verdict:
     """The same of a trace from elsewhere, with all that its source said: what was expected, how it ended.
 
     A reward that is known makes it `scored`.
@@ -69,6 +80,5 @@ def classified_imported(imported: Imported, state: RewardState, reward: float | 
         reading = replace(reading, reward=reward)
     if reward is not None:
         state = RewardState.scored
-    return Verdict(
-        trace_id=imported.trace.id, state=state, reward=reward, failures=label(reading, state), taxonomy=VERSION
-    )
+    failures = label(reading, state, guess=guess)
+    return Verdict(trace_id=imported.trace.id, state=state, reward=reward, failures=failures, taxonomy=VERSION)

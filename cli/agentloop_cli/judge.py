@@ -56,17 +56,29 @@ def judge_again(
 
     What was there before stays in the history. Ctrl-C loses nothing, and
     the same command continues. What needs the agent's box keeps its score.
+    Where `agentloop judge fit` has made a scorer, it is asked why runs failed
+    of which the rules do not know it.
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
     from agentloop.judge.rejudge import rejudge
+    from agentloop_cli.detectors import load_scorer
 
+    scorer = load_scorer(project)
     store, tasks = _open(project, where), _tasks(project)
     try:
         with LiveProgress() as progress:
             progress.start("judge again", store.n_found(filter))
             account = asyncio.run(
-                rejudge(store, tasks, filter, only=verifier or (), again=everything, on_batch=progress.advance)
+                rejudge(
+                    store,
+                    tasks,
+                    filter,
+                    only=verifier or (),
+                    again=everything,
+                    scorer=scorer,
+                    on_batch=progress.advance,
+                )
             )
     finally:
         store.close()
@@ -221,9 +233,7 @@ def _tasks(project: Path) -> dict[str, Task]:
 
 
 def _document(account: Account) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    return asdict(account)
+    return dict(vars(account))  # dataclasses.asdict counts a Counter's pairs instead of keeping them
 
 
 def _show(account: Account) -> None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.audit import audit
+from agentloop_cli.detectors import fit_scorer, show_detectors
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
 from agentloop_cli.failures import failures
@@ -53,6 +54,8 @@ traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
 app.command()(failures)
 judge.command("audit")(audit)
+judge.command("fit")(fit_scorer)
+judge.command("detectors")(show_detectors)
 app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.command()(serve)

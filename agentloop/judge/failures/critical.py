@@ -45,17 +45,22 @@ def classify(
     scores: Sequence[Score] = (),
     *,
     rules: Sequence[Rule] = RULES,
+    guess: Rule | None = None,
 ) -> tuple[Failure, ...]:
     """Every failure of a trace, causes before consequences, the critical one marked.
 
     Exactly one is critical when the trace failed (reward below 1), broke (`infra_failed`) or could
     not be graded (a score with an error); none for a success, and none where nobody knows.
     `unclassified` stands in when the rules found nothing that was left unrecovered.
+    guess: asked of a run that lost where the rules leave open why: they found no failure that was left unrecovered,
+    or only that the outcome was bad. What it finds is critical (`learned.Scorer.guess`).
     """
-    return label(Reading(task, trace, reward, scores, expected=expected_actions(task)), state, rules=rules)
+    return label(Reading(task, trace, reward, scores, expected=expected_actions(task)), state, rules=rules, guess=guess)
 
 
-def label(reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES) -> tuple[Failure, ...]:
+def label(
+    reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
+) -> tuple[Failure, ...]:
     """As `classify`, of a trace that was read already."""
     found = [failure for rule in rules for failure in rule(reading)]
     for child in reading.trace.children:
@@ -66,6 +71,9 @@ def label(reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES
         return tuple(found)
     after = _After(reading)
     position = next((i for i, failure in enumerate(found) if not after.recovered(failure)), len(found))
+    is_open = position == len(found) or found[position].type.value.startswith("outcome.")
+    if is_open and guess is not None and reading.lost and (guessed := guess(reading)):
+        found, position = [*guessed, *found], 0
     if position == len(found):
         found.append(_unclassified(reading.trace))
     found[position] = found[position].model_copy(update={"critical": True})

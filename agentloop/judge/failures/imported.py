@@ -26,10 +26,13 @@ TOOLS = ("responses_create_params.tools", "tools")
 MAX_INSTRUCTION = 10_000
 
 
-def classify_imported(imported: Imported, *, rules: Sequence[Rule] = RULES) -> tuple[Failure, ...]:
+def classify_imported(
+    imported: Imported, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
+) -> tuple[Failure, ...]:
     """Every failure of a trace from elsewhere, as `critical.classify` gives them for one of ours."""
     reading = read_imported(imported)
-    return label(reading, RewardState.unscored if reading.reward is None else RewardState.scored, rules=rules)
+    state = RewardState.unscored if reading.reward is None else RewardState.scored
+    return label(reading, state, rules=rules, guess=guess)
 
 
 def read_imported(imported: Imported, task: Task | None = None) -> Reading:

@@ -84,14 +84,14 @@ def read_folder(data: Path) -> list[Labelled]:
     return [Labelled(item, _types(item, labels)) for item in found.values()]
 
 
-def measure(labelled: Sequence[Labelled]) -> list[Row]:
-    """One row a detector, those that are off too."""
+def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = SAYABLE) -> list[Row]:
+    """One row a detector, those that are off too. sayable: types for which those who looked had a word."""
     readings = [(read_imported(item.imported), item.types) for item in labelled]
     rows = []
     for detector in ALL:
         said = [({failure.type for failure in detector(reading)}, reading, types) for reading, types in readings]
-        sayable = bool(SAYABLE.intersection(detector.types))
-        looked = [(found, types) for found, _, types in said if types is not None and sayable]
+        had_word = bool(sayable.intersection(detector.types))
+        looked = [(found, types) for found, _, types in said if types is not None and had_word]
         wrong = sum(bool(found) for found, reading, _ in said if reading.won)
         failed = [found for found, reading, _ in said if reading.lost]
         rows.append(
@@ -102,7 +102,7 @@ def measure(labelled: Sequence[Labelled]) -> list[Row]:
                 n_labels=sum(bool(found) for found, _, _ in said),
                 n_wrong_on_success=wrong,
                 n_right=sum(bool(found & types) for found, types in looked),
-                n_judged=sum(bool(found) for found, _ in looked) + wrong if sayable else 0,
+                n_judged=sum(bool(found) for found, _ in looked) + wrong if had_word else 0,
                 n_found=sum(bool(found & types) for found, types in looked),
                 n_to_find=sum(bool(types.intersection(detector.types)) for _, types in looked),
                 n_silent=sum(not found for found in failed),

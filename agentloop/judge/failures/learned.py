@@ -1,0 +1,222 @@
+"""A scorer for what rules leave open, learned from labels: which step, which agent, which type, did it fail at all.
+
+    scorer = fit(labelled)                      # people's labels; needs `pip install 'agentloop[judge]'`
+    scorer.save(path); scorer = Scorer.load(path)
+    classify(task, trace, state, reward, guess=scorer.guess)
+
+It guesses, and says how often such a guess was right on traces that were held out (`confidence`); a guess of a kind
+that did not keep the promised `precision` there is not said. No weights are shipped: what is critical in your runs is
+for your labels to say. It asks no model, and a fitted scorer needs no scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.judge.failures.calibration import Trust
+from agentloop.judge.failures.evidence import last_words, quote
+from agentloop.judge.failures.features import FEATURES, rows, speaker
+from agentloop.judge.failures.fitted import Linear, StepModel
+from agentloop.judge.failures.run_features import OF_RUN, run_row
+from agentloop.types import Failure, FailureType, Frozen, Trace
+
+DETECTOR = "learned.critical@1"
+FAILED = "failed"
+"""The outcome model's second class; its first is `""`."""
+
+
+class Read(Protocol):
+    """A trace as rules read it."""
+
+    @property
+    def trace(self) -> Trace:
+        """What is read."""
+
+
+class StepHead(Frozen):
+    """Which step, and how often such a guess was right."""
+
+    model: StepModel
+    trust: Trust
+
+
+class RunHead(Frozen):
+    """Which class a run is of, and how often such a guess was right; of the outcome, how often such a run failed."""
+
+    model: Linear
+    trust: Trust
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunHead:
+        if len(self.model.mean) != len(OF_RUN):
+            raise ValueError(f"weights of {len(self.model.mean)} columns where a run has {len(OF_RUN)}")
+        return self
+
+
+class Scorer(Frozen):
+    """What `fit` has learned. A head without enough labels is None, and its questions get no answer."""
+
+    kind: Literal["agentloop.scorer"] = "agentloop.scorer"
+    version: Literal[1] = 1
+    columns: tuple[str, ...] = FEATURES
+    run_columns: tuple[str, ...] = OF_RUN
+    n_labels: int = 0
+    n_tasks: int = 0
+    precision: FiniteFloat = Field(default=0.5, ge=0, le=1)
+    """What was promised of the guesses that are said; the heads' cuts keep it."""
+    steps: StepHead | None = None
+    categories: RunHead | None = None
+    outcomes: RunHead | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scorer:
+        if self.columns != FEATURES or self.run_columns != OF_RUN:
+            raise ValueError("fitted on other columns than this version of agentloop makes")
+        if self.steps is not None:
+            model = self.steps.model
+            linears, forests = (model.linear, model.first_linear), (model.forest, model.first_forest)
+            widest = max(max(forest.feature) for forest in forests)
+            if any(len(linear.mean) != len(FEATURES) for linear in linears) or widest >= len(FEATURES):
+                raise ValueError(f"a step has {len(FEATURES)} columns, and the models ask for others")
+        return self
+
+    def suspects(self, trace: Trace) -> list[float]:
+        """Probability of each step to be the critical one, given that the run failed; they sum to 1. [] without steps.
+
+        Raises ConfigError when the scorer learned no steps.
+        """
+        if self.steps is None:
+            raise ConfigError("this scorer was fitted on no labelled steps; label critical steps, and fit again")
+        return self.steps.model.probabilities(rows(trace))
+
+    def agents(self, trace: Trace) -> dict[str, float]:
+        """Agent -> probability of having made the critical mistake, likeliest first. Raises as `suspects`."""
+        return by_agent(trace, self.suspects(trace))
+
+    def p_failed(self, trace: Trace, others: Sequence[Trace] = ()) -> float:
+        """Probability that a run failed whose outcome nobody knows.
+
+        others: further runs of the same task, which tell most when they changed other things than this one.
+        Raises ConfigError when the scorer learned no outcomes.
+        """
+        if self.outcomes is None:
+            raise ConfigError("this scorer was fitted on no outcomes; fit on runs that passed and runs that failed")
+        return self.outcomes.trust.curve(self.outcomes.model.probabilities(run_row(trace, others))[FAILED])
+
+    def failures(self, item: Trace | Read) -> list[Failure]:
+        """The critical failure of a run that failed: one, or none for a trace without steps.
+
+        A guess that is not sure enough is not said: the type is then `unclassified`, the step None.
+        `confidence` is that of the type; of `unclassified` it is that of the step, 0.0 when there is none.
+        """
+        trace = item if isinstance(item, Trace) else item.trace
+        table = rows(trace)
+        if not table:
+            return []
+        place, p_step = self._step(table)
+        kind, p_kind = self._category(trace, table)
+        step = trace.steps[place] if place is not None else None
+        message = step.completion.message if step else None
+        said = (message.content, message.reasoning, *(call.arguments for call in message.tool_calls)) if message else ()
+        return [
+            Failure(
+                type=kind,
+                step=step.index if step else None,
+                evidence=quote(*said) or last_words(trace),
+                detector=DETECTOR,
+                confidence=p_step if kind is FailureType.unclassified else p_kind,
+            )
+        ]
+
+    def guess(self, reading: Read) -> list[Failure]:
+        """As `failures`, for `classify`: of a failed run only, and nothing where it knows no type."""
+        if self.categories is None or self.categories.trust.cut is None:  # it would never name one
+            return []
+        return [found for found in self.failures(reading) if found.type is not FailureType.unclassified]
+
+    def around(self, trace: Trace) -> int:
+        """The message, counted from 0, that with its two neighbours holds the critical step most probably.
+
+        Raises as `suspects`; ConfigError also for a trace without steps.
+        """
+        p = self.suspects(trace)
+        if not p:
+            raise ConfigError(f"trace {trace.id} has no steps")
+        return around(trace, p)
+
+    def _step(self, table: list[list[float]]) -> tuple[int | None, float]:
+        if self.steps is None or self.steps.trust.cut is None:
+            return None, 0.0
+        p = self.steps.model.probabilities(table)
+        place = likeliest(p)
+        trust = self.steps.trust
+        return (place, trust.curve(p[place])) if trust.claims(p[place]) else (None, 0.0)
+
+    def _category(self, trace: Trace, table: list[list[float]]) -> tuple[FailureType, float]:
+        if self.categories is None or self.categories.trust.cut is None:
+            return FailureType.unclassified, 0.0
+        found = self.categories.model.probabilities(run_row(trace, steps=table))
+        best = max(found, key=lambda name: found[name])
+        trust = self.categories.trust
+        if not trust.claims(found[best]):
+            return FailureType.unclassified, 0.0
+        return FailureType(best), trust.curve(found[best])
+
+    def save(self, path: Path) -> None:
+        """Write JSON: numbers and names, nothing that runs. Raises OSError."""
+        path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Scorer:
+        """What `save` wrote. Raises ConfigError for anything else, and for what another version fitted."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; `agentloop judge fit` makes a scorer") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the file"
+            raise ConfigError(f"{path}: no scorer: {where}: {first['msg']}; fit it again") from None
+
+
+def likeliest(p: Sequence[float]) -> int:
+    """Place of the step that is named: the likeliest, the first of equals."""
+    return max(range(len(p)), key=p.__getitem__)
+
+
+def around(trace: Trace, p: Sequence[float]) -> int:
+    """The message whose neighbourhood, it and the ones beside it, holds the critical step most probably.
+
+    Counted from 0 as `positions` counts. Not always the likeliest step: two likely ones side by side beat a likelier
+    one alone, which is what a reader wants who will look at what stands beside it anyway.
+    """
+    at = positions(trace)
+    share: Counter[int] = Counter()
+    for place, one in zip(at, p, strict=True):
+        for message in (place - 1, place, place + 1):
+            share[message] += one  # type: ignore[assignment]  # a Counter of shares
+    return max(range(at[0], at[-1] + 1), key=share.__getitem__)
+
+
+def positions(trace: Trace) -> list[int]:
+    """How many messages stand before each step's own: what was heard and what tools gave are messages, too."""
+    found, at = list[int](), len(trace.messages)
+    for place, step in enumerate(trace.steps):
+        at += len(step.heard) if place else 0
+        found.append(at)
+        at += 1 + len(step.results)
+    return found
+
+
+def by_agent(trace: Trace, p: Sequence[float]) -> dict[str, float]:
+    """Agent -> sum over its steps, largest first."""
+    found: Counter[str] = Counter()
+    for step, one in zip(trace.steps, p, strict=True):
+        found[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
+    return dict(found.most_common())

@@ -1,0 +1,91 @@
+"""What people say is wrong in stored traces: a file of labels, and the traces that they are about.
+
+A line a trace: `{"trace": ID, "step": 3, "type": "obs.misread"}`. `step` is the critical one's index, `type` its
+failure's, `others` further types of the run, `task` what keeps traces of one task together; all but `trace` may be
+left out. Whether a run failed is what its verdict says; where that says nothing, a run with a critical step or a type
+failed. Nothing here learns or measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import ConfigDict, ValidationError
+
+from agentloop.errors import ConfigError
+from agentloop.judge.failures import measure
+from agentloop.judge.failures.fitting import Labelled
+from agentloop.judge.stored import MAX_SPANS, read
+from agentloop.store.store import Store
+from agentloop.types import FailureType, Frozen, Imported, Score
+
+
+class Label(Frozen):
+    """What somebody said of one trace."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trace: str
+    step: int | None = None
+    type: FailureType | None = None
+    others: tuple[FailureType, ...] = ()
+    task: str | None = None
+
+
+class Read(NamedTuple):
+    """A labelled trace as each side wants it."""
+
+    to_learn: Labelled
+    to_measure: measure.Labelled
+
+
+def read_labels(path: Path) -> list[Label]:
+    """Raises ConfigError, with the line, for one that is no label and for a trace that is there twice; OSError."""
+    found: dict[str, Label] = {}
+    for n, line in enumerate(path.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            label = Label.model_validate_json(line)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(map(str, first["loc"])) or "the line"
+            raise ConfigError(
+                f"{path}:{n}: {where}: {first['msg']}; a label is such as "
+                '{"trace": "ID", "step": 3, "type": "obs.misread"}'
+            ) from None
+        if label.trace in found:
+            raise ConfigError(f"{path}:{n}: trace {label.trace} has a label already; leave one of them out")
+        found[label.trace] = label
+    if not found:
+        raise ConfigError(f"{path}: no labels in it; write one line a trace")
+    return list(found.values())
+
+
+def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Read]:
+    """The stored traces that labels are about. Raises NoSuchTrace; ConfigError for a step that a trace has not."""
+    found = []
+    for label in labels:
+        stored = read(store, store.row(project, label.trace))
+        if stored is None:
+            raise ConfigError(
+                f"trace {label.trace}: not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"
+            )
+        trace, verdict = stored.trace, stored.verdict
+        if label.step is not None and all(step.index != label.step for step in trace.steps):
+            raise ConfigError(f"trace {label.trace}: no step {label.step}; see `agentloop traces show {label.trace}`")
+        types = frozenset(kind for kind in (label.type, *label.others) if kind is not None)
+        says_why = label.step is not None or bool(types)
+        reward = 0.0 if verdict.reward is None and says_why else verdict.reward
+        scores = () if reward is None else (Score(verifier=":reward", version="0", value=reward),)
+        learn = Labelled(
+            trace,
+            label.task or trace.task_id or trace.id,
+            step=label.step,
+            category=label.type,
+            failed=None if reward is None else reward < 1.0,
+        )
+        found.append(Read(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
+    return found

@@ -1,0 +1,328 @@
+"""The learned scorer's part of `failures.py`: what it finds in labelled traces of tasks that it was not fitted on.
+
+The folder holds Who&When (`whowhen/`), AgentRx (`agentrx/`) and tau-bench (`taubench/`) as they are published, gzipped
+or not; what is missing is left out. No number comes from a trace, or from another trace of its task, that a model was
+fitted on: task-grouped 10-fold cross-validation, repeated with several seeds, the mean told. AgentRx has few traces: a
+model that is asked about one has learned of Who&When's traces of other tasks, too (`_alone`: has not). Intervals are
+95% bootstrap intervals over tasks. Hyperparameters are constants of `fitted.py`.
+
+Two decision rules, each for what it is measured by: a step is the likeliest one; a step but for one message is looked
+for around the message that has most probability at and beside it (`learned.around`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from labelled import Case, agentrx, tau, who_when
+from rich.console import Console
+from rich.table import Table
+
+from agentloop.judge.failures.calibration import fit_measured
+from agentloop.judge.failures.critical import classify
+from agentloop.judge.failures.features import FEATURES, speaker
+from agentloop.judge.failures.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
+from agentloop.judge.failures.learned import around, by_agent, likeliest
+from agentloop.judge.failures.rules import Rule
+from agentloop.judge.failures.vocabularies import leaf_of
+from agentloop.types import RewardState, Task
+
+SEEDS, RUN_SEEDS = 3, 10
+"""Repetitions with steps, which take seconds each, and with runs, which do not."""
+PRECISION = 0.5
+"""What `fit` promises of the guesses that are said."""
+N_BOOT = 2000
+MAX_MS = 2.0
+"""CPU of classifying a trace of 20 steps, rules and scorer."""
+STEPS = ("agent", "step", "step_1")
+TARGETS = {
+    "whowhen_agent": 0.58,
+    "whowhen_step": 0.28,
+    "whowhen_step_1": 0.45,
+    "agentrx_category": 0.40,
+    "agentrx_step_1": 0.30,
+    "tau_auroc": 0.72,
+}
+PUBLISHED = {"whowhen_agent": "0.535", "whowhen_step": "0.142"}
+"""The best language model in arXiv:2505.00212, on all its 184 runs."""
+TITLES = {
+    "whowhen_agent": "Who&When agent",
+    "whowhen_step": "Who&When step",
+    "whowhen_step_1": "Who&When step ±1",
+    "agentrx_category": "AgentRx critical category",
+    "agentrx_step_1": "AgentRx critical step ±1",
+    "tau_auroc": "tau-bench AUROC of failure",
+}
+
+
+# ------------------------------------------------------------------------------------------ what is right
+
+
+def hits(case: Case, p: Sequence[float]) -> tuple[float, float, float]:
+    """Whether the likeliest agent, the likeliest step, and the likeliest three messages, are right: one guess each."""
+    agent = next(iter(by_agent(case.trace, p)))
+    step = int(case.at[likeliest(p)])
+    middle = around(case.trace, p) - case.offset
+    return (
+        float(agent.lower() == case.agent.lower()),
+        float(step == case.message),
+        float(abs(middle - case.message) <= 1),
+    )
+
+
+def chance(case: Case) -> tuple[float, float, float]:
+    """Of a step drawn at random."""
+    off = np.abs(case.at - case.message)
+    speaks = [speaker(step).lower() == case.agent.lower() for step in case.trace.steps]
+    return float(np.mean(speaks)), float(np.mean(off == 0)), float(np.mean(off <= 1))
+
+
+def at_error(case: Case) -> list[float]:
+    """A rule: the step before the first hard error, else the first."""
+    column = FEATURES.index("first_hard")
+    found = [row[column] for row in case.rows]
+    return found if any(found) else [1.0, *found[1:]]
+
+
+def at_end(case: Case) -> list[float]:
+    """A rule: the last step."""
+    return [0.0] * (len(case.rows) - 1) + [1.0]
+
+
+def best_rules(cases: Sequence[Case]) -> np.ndarray:
+    """Hits of the rule that does best in each subset, chosen on the very data: a high bar."""
+    found = np.zeros((len(cases), 3))
+    for subset in {case.subset for case in cases}:
+        places = [n for n, case in enumerate(cases) if case.subset == subset]
+        by_rule = [np.array([hits(cases[n], rule(cases[n])) for n in places]) for rule in (at_error, at_end)]
+        for column in range(3):
+            found[places, column] = max((table[:, column] for table in by_rule), key=np.mean)
+    return found
+
+
+def auroc(p: np.ndarray, failed: np.ndarray) -> float:
+    """Probability that a failed run is given more than a passed one; ties count half. NaN without both."""
+    if failed.all() or not failed.any():
+        return float("nan")
+    more = p[failed][:, None] - p[~failed][None]
+    return float(np.mean((more > 0) + 0.5 * (more == 0)))
+
+
+def interval(tasks: Sequence[str], statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
+    """95% bootstrap interval of a statistic of places, drawing whole tasks."""
+    of_task = defaultdict[str, list[int]](list)
+    for n, task in enumerate(tasks):
+        of_task[task].append(n)
+    groups, rng = [np.array(places) for places in of_task.values()], np.random.default_rng(0)
+    drawn = [
+        statistic(np.concatenate([groups[n] for n in rng.integers(len(groups), size=len(groups))]))
+        for _ in range(N_BOOT)
+    ]
+    low, high = np.nanpercentile(drawn, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def worth(name: str, p_SN: np.ndarray, right_SN: np.ndarray, tasks: Sequence[str]) -> dict[str, float]:
+    """What is said at a promised precision of PRECISION and how often that is right; a row for each seed.
+
+    Each fold's guesses are judged by a curve and a cut of the other folds'. Three numbers are fitted so, on guesses of
+    models that had seen the fold's labels; not on the fold's guesses.
+    """
+    made = [
+        fit_measured(p.tolist(), right.tolist(), tasks, PRECISION, seed)
+        for seed, (p, right) in enumerate(zip(p_SN, right_SN, strict=True))
+    ]
+    n, n_said, n_right = (sum(getattr(one, name) for one in made) for name in ("n", "n_said", "n_right"))
+    top = [right[np.argsort(-p)[: max(1, len(p) // 5)]].mean() for p, right in zip(p_SN, right_SN, strict=True)]
+    return {
+        f"{name}_abstention": 1 - n_said / n,
+        f"{name}_precision": n_right / n_said if n_said else float("nan"),
+        f"{name}_recall": n_right / n,
+        f"{name}_precision_surest_fifth": float(np.mean(top)),
+    }
+
+
+# ------------------------------------------------------------------------------------------- the measures
+
+
+def measure(data: Path) -> dict[str, Any]:
+    """Every figure by name, the mean over seeds: NAME, NAME_low and NAME_high (95%), NAME_random, NAME_rule, and more.
+
+    What the folder has no data for is not in it. `missed` names the targets that were. Raises FormatError for data that
+    cannot be read.
+    """
+    found: dict[str, float] = {}
+    who, rx, runs = (cases if enough(cases) else [] for cases in (who_when(data), agentrx(data), tau(data)))
+    if who:
+        found |= measure_steps("whowhen", who)
+    if rx:
+        found |= measure_steps("agentrx", rx, also=who)
+        found |= measure_categories(rx)
+        found |= measure_people(who, rx)
+    if runs:
+        found |= measure_outcomes(runs)
+    if who and rx:
+        found |= measure_cost(who, rx)
+    show(found, Console(width=120))
+    missed = [f"{TITLES[name]} {found[name]:.3f}, target {TARGETS[name]}" for name in misses(found)]
+    if found.get("cost_ms", 0.0) > MAX_MS:
+        missed.append(f"{found['cost_ms']:.2f} CPU-ms a 20-step trace")
+    return {**{key: None if np.isnan(value) else round(value, 4) for key, value in found.items()}, "missed": missed}
+
+
+def enough(cases: list[Case]) -> bool:
+    """Whether something is left to fit on when a fold is held out."""
+    return len({case.task for case in cases}) > 1
+
+
+def measure_steps(name: str, cases: list[Case], also: Sequence[Case] = ()) -> dict[str, float]:
+    """Agent, step, and step but for one message."""
+    by_seed = [held_out_steps(cases, seed, also) for seed in range(SEEDS)]
+    table = np.array([[hits(case, p) for case, p in zip(cases, said, strict=True)] for said in by_seed])
+    found = figures(name, STEPS, cases, table.mean(axis=0))
+    for subset in sorted({case.subset for case in cases}):
+        mine = [n for n, case in enumerate(cases) if case.subset == subset]
+        found |= {f"{name}_{column}_{subset}": float(table[:, mine, n].mean()) for n, column in enumerate(STEPS)}
+    if also:
+        alone = [[hits(c, p) for c, p in zip(cases, held_out_steps(cases, s), strict=True)] for s in range(SEEDS)]
+        means = np.mean(alone, axis=(0, 1))
+        found |= {f"{name}_{column}_alone": float(mean) for column, mean in zip(STEPS, means, strict=True)}
+    step = np.array([[max(p) for p in said] for said in by_seed])
+    return found | worth(f"{name}_step", step, table[:, :, 1] > 0, [case.task for case in cases])
+
+
+def figures(name: str, columns: Sequence[str], cases: list[Case], ours: np.ndarray) -> dict[str, float]:
+    """Ours with its interval, beside chance and the best rules."""
+    tasks = [case.task for case in cases]
+    random, rules = np.array([chance(case) for case in cases]), best_rules(cases)
+    found = {f"{name}_n": float(len(cases))}
+    for n, column in enumerate(columns):
+        key, values = f"{name}_{column}", ours[:, n]
+        low, high = interval(tasks, lambda places, values=values: float(values[places].mean()))
+        found |= {key: float(values.mean()), f"{key}_low": low, f"{key}_high": high}
+        found |= {f"{key}_random": float(random[:, n].mean()), f"{key}_rule": float(rules[:, n].mean())}
+    return found
+
+
+def measure_categories(cases: list[Case]) -> dict[str, float]:
+    """In AgentRx's own words, from the whole run: nobody tells which step is the critical one."""
+    truth, tasks = [case.category or "" for case in cases], [case.task for case in cases]
+    by_seed = [held_out_categories(cases, seed) for seed in range(RUN_SEEDS)]
+    guesses = [[max(p, key=lambda word, p=p: p[word]) for p in said] for said in by_seed]
+    right = np.array([[g == t for g, t in zip(said, truth, strict=True)] for said in guesses])
+    values = right.mean(axis=0)
+    low, high = interval(tasks, lambda places: float(values[places].mean()))
+    share = np.array(list(Counter(truth).values())) / len(truth)
+    top = np.array([[max(p.values()) for p in said] for said in by_seed])
+    return {
+        "agentrx_category": float(values.mean()),
+        "agentrx_category_low": low,
+        "agentrx_category_high": high,
+        "agentrx_category_random": float((share**2).sum()),
+        "agentrx_category_rule": float(share.max()),
+        **worth("agentrx_category", top, right, tasks),
+    }
+
+
+def measure_people(some: list[Case], others: list[Case]) -> dict[str, float]:
+    """How far two groups of people who labelled the same runs agree: nobody can be asked for more."""
+    known = {(case.task, len(case.trace.steps)): case.message for case in some}
+    same = [(case.task, len(case.trace.steps)) for case in others]
+    off = [abs(known[key] - case.message) for key, case in zip(same, others, strict=True) if key in known]
+    if not off:
+        return {}
+    return {
+        "people_n": float(len(off)),
+        "people_step": np.mean(np.array(off) == 0),
+        "people_step_1": np.mean(np.array(off) <= 1),
+    }
+
+
+def measure_outcomes(cases: list[Case]) -> dict[str, float]:
+    """AUROC of failure without expected actions; `alone` does not compare a run with others of its task."""
+    failed, tasks = np.array([case.failed is True for case in cases]), [case.task for case in cases]
+    compared = [np.array(held_out_outcomes(cases, seed)) for seed in range(RUN_SEEDS)]
+    alone = [np.array(held_out_outcomes(cases, seed, compare=False)) for seed in range(RUN_SEEDS)]
+    low, high = interval(tasks, lambda places: float(np.mean([auroc(p[places], failed[places]) for p in compared])))
+    errors = np.array([case.rows[0][FEATURES.index("n_hard")] for case in cases])
+    found = {
+        "tau_n": float(len(cases)),
+        "tau_auroc": float(np.mean([auroc(p, failed) for p in compared])),
+        "tau_auroc_low": low,
+        "tau_auroc_high": high,
+        "tau_auroc_random": 0.5,
+        "tau_auroc_rule": auroc(errors, failed),
+        "tau_auroc_alone": float(np.mean([auroc(p, failed) for p in alone])),
+    }
+    return found | worth("tau", np.array(compared), np.tile(failed, (RUN_SEEDS, 1)), tasks)
+
+
+def measure_cost(who: list[Case], rx: list[Case]) -> dict[str, float]:
+    """CPU-ms of `classify` with a scorer, for failed runs of about 20 steps: the best of three, as of 20 steps.
+
+    The most that it can cost: every run failed, no rule knows why, and no head is off.
+    """
+    scorer = fit([*who, *(replace(case, category=leaf_of("agentrx", case.category or "")) for case in rx)])
+    on = {
+        name: head.model_copy(update={"trust": head.trust.model_copy(update={"cut": 0.0})})
+        for name, head in (("steps", scorer.steps), ("categories", scorer.categories))
+        if head is not None
+    }
+    scorer = scorer.model_copy(update=on)
+    near = [case for case in (*who, *rx) if 15 <= len(case.trace.steps) <= 25]
+    asked = [min(_cpu_ms(case, scorer.guess) for _ in range(3)) * 20 / len(case.trace.steps) for case in near]
+    rules = [min(_cpu_ms(case, None) for _ in range(3)) * 20 / len(case.trace.steps) for case in near]
+    return {
+        "cost_ms": float(np.mean(asked)),
+        "cost_max_ms": max(asked, default=0.0),
+        "cost_rules_ms": float(np.mean(rules)),
+    }
+
+
+def _cpu_ms(case: Case, guess: Rule | None) -> float:
+    started = time.process_time()
+    classify(Task(id="cost", instruction=""), case.trace, RewardState.scored, 0.0, guess=guess)
+    return (time.process_time() - started) * 1e3
+
+
+# ----------------------------------------------------------------------------------------------- telling
+
+
+def misses(found: dict[str, float]) -> list[str]:
+    """The measures that are below their targets."""
+    return [name for name, target in TARGETS.items() if name in found and not found[name] >= target]
+
+
+def show(found: dict[str, float], console: Console) -> None:
+    """The tables."""
+    table = Table("measure", "random", "best rule", "ours", "95%", "best LLM", "target", "")
+    for name, target in TARGETS.items():
+        if name in found:
+            table.add_row(
+                TITLES[name],
+                f"{found[f'{name}_random']:.3f}",
+                f"{found[f'{name}_rule']:.3f}",
+                f"{found[name]:.3f}",
+                f"{found[f'{name}_low']:.2f}-{found[f'{name}_high']:.2f}",
+                PUBLISHED.get(name, "-"),
+                f"{target:.2f}",
+                "missed" if name in misses(found) else "met",
+            )
+    console.print(table)
+    certainty = Table(
+        "guess", f"says nothing (promise {PRECISION})", "right of what it says", "recall", "right of surest fifth"
+    )
+    for name in ("whowhen_step", "agentrx_step", "agentrx_category", "tau"):
+        if f"{name}_abstention" in found:
+            keys = ("abstention", "precision", "recall", "precision_surest_fifth")
+            certainty.add_row(name, *(f"{found[f'{name}_{key}']:.2f}" for key in keys))
+    console.print(certainty)
+    for key, value in found.items():
+        if key.endswith(("_alone", "_n")) or key.startswith(("people", "cost")):
+            console.print(f"{key} {value:.3f}" if not key.endswith("_n") else f"{key} {value:.0f}")

@@ -1,0 +1,127 @@
+"""Published labelled traces as the learned scorer's benchmark reads them: Who&When, AgentRx and tau-bench.
+
+The importers give the traces; the labels, which count messages, are read here and placed among the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from agentloop.errors import FormatError
+from agentloop.formats.agentrx import AgentRxFormat
+from agentloop.formats.source import Source
+from agentloop.formats.tau import TauFormat
+from agentloop.formats.who_when import WhoWhenFormat
+from agentloop.judge.failures.fitting import Labelled
+from agentloop.judge.failures.learned import positions
+from agentloop.types import Imported
+
+
+@dataclass(frozen=True)
+class Case(Labelled):
+    """A labelled trace, and its label as it was written: counted in messages."""
+
+    message: int = 0
+    agent: str = ""
+    subset: str = ""
+    offset: int = 0
+    """Messages of the trace that its source does not count."""
+
+    @property
+    def at(self) -> np.ndarray:
+        """Place of each step among the source's messages."""
+        return np.asarray(positions(self.trace)) - self.offset
+
+
+def who_when(data: Path) -> list[Case]:
+    """Failed runs, with the agent and the message that decided."""
+    found = []
+    for path in sorted((data / "whowhen").rglob("*.json*")):
+        record = Source(path).document
+        for item in traces(WhoWhenFormat(), path):
+            asked = bool(record.get("question")) and record["history"][0].get("role") != "human"
+            case = Case(
+                item.trace,
+                str(record["question_ID"]),
+                message=int(record["mistake_step"]),
+                agent=record["mistake_agent"],
+                subset=path.parent.name,
+                offset=int(asked),
+            )
+            found.append(placed(case))
+    return found
+
+
+def agentrx(data: Path) -> list[Case]:
+    """Failed runs, with the message and the category of their root cause; runs without a usable label are left out."""
+    found = []
+    for name, runs in (
+        ("magentic_one", sorted((data / "agentrx" / "magentic_one").glob("*.json*"))),
+        ("tau_retail", sorted((data / "agentrx").glob("tau_retail_failed_labelled.jsonl*"))),
+    ):
+        labels = {}
+        for path in sorted((data / "agentrx").glob(f"{name}_labels.json*")):
+            labels |= {str(label["trajectory_id"]): label for label in Source(path).document}
+        for path in runs:
+            for item in traces(AgentRxFormat(), path):
+                task = str(item.trace.source_id or item.trace.task_id)
+                failure = root_cause(labels.get(task))
+                if failure is not None:
+                    case = Case(
+                        item.trace,
+                        task if name == "magentic_one" else f"{name} {task}",  # a question of Who&When's, too
+                        category=category(failure["failure_category"]),
+                        message=int(failure["step_number"]) - 1,
+                        agent=str(failure.get("failed_agent")),
+                        subset=name,
+                    )
+                    found.append(placed(case))
+    return found
+
+
+def root_cause(label: dict | None) -> dict | None:
+    """The failure that the label calls the cause; ids are numbers in one place and text in another."""
+    if not label:
+        return None
+    cause = str(label["root_cause"].get("failure_id"))
+    return next((failure for failure in label["failures"] if str(failure["failure_id"]) == cause), None)
+
+
+def category(words: str) -> str:
+    """One spelling: `Instruction/Plan Adherence Failure` and `Instruction Adherence Failure` are the same."""
+    return " ".join(words.lower().replace("instruction/plan", "instruction").replace("-", " ").split())
+
+
+def outcomes(runs: Iterator[Imported], name: str) -> list[Case]:
+    """Runs with what their verifier said."""
+    return [
+        Case(item.trace, f"{name} {item.trace.task_id}", failed=item.scores[0].value < 1.0)
+        for item in runs
+        if item.scores and item.scores[0].value is not None
+    ]
+
+
+def tau(data: Path) -> list[Case]:
+    """All runs of tau-bench: several trials a task."""
+    paths = sorted((data / "taubench").glob("*.jsonl*"))
+    return [case for path in paths for case in outcomes(traces(TauFormat(), path), path.name)]
+
+
+def traces(known: WhoWhenFormat | AgentRxFormat | TauFormat, path: Path) -> Iterator[Imported]:
+    """The traces of a file. Raises FormatError for a broken one."""
+    for item in known.read(Source(path)):
+        if isinstance(item, FormatError):
+            raise item
+        if item.trace.steps:
+            yield item
+
+
+def placed(case: Case) -> Case:
+    """With the step that the labelled message is, or that heard it."""
+    later = np.flatnonzero(case.at >= case.message)
+    place = later[0] if len(later) else len(case.at) - 1
+    return replace(case, step=case.trace.steps[place].index)

@@ -1,0 +1,106 @@
+"""`agentloop judge fit` and `detectors`: from a file of labels to a scorer that `agentloop judge` asks."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from judge.test_learned import runs
+
+from agentloop.store.store import Store
+from agentloop.types import Imported, RewardState, Trace, Verdict
+
+from .conftest import Run
+
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install 'agentloop[judge]'`"
+)
+
+
+def lost(trace: Trace) -> Verdict:
+    return Verdict(trace_id=trace.id, state=RewardState.scored, reward=0.0)
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> Path:
+    """Forty stored failed runs whose cause is known, and a label for each but the last ten."""
+    items = runs(40, seed=1)
+    store = Store(tmp_path / "traces" / "store.db")
+    store.put_imported("default", [Imported(trace=item.trace, verdict=lost(item.trace)) for item in items])
+    store.close()
+    path = tmp_path / "labels.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"trace": i.trace.id, "step": i.step, "type": i.category, "task": i.task}) + "\n"
+            for i in items[:30]
+        )
+    )
+    return path
+
+
+@pytest.mark.slow
+@needs_sklearn
+def test_from_labels_to_a_scorer_that_judging_asks(labels: Path, agentloop: Run) -> None:
+    before = json.loads(agentloop("judge", "--json").stdout)
+    assert before["n"] == 40
+
+    fitted = agentloop("judge", "fit", labels, "--json")
+    assert fitted.returncode == 0, fitted.stderr
+    document = json.loads(fitted.stdout)
+    assert (document["n_labels"], document["n_tasks"]) == (30, 15)
+    step, kind = document["detectors"]
+    assert (step["detector"], step["on"], step["precision"]["n_right"]) == ("learned.critical@1 step", True, 30)
+    assert kind["recall"]["share"] > 0.8
+
+    again = json.loads(agentloop("judge", "--json").stdout)
+    assert (again["n_relabelled"], again["n_same"]) == (40, 0)  # a new scorer is a reason to judge again
+    assert json.loads(agentloop("judge", "--json").stdout)["n_same"] == 40
+    found = json.loads(agentloop("traces", "ls", "failure:obs.fabrication", "--json").stdout)["traces"]
+    assert {trace["id"] for trace in found} & {item.trace.id for item in runs(40, seed=1)[30:]}
+
+    shown = agentloop("judge", "detectors", labels)
+    assert shown.returncode == 0, shown.stderr
+    rows = {line.split("  ")[0]: line for line in shown.stdout.splitlines()}
+    assert "unmeasured" in rows["rules.unknown_tool@2"]
+    assert " off " in rows["rules.error_ignored@1"]
+    assert " on " in rows["learned.critical@1 step"]
+
+
+def test_detectors_are_told_without_labels(agentloop: Run) -> None:
+    rows = {row["detector"]: row for row in json.loads(agentloop("judge", "detectors", "--json").stdout)["detectors"]}
+    ignored = rows["rules.error_ignored@1"]
+    assert (ignored["on"], ignored["precision"]["n_right"], ignored["precision"]["n"]) == (False, 2, 5)
+    assert not rows["rules.unknown_tool@2"]["measured"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"trace": "nobody"}', "no trace 'nobody'"),
+        ('{"trace": "%s", "step": 99}', "no step 99"),
+        ('{"trace": "%s", "type": "bad luck"}', "labels.jsonl:1: type"),
+        ('{"trace": "%s", "stp": 1}', "labels.jsonl:1: stp"),
+        ("{", "labels.jsonl:1: the line"),
+        ('{"trace": "%s"}\n{"trace": "%s"}', "labels.jsonl:2: trace"),
+        ("", "no labels in it"),
+        ('{"trace": "%s", "step": 1}', "too few labels"),
+    ],
+)
+def test_labels_that_are_none_are_one_line(labels: Path, agentloop: Run, line: str, said: str) -> None:
+    labels.write_text(line.replace("%s", runs(1, seed=1)[0].trace.id))
+    done = agentloop("judge", "fit", labels)
+    assert (done.returncode in (2, 4), "Traceback" in done.stderr) == (True, False)
+    assert said in " ".join(done.stderr.split())
+
+
+def test_a_file_that_is_no_scorer_stops_judging_with_a_word(labels: Path, agentloop: Run) -> None:
+    (labels.parent / "traces" / "scorer.json").write_text("{")
+    done = agentloop("judge")
+    assert done.returncode == 2
+    assert "no scorer" in done.stderr
+
+
+def test_no_such_file(agentloop: Run) -> None:
+    assert "nowhere.jsonl: no such file" in " ".join(agentloop("judge", "fit", "nowhere.jsonl").stderr.split())

@@ -1,0 +1,445 @@
+"""The learned scorer on made-up runs whose cause is known, and on traces that nobody would wish for."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentloop.errors import ConfigError
+from agentloop.judge.failures.calibration import fit_curve, fit_trust, folds, held_out
+from agentloop.judge.failures.critical import classify
+from agentloop.judge.failures.evidence import texts
+from agentloop.judge.failures.features import FEATURES, rows
+from agentloop.judge.failures.fitted import N_TREES, SURE, Forest, Linear, StepModel
+from agentloop.judge.failures.fitting import (
+    MIN_LABELS,
+    Labelled,
+    fit,
+    held_out_outcomes,
+    step_model,
+)
+from agentloop.judge.failures.learned import DETECTOR, Scorer, around, positions
+from agentloop.judge.failures.run_features import OF_RUN, run_row
+from agentloop.types import Completion, FailureType, Message, RewardState, Step, StopReason, ToolCall, ToolResult, Trace
+
+from .scenes import TASK, shell, submit, trace
+
+needs_sklearn = pytest.mark.skipif(
+    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install 'agentloop[judge]'`"
+)
+WORDS = ["north", "south", "ledger", "carbon", "violet", "window", "marble", "thirteen", "copper", "garden"]
+
+
+def said(index: int, text: str, *, name: str = "worker", call: str = "", gave: str = "", ok: bool = True) -> Step:
+    """A step that says `text`, and one that calls a tool where `call` names it."""
+    calls = (ToolCall(id=f"c{index}", name=call, arguments=json.dumps({"n": text})),) if call else ()
+    results = (ToolResult(call_id=f"c{index}", name=call, content=gave, ok=ok),) if call else ()
+    message = Message(role="assistant", content=text, name=name, tool_calls=calls)
+    return Step(index=index, completion=Completion(message=message, finish_reason="stop"), results=results)
+
+
+def run(n: int, rng: random.Random, *, cause: int | None = None) -> Labelled:
+    """A failed run of six to twelve steps: the cause is the one step at which `guesser` assumes something.
+
+    Where a captcha stands in the way it is an unsafe action, else a fabrication.
+    """
+    n_steps = rng.randint(6, 12)
+    at = rng.randrange(n_steps) if cause is None else cause
+    barred = rng.random() < 0.5
+    steps = []
+    for index in range(n_steps):
+        text = " ".join(rng.choices(WORDS, k=8))
+        if index == at:
+            steps.append(
+                said(index, f"I will assume a typical value of {rng.randint(100, 999)}: {text}", name="guesser")
+            )
+        else:
+            steps.append(said(index, text + (" behind a captcha" if barred else "")))
+    made = Trace(
+        id=f"{n:032x}",
+        messages=(Message(role="user", content="How much?"),),
+        steps=tuple(steps),
+        stop_reason=StopReason.submitted,
+    )
+    kind = FailureType.outcome_unsafe_action if barred else FailureType.obs_fabrication
+    return Labelled(made, task=f"task {n // 2}", step=at, category=kind, failed=True)
+
+
+def runs(n: int, seed: int) -> list[Labelled]:
+    rng = random.Random(seed)
+    return [run(number, rng) for number in range(n)]
+
+
+def outcome(n: int, rng: random.Random) -> Labelled:
+    """One of four runs of a task. Three do what the task asks; the one that failed books something else."""
+    task, failed = n // 4, n % 4 == 0
+    booked = f"flight {rng.randint(0, 10**9)}" if failed else f"flight of {task}"
+    steps = (said(0, f"task {task}", call="get_user", gave="ok"), said(1, booked, call="book", gave="done"))
+    made = Trace(id=f"{n:032x}", messages=(), steps=steps, stop_reason=StopReason.submitted)
+    return Labelled(made, task=f"task {task}", failed=failed)
+
+
+@pytest.fixture(scope="module")
+def labelled() -> list[Labelled]:
+    return runs(40, seed=1)
+
+
+@pytest.fixture(scope="module")
+def scorer(labelled: list[Labelled]) -> Scorer:
+    return fit(labelled)
+
+
+# ------------------------------------------------------------------------------------ what it finds
+
+
+@needs_sklearn
+def test_finds_the_known_cause_its_agent_and_its_type(scorer: Scorer) -> None:
+    unseen = runs(20, seed=2)
+    for item in unseen:
+        (failure,) = scorer.failures(item.trace)
+        assert (failure.step, failure.type, failure.detector) == (item.step, item.category, DETECTOR)
+        assert 0.5 < failure.confidence <= 1.0
+        assert next(iter(scorer.agents(item.trace))) == "guesser"
+        assert math.isclose(sum(scorer.suspects(item.trace)), 1.0)
+
+
+@pytest.mark.slow
+@needs_sklearn
+def test_says_nothing_where_labels_are_noise() -> None:
+    rng = random.Random(3)
+    noise = [
+        replace(
+            item, step=rng.randrange(len(item.trace.steps)), category=rng.choice(["obs.misread", "plan.repetition"])
+        )
+        for item in runs(40, seed=4)
+    ]
+    scorer = fit(noise, precision=0.9)
+    for item in runs(20, seed=5):
+        (failure,) = scorer.failures(item.trace)
+        assert (failure.type, failure.step, failure.confidence) == (FailureType.unclassified, None, 0.0)
+        assert failure.evidence in texts_of(item.trace)
+
+
+@needs_sklearn
+def test_finds_the_run_that_did_something_else_than_the_others_of_its_task() -> None:
+    rng = random.Random(6)
+    items = [outcome(n, rng) for n in range(80)]
+    p = held_out_outcomes(items, seed=0)
+    assert min(p[n] for n in range(0, 80, 4)) > max(p[n] for n in range(80) if n % 4)
+    scorer = fit(items)
+    new = [outcome(n, rng) for n in range(80, 84)]
+    others = [[other.trace for other in new if other is not item] for item in new]
+    failed, *passed = [scorer.p_failed(item.trace, theirs) for item, theirs in zip(new, others, strict=True)]
+    assert failed > 0.5 > max(passed)
+
+
+def texts_of(made: Trace) -> str:
+    return "\n".join(texts(made))
+
+
+@needs_sklearn
+def test_evidence_is_in_the_trace(scorer: Scorer) -> None:
+    for item in runs(20, seed=7):
+        for failure in scorer.failures(item.trace):
+            assert failure.evidence
+            assert failure.evidence in texts_of(item.trace)
+
+
+# ----------------------------------------------------------------------------------- the same again
+
+
+@pytest.mark.slow
+@needs_sklearn
+def test_same_labels_and_seed_same_scorer(labelled: list[Labelled], scorer: Scorer) -> None:
+    assert fit(labelled) == scorer
+    assert fit(labelled, seed=1) != scorer
+
+
+@needs_sklearn
+def test_saved_and_loaded_is_equal(scorer: Scorer, tmp_path: Path) -> None:
+    path = tmp_path / "scorer.json"
+    scorer.save(path)
+    loaded = Scorer.load(path)
+    assert loaded == scorer
+    for item in runs(5, seed=8):
+        assert loaded.suspects(item.trace) == scorer.suspects(item.trace)
+        assert loaded.failures(item.trace) == scorer.failures(item.trace)
+
+
+@needs_sklearn
+def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -> None:
+    scorer.save(tmp_path / "scorer.json")
+    (tmp_path / "trace.json").write_text(runs(1, seed=9)[0].trace.model_dump_json())
+    program = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "from pathlib import Path\n"
+        "from agentloop.judge.failures.learned import Scorer\n"
+        "from agentloop.types import Trace\n"
+        "trace = Trace.model_validate_json(Path('trace.json').read_bytes())\n"
+        "print(Scorer.load(Path('scorer.json')).failures(trace)[0].detector)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == DETECTOR, done.stderr
+
+
+@needs_sklearn
+def test_answers_as_scikit_learn_does(labelled: list[Labelled]) -> None:
+    """The same forests, asked by scikit-learn itself."""
+    import numpy as np
+    from sklearn.ensemble import RandomForestClassifier
+
+    model = step_model(labelled, seed=0)
+    tables = [item.rows for item in labelled]
+    x = np.concatenate([np.asarray(table) for table in tables])
+    y = np.concatenate([np.arange(len(item.rows)) == item.place for item in labelled])
+    weight = np.concatenate(
+        [np.where(np.arange(len(t)) == i.place, 1, 1 / (len(t) - 1)) for t, i in zip(tables, labelled, strict=True)]
+    )
+    forest = RandomForestClassifier(N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
+    until = np.concatenate([np.arange(len(item.rows)) <= item.place for item in labelled])
+    first = RandomForestClassifier(N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
+    for theirs, ours in (
+        (forest.fit(x, y, sample_weight=weight), model.forest),
+        (first.fit(x[until], y[until]), model.first_forest),
+    ):
+        expected = np.clip(theirs.predict_proba(x)[:, 1], SURE, 1 - SURE)
+        np.testing.assert_allclose(1 / (1 + np.exp(-ours.log_odds(x))), expected, atol=1e-9)
+
+
+@needs_sklearn
+def test_the_first_wrong_step_is_the_likeliest_of_a_hazard() -> None:
+    """Hazards 0.5, 0.5, 0.5 of being the first: 1/2, 1/4, 1/8, by hand, made to sum to 1."""
+    flat = Linear(mean=(0.0,), scale=(1.0,), weights=((0.0,),), intercepts=(0.0,), classes=("", "critical"))
+    leaf = Forest(roots=(0,), feature=(-2,), threshold=(-2.0,), left=(-1,), right=(-1,), value=(0.5,))
+    model = StepModel(linear=flat, forest=leaf, first_linear=flat, first_forest=leaf)
+    mean_of_both = [(4 / 7 + 1 / 3) / 2, (2 / 7 + 1 / 3) / 2, (1 / 7 + 1 / 3) / 2]
+    assert model.probabilities([[0.0]] * 3) == pytest.approx(mean_of_both)
+
+
+# ----------------------------------------------------------------------------------------- refusals
+
+
+@needs_sklearn
+def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
+    few = runs(MIN_LABELS - 1, seed=1)
+    with pytest.raises(ConfigError, match=r"critical steps 19 of 10 tasks, .*needs 20 of 10 tasks") as refused:
+        fit(few)
+    assert "\n" not in str(refused.value)
+    one_task = [replace(item, task="same") for item in runs(30, seed=1)]
+    with pytest.raises(ConfigError, match="critical steps 30 of 1 task,"):
+        fit(one_task)
+    with pytest.raises(ConfigError, match="critical steps 0 of 0 tasks"):
+        fit([])
+
+
+@needs_sklearn
+def test_a_head_without_labels_is_left_out(labelled: list[Labelled]) -> None:
+    only_steps = fit([replace(item, category=None, failed=None) for item in labelled])
+    assert only_steps.categories is None
+    assert only_steps.outcomes is None
+    (failure,) = only_steps.failures(labelled[0].trace)
+    assert (failure.type, failure.step) == (FailureType.unclassified, labelled[0].step)
+    with pytest.raises(ConfigError, match="fitted on no outcomes"):
+        only_steps.p_failed(labelled[0].trace)
+    only_types = fit([replace(item, step=None) for item in labelled])
+    with pytest.raises(ConfigError, match="fitted on no labelled steps"):
+        only_types.suspects(labelled[0].trace)
+
+
+def test_a_type_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'bad luck' is no type of failure"):
+        fit([replace(runs(1, seed=1)[0], category="bad luck")])
+
+
+@needs_sklearn
+def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) -> None:
+    path = tmp_path / "scorer.json"
+    with pytest.raises(ConfigError, match=r"scorer\.json: No such file"):
+        Scorer.load(path)
+    document = json.loads(scorer.model_dump_json())
+    looping = json.loads(scorer.model_dump_json())
+    looping["steps"]["model"]["forest"]["left"][0] = 0  # its own child: asking it would never end
+    other_columns = {**document, "columns": ["length"]}
+    for text, why in (
+        ("{", "no scorer"),
+        ("[]", "no scorer"),
+        ("{}", None),
+        (json.dumps({**document, "precision": 1e999}), "no scorer"),
+        (json.dumps(looping), "children must come after"),
+        (json.dumps(other_columns), "fitted on other columns"),
+        (json.dumps({**document, "version": 2}), "version"),
+    ):
+        path.write_text(text)
+        if why is None:
+            assert Scorer.load(path).failures(Trace(id="0", messages=())) == []
+            continue
+        with pytest.raises(ConfigError, match=why) as refused:
+            Scorer.load(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_without_scikit_learn_fitting_says_what_to_install(tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['sklearn'] = None\n"
+        "from agentloop.judge.failures.fitted import fit_linear\n"
+        "try: fit_linear([[1.0]], ['a'], 1.0)\n"
+        "except Exception as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("ConfigError a learned scorer needs scikit-learn"), done.stderr
+
+
+# ------------------------------------------------------------------------- calibration and folds
+
+
+@given(st.lists(st.sampled_from("abcdefghijklmnop"), min_size=1, max_size=60), st.integers(0, 5))
+def test_no_task_is_on_both_sides(tasks: list[str], seed: int) -> None:
+    """A model of held-out items is told what it was fitted on: none of the item's own task."""
+    assert all(len({f for f, t in zip(folds(tasks, seed), tasks, strict=True) if t == task}) == 1 for task in tasks)
+    items = list(enumerate(tasks))
+    seen = held_out(items, tasks, seed, lambda some: {task for _, task in some}, lambda fitted, item: (fitted, item))
+    assert [item for _, item in seen] == items
+    assert all(task not in fitted for fitted, (_, task) in seen)
+
+
+def test_folds_repeat_by_seed_and_differ_between_seeds() -> None:
+    tasks = [str(n) for n in range(40)]
+    assert folds(tasks, 3) == folds(tasks, 3)
+    assert folds(tasks, 3) != folds(tasks, 4)
+
+
+@needs_sklearn
+def test_a_curve_gives_back_the_frequencies_it_was_shown() -> None:
+    """Guesses that say 0.9 are right seven times in ten, and such that say 0.3 one time in ten."""
+    p = [0.9] * 1000 + [0.3] * 1000
+    right = ([True] * 7 + [False] * 3) * 100 + ([True] + [False] * 9) * 100
+    curve = fit_curve(p, right)
+    assert curve(0.9) == pytest.approx(0.7, abs=0.01)
+    assert curve(0.3) == pytest.approx(0.1, abs=0.01)
+
+
+@needs_sklearn
+def test_claims_keep_the_promise_or_are_not_made() -> None:
+    p = [0.9] * 100 + [0.3] * 100
+    right = ([True] * 7 + [False] * 3) * 10 + ([True] + [False] * 9) * 10
+    half = fit_trust(p, right, 0.5)  # 70 of 100: at least 0.604 (Wilson, 95%); with all, 80 of 200 are too few
+    assert half.claims(0.9)
+    assert not half.claims(0.3)
+    assert fit_trust(p, right, 0.61).cut is None
+    assert fit_trust(p, right, 0.60).claims(0.9)
+    assert fit_trust([0.9] * 3, [True] * 3, 0.5).cut is None  # 3 of 3 is at least 0.44 only
+    assert not fit_trust(p, [not was for was in right], 0.99).claims(0.9)
+
+
+# --------------------------------------------------------------------------- as a rule of `classify`
+
+
+@needs_sklearn
+def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) -> None:
+    item = runs(1, seed=10)[0]
+    found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=scorer.guess)
+    (critical,) = [failure for failure in found if failure.critical]
+    assert (critical.detector, critical.step, critical.type) == (DETECTOR, item.step, item.category)
+    won = classify(TASK, item.trace, RewardState.scored, 1.0, guess=scorer.guess)
+    unknown = classify(TASK, item.trace, RewardState.unscored, guess=scorer.guess)
+    assert not any(failure.detector == DETECTOR for failure in (*won, *unknown))
+    known = trace([shell("sort -n f03 | head -n1", "1"), submit("1")])  # a rule knows this one: the wrong command
+    found = classify(TASK, known, RewardState.scored, 0.0, guess=scorer.guess)
+    assert found == classify(TASK, known, RewardState.scored, 0.0)
+    assert found[0].type is FailureType.call_wrong_arguments
+
+
+# ---------------------------------------------------------------------------------- what comes along
+
+
+@needs_sklearn
+def test_odd_traces_get_a_label_or_none(scorer: Scorer) -> None:
+    texts_tried = (
+        "",
+        "\x00",
+        "日本語の文章 और हिन्दी مرحبا 🦜",
+        "a" * 50_000,
+        "7" * 50_000,
+        "\n" * 50_000,
+        "Error:" * 9_000,
+    )
+    steps = tuple(
+        said(n, text, name=text[:5], call=text[:3], gave=text, ok=False) for n, text in enumerate(texts_tried)
+    )
+    for made in (
+        Trace(id="0", messages=()),
+        Trace(id="0", messages=(), steps=steps[:1]),
+        Trace(id="0", messages=(Message(role="user", content="x"),), steps=steps),
+    ):
+        table = rows(made)
+        assert all(len(row) == len(FEATURES) and all(map(math.isfinite, row)) for row in table)
+        assert len(run_row(made)) == len(run_row(made, [made])) == len(OF_RUN)
+        assert len(scorer.failures(made)) == (1 if made.steps else 0)
+        assert len(scorer.suspects(made)) == len(made.steps)
+
+
+@pytest.mark.slow
+@needs_sklearn
+def test_ten_thousand_steps(scorer: Scorer) -> None:
+    rng = random.Random(0)
+    steps = tuple(said(n, " ".join(rng.choices(WORDS, k=20)), name=f"agent {n}", call="look") for n in range(10_000))
+    made = Trace(id="0", messages=(), steps=steps)
+    assert len(scorer.failures(made)) == 1
+
+
+@given(st.lists(st.text(max_size=40), max_size=8), st.booleans())
+def test_rows_are_finite_whatever_was_said(words: list[str], called: bool) -> None:
+    steps = tuple(said(n, text, name=text, call=text if called else "") for n, text in enumerate(words))
+    made = Trace(id="0", messages=(), steps=steps)
+    assert all(math.isfinite(value) for row in rows(made) for value in row)
+    assert all(map(math.isfinite, run_row(made)))
+
+
+@pytest.mark.slow
+@needs_sklearn
+def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[Labelled]) -> None:
+    odd = [
+        replace(labelled[0], trace=labelled[0].trace.model_copy(update={"steps": labelled[0].trace.steps[:1]}), step=0),
+        replace(labelled[1], step=999),
+    ]
+    assert odd[1].place is None
+    plain = [replace(item, category=None, failed=None) for item in labelled]
+    assert fit([*plain, *(replace(item, category=None, failed=None) for item in odd)]).steps == fit(plain).steps
+
+
+def test_the_middle_of_three_messages_that_have_most() -> None:
+    """Two likely steps side by side beat a likelier one alone; between two that a tool's answer parts, it is that."""
+    side_by_side = Trace(id="0", messages=(), steps=tuple(said(n, "x") for n in range(5)))
+    assert positions(side_by_side) == [0, 1, 2, 3, 4]
+    assert around(side_by_side, [0.4, 0.0, 0.0, 0.35, 0.25]) == 3
+    apart = Trace(id="0", messages=(), steps=tuple(said(n, "x", call="look", gave="y") for n in range(5)))
+    assert positions(apart) == [0, 2, 4, 6, 8]
+    assert around(apart, [0.4, 0.0, 0.0, 0.35, 0.25]) == 7
+
+
+words = st.text(max_size=40) | st.sampled_from(["Error: x", "日本語 मिला", "1e999", "\x00"])
+
+
+@needs_sklearn
+@given(st.lists(st.tuples(words, words, words, st.booleans()), max_size=12))
+def test_any_trace_gets_one_label_or_none(scorer: Scorer, steps: list[tuple[str, str, str, bool]]) -> None:
+    made = Trace(
+        id="0",
+        messages=(),
+        steps=tuple(
+            said(n, text, name=name, call=tool, gave=text, ok=ok) for n, (text, name, tool, ok) in enumerate(steps)
+        ),
+    )
+    failures = classify(TASK, made, RewardState.scored, 0.0, guess=scorer.guess)
+    assert sum(failure.critical for failure in failures) == 1
+    assert all(0 <= failure.confidence <= 1 for failure in failures)
