@@ -20,7 +20,7 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.types import FailureType, content_hash
 
 CONFIG_FILE = "agentloop.toml"
-SECRET_NAMES = ("_KEY", "_TOKEN", "_SECRET", "_PASSWORD")
+SECRET_NAMES = ("_KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
 """How the names of variables end that have a secret."""
 ENV_PREFIX = "AGENTLOOP_"
 

@@ -134,3 +134,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def counted(n: int, noun: str) -> str:
     """`1 task`, `2 tasks`, `1,500 tasks`."""
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def extra(name: str) -> str:
+    """How to install what an optional part needs: agentloop is installed from its repository, not from an index."""
+    return f"`pip install -e '.[{name}]'` in agentloop's folder"

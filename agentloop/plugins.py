@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentloop.errors import PluginError, boundary, did_you_mean
+from agentloop.errors import PluginError, boundary, did_you_mean, extra
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
@@ -93,7 +93,7 @@ def _file_module(path: Path) -> ModuleType:
 def _extra(error: Exception) -> str:
     missing = getattr(error, "name", None) or ""
     if missing.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
-        return "; install the extra: pip install 'agentloop[train]'"
+        return f"; {extra('train')}"
     if missing.split(".")[0] in {"google", "opentelemetry"}:
-        return "; install the extra: pip install 'agentloop[serve]'"
+        return f"; {extra('serve')}"
     return ""

@@ -204,6 +204,8 @@ def router(store: Store) -> APIRouter:
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
     def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        if (given.value is None) == (given.error is None):
+            raise ConfigError("a score needs either a value, or an error that says why there is none")
         score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
         store.put_score(project, trace_id, score, source=given.source)
         settle(store, project, trace_id)

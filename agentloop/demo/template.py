@@ -23,7 +23,7 @@ seed = 0
 kind = "auto"                # docker when an engine answers, else bubblewrap
 
 [policy]
-kind = "tiny"                # made and trained here, on the CPU: pip install 'agentloop[train]'
+kind = "tiny"                # made and trained here, on the CPU: pip install -e '.[train]'
 # kind = "scripted"          # plays each task's own solution: checks tasks and verifiers without a model
 # kind = "openai"            # any OpenAI-compatible endpoint; run, judged and gated, not trained
 # base_url = "http://127.0.0.1:8000/v1"

@@ -83,11 +83,13 @@ def load_formats(only: str | None = None) -> dict[str, Format]:
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths` and in the folders there, in order. Raises ConfigError for what is not there."""
+    """The files among `paths` and in the folders there, in order. Raises ConfigError for what is none of both."""
     found: list[Path] = []
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
+        if not path.is_dir() and not path.is_file():
+            raise ConfigError(f"{path}: a pipe or device, and what is imported is read more than once; save it first")
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink()) if path.is_dir() else [path]
         found += files
     return list(dict.fromkeys(found))
@@ -112,6 +114,23 @@ def take(
 
 def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
     """The format of a file, None for none. Raises FormatError when it cannot be read or several claim it."""
+    claims, problem = _claims(source, formats)
+    if problem and not claims:
+        raise problem
+    if not claims and not source.is_zip and not source.head:  # no line of it can be read: say why of the first
+        for _, record in source.records():
+            if isinstance(record, FormatError):
+                raise record
+    if not claims and len(source.head) > 1:  # a broken record among them must not hide what the others are
+        votes = Counter(name for record in source.head for name in _claims(source.of(record), formats)[0])
+        claims = [name for name, n in votes.items() if n == max(votes.values()) and 2 * n >= len(source.head)]
+    if len(claims) > 1:
+        raise FormatError(f"{source.name}: could be {' or '.join(claims)}; say which with --format")
+    return formats[claims[0]] if claims else None
+
+
+def _claims(source: Source, formats: Mapping[str, Format]) -> tuple[list[str], FormatError | None]:
+    """The formats that say it is theirs; and why it cannot be read, if so."""
     claims, problem = [], None
     for name, known in formats.items():
         try:
@@ -119,11 +138,7 @@ def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
                 claims.append(name)
         except FormatError as error:  # it is no JSON, which not every format is
             problem = error
-    if problem and not claims:
-        raise problem
-    if len(claims) > 1:
-        raise FormatError(f"{source.name}: could be {' or '.join(claims)}; say which with --format")
-    return formats[claims[0]] if claims else None
+    return claims, problem
 
 
 def _take_file(
@@ -142,9 +157,11 @@ def _take_file(
     ours = account.by_format.setdefault(known.name, OfFormat())
     ours.files += 1
     together: list[Imported] = []
-    for item in _read(known, source):
+    for n, item in enumerate(_read(known, source), start=1):
         if stopped():
             break
+        if isinstance(item, Imported) and _is_empty(item):
+            item = FormatError(f"{source.name}: trace {n}: has no messages, steps, times or scores")
         if isinstance(item, FormatError):
             ours.failed += 1
             account.fail(str(item))
@@ -163,6 +180,13 @@ def _read(known: Format, source: Source) -> Iterator[Imported | FormatError]:
         yield from known.read(source)
     except FormatError as error:
         yield error
+
+
+def _is_empty(item: Imported) -> bool:
+    """Whether it says nothing that a trace could: a record of something else, or one whose keys are misspelt."""
+    trace = item.trace
+    said = trace.messages or trace.steps or trace.children or trace.answer or trace.error or item.scores or item.verdict
+    return not (said or trace.started_at or trace.duration_s)
 
 
 def _put(items: Sequence[Imported], put: Put, ours: OfFormat, account: Account) -> None:

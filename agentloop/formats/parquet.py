@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, extra
 from agentloop.protocols import Stored
 from agentloop.store.documents import columns
 from agentloop.types import Message, Trace
@@ -35,7 +35,7 @@ class ParquetTable:
         try:
             import pyarrow.parquet
         except ImportError as error:
-            raise ConfigError("parquet needs pyarrow; `pip install 'agentloop[parquet]'`") from error
+            raise ConfigError(f"parquet needs pyarrow; {extra('parquet')}") from error
         self._parquet = pyarrow.parquet
 
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:

@@ -37,15 +37,17 @@ class ResponsesFormat:
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
         one = len(source.head) == 1 and isinstance(source.head[0], list) and are_items(source.head[0])
-        if not one and not are_items(source.head):
+        if not one and not are_items([value for value in source.head if _may_be_item(value)]):
             for where, value in source.records():
                 record = {"output": value} if isinstance(value, list) else value
                 yield value if isinstance(value, FormatError) else read_one(where, record, self._imported)
             return
         items = []
-        for _, value in source.records():  # the whole file is one run
+        for where, value in source.records():  # the whole file is one run
             if isinstance(value, FormatError):
                 yield value
+            elif not one and not _may_be_item(value):
+                yield FormatError(f"{where}: no item of the Responses API: it has neither type nor role")
             else:
                 items += value if isinstance(value, list) else [value]
         yield read_one(source.name, {"output": items}, self._imported)
@@ -156,6 +158,10 @@ def _conversation(response: Fields) -> str | None:
         found = response.fields("conversation")
         return found.text("id") if found else None
     return response.text("conversation")
+
+
+def _may_be_item(value: Any) -> bool:
+    return isinstance(value, dict) and (isinstance(value.get("type"), str) or isinstance(value.get("role"), str))
 
 
 def _is_record(record: Any) -> bool:

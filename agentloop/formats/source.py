@@ -12,6 +12,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -76,6 +77,12 @@ class Source:
             if len(found) == N_HEAD:
                 break
         return found
+
+    def of(self, record: Any) -> Source:
+        """The same file as if it began with this record alone, for telling the format by it."""
+        made = copy(self)
+        made.__dict__["head"] = [record]
+        return made
 
     def records(self) -> Iterator[tuple[str, Any]]:
         """(name for messages, value) of each record; an unreadable line's value is the FormatError that says why.

@@ -69,6 +69,8 @@ async def audit(
     try:
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(one(task)) for task in tasks]
+    except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
+        raise several.exceptions[0] from None
     finally:
         await pool.close()
     return [done.result() for done in running]

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from agentloop.config import from_environment
-from agentloop.errors import PluginError, PolicyError
+from agentloop.errors import PluginError, PolicyError, extra
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.types import Graded, Message, content_hash
 
@@ -178,7 +178,7 @@ def refuse_litellm() -> None:
         found = version("litellm")
     except PackageNotFoundError:
         raise PluginError(
-            "a judge model without base_url needs litellm: pip install 'agentloop[hosted]', or give the base_url of an "
+            f"a judge model without base_url needs litellm: {extra('hosted')}; or give the base_url of an "
             "OpenAI-compatible endpoint"
         ) from None
     if found in COMPROMISED:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.errors import ConfigError, boundary, counted
+from agentloop.errors import ConfigError, boundary, counted, extra
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
@@ -29,7 +29,7 @@ def make_learner(project: Project) -> Learner:
             with _interrupts_wait():
                 from agentloop.loop.learner import TinyLearner
         except ImportError as error:
-            raise ConfigError(f"policy 'tiny' needs {error.name}; pip install 'agentloop[train]'") from None
+            raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
         return TinyLearner(project, script(project, project.config.warm_start.demonstrator))
     identity: dict[str, object] = {"policy": settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"})}
     if settings.kind == "openai":

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.config import Config, load_config
+from agentloop.config import Config, known_secrets, load_config
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
@@ -213,8 +213,8 @@ def open_project(
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
-    _check_verifiers(suite)
-    store = Store(folder / STORE)
+    check_verifiers(suite)
+    store = Store(folder / STORE, secrets=known_secrets(folder))
     try:
         with store.lock():
             yield Project(folder, config, suite, store, SandboxPool(backend), progress)
@@ -227,7 +227,7 @@ def _groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
     return [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.episode.group)]
 
 
-def _check_verifiers(suite: Suite) -> None:
+def check_verifiers(suite: Suite) -> None:
     """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
     seen = set()
     for task in suite.tasks:

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, func, make
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlmodel import Session
 
-from agentloop.errors import ConfigError, StoreError
+from agentloop.errors import ConfigError, StoreError, extra
 
 WRITER_LOCK, MIGRATION_LOCK, BODY_LOCK = 0x616C0001, 0x616C0002, 0x616C0003
 """Numbers of PostgreSQL's advisory locks."""
@@ -173,7 +173,7 @@ def _by_url(where: str) -> tuple[Path | None, Engine]:
     try:
         return None, create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
     except ModuleNotFoundError as error:
-        raise ConfigError("store: PostgreSQL needs psycopg; `pip install 'agentloop[scale]'`") from error
+        raise ConfigError(f"store: PostgreSQL needs psycopg; {extra('scale')}") from error
 
 
 def _remedy(problem: str, is_server: bool) -> str:

@@ -5,6 +5,8 @@ A search finds traces with a body that has all words, in the given order where t
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 
 from sqlalchemy import (
@@ -22,6 +24,9 @@ from sqlalchemy import (
 
 PART = 200_000
 """Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""
+
+_ASCII = bytes(ord(chr(c).lower()) if chr(c).isascii() and chr(c).isalnum() else ord(" ") for c in range(256))
+_ACCENTS, _BETWEEN_WORDS = re.compile("[\u0300-\u036f]"), re.compile(r"[\W_]+")
 
 CREATE_SQLITE = (
     "CREATE VIRTUAL TABLE body_text USING fts5(words, content='', tokenize='unicode61')",
@@ -42,7 +47,7 @@ def add(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql("INSERT INTO body_text(rowid, words) VALUES (?, ?)", list(bodies))
         return
-    parts = [(key, part) for key, text in bodies for part in _parts(text)]
+    parts = [(key, part) for key, text in bodies for part in _parts(_folded(text))]
     if parts:
         connection.exec_driver_sql("INSERT INTO body_text VALUES (%s, to_tsvector('simple', %s))", parts)
 
@@ -66,8 +71,19 @@ def matching(dialect: str, phrase: str) -> Select[tuple[int]]:
         quoted = '"' + phrase.replace('"', '""').replace("\0", " ") + '"'
         matches: ColumnElement[bool] = literal_column("body_text").op("MATCH")(literal(quoted))
         return select(literal_column("body_text.rowid")).select_from(index).where(matches)
-    query = func.phraseto_tsquery(literal_column("'simple'::regconfig"), bindparam(None, phrase.replace("\0", " ")))
+    query = func.phraseto_tsquery(literal_column("'simple'::regconfig"), bindparam(None, _folded(phrase)))
     return select(index.c.body_key).where(index.c.words.op("@@")(query))
+
+
+def _folded(text: str) -> str:
+    """The words that FTS5 would find, so that a filter finds the same in both databases.
+
+    PostgreSQL's parser alone keeps a path, an address or a host's name whole, and accents where they are.
+    """
+    if text.isascii():  # thirty times as fast
+        return text.encode().translate(_ASCII).decode()
+    text = unicodedata.normalize("NFC", _ACCENTS.sub("", unicodedata.normalize("NFD", text)))
+    return _BETWEEN_WORDS.sub(" ", text).lower()
 
 
 def _parts(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection, delete, exists, func, select
 from sqlmodel import col
@@ -19,11 +19,12 @@ from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
 from agentloop.store.verdicts import JUDGE, put_labels, put_scores, trace_key
-from agentloop.types import Score, Verdict
+from agentloop.types import Failure, Score, Verdict
 
 HUMAN = "human"
 """The verifier of a person's word; its `source` is the person."""
 MAX_QUEUE = 1000
+Given = TypeVar("Given", Verdict, Score, Failure)
 _HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
 
 
@@ -74,7 +75,8 @@ class History:
         """A person's word, with the verdict that follows from it. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = trace_key(connection, project, trace_id)
-            new = [New(key, verdict, None, by, self._shared.redactor.text(why))]
+            by, why = self._shared.redactor.text(by), self._shared.redactor.text(why)
+            new = [New(key, verdict, None, by, why)]
             replace_verdicts(connection, self._shared, new)
             _rewrite(connection, self._shared, new)
             put_scores(connection, [(key, [Score(verifier=HUMAN, version="1", value=reward)])], by)
@@ -161,7 +163,7 @@ class History:
 
 def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
     """Scores and labels of ours in place of those before; what others said stays, and stays critical."""
-    new = [item._replace(verdict=clean_verdict(shared.redactor, item.verdict)) for item in new]
+    new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
     keys = [item.key for item in new]
     last = dict(_last(connection, keys))
     for part in chunks(keys):
@@ -176,7 +178,8 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
 
 def append(connection: Connection, shared: SharedBodies, new: New) -> None:
     """A word on the whole, beside scores and labels that stay as they are."""
-    cleaned = new._replace(verdict=clean_verdict(shared.redactor, new.verdict), why=shared.redactor.text(new.why))
+    by, why = shared.redactor.text(new.by), shared.redactor.text(new.why)
+    cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
     _append(connection, [cleaned], dict(_last(connection, [new.key])))
     _rewrite(connection, shared, [cleaned])
 
@@ -229,11 +232,11 @@ def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -
         connection.exec_driver_sql(f"UPDATE trace SET {changed} WHERE key = {mark}", rows)  # noqa: S608
 
 
-def clean_verdict(redactor: Redactor, verdict: Verdict) -> Verdict:
-    """A verdict without secrets."""
-    raw = verdict.model_dump_json().encode()
-    clean = redactor.json(raw)
-    return verdict if clean is raw else Verdict.model_validate_json(clean)
+def clean(redactor: Redactor, given: Given) -> Given:
+    """A verdict, score or failure without secrets."""
+    raw = given.model_dump_json().encode()
+    told = redactor.json(raw)
+    return given if told is raw else given.model_validate_json(told)
 
 
 def _last(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:

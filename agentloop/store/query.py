@@ -14,7 +14,7 @@ r"""The filter language of the command line, the API and the pages.
 | failure label tool model agent | the same |
 | reward version steps tools spans errors duration cost tokens score.NAME | a number |
 | error | true, false, or what an error says, with `*` |
-| started since until | 2026-01-31, 2026-01-31T12:00:00Z (UTC where no zone is given), or 7d, 12h, 30m ago |
+| started since until | 2026-01-31 (all day), 2026-01-31T12:00:00Z (UTC where no zone is given), or 7d, 12h, 30m ago |
 | text | words that follow each other in a message, argument, result or error |
 
 `failure` is the critical one, `label` any. `tool`, `model` and `agent` hold when any in the trace is so called. A
@@ -46,6 +46,7 @@ _TERM = re.compile(
     re.DOTALL,
 )
 _AGO = re.compile(r"(\d{1,6})([dhm])")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 TIMES = "2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"
 """How a time may be written."""
@@ -152,7 +153,7 @@ def _condition(term: Term, dialect: str, now: datetime) -> Condition:
     if key == "error":
         return _error(term, dialect)
     if key in _TIMES:
-        return _COMPARE[_TIMES[key] or term.op](col(TraceRow.started_at), _time(term, now))
+        return _started(term, now)
     if key in _NUMBERS:
         return _COMPARE[term.op](_NUMBERS[key], _number(term))
     of_verifier = col(ScoreRow.verifier) == key.removeprefix("score.")
@@ -165,6 +166,16 @@ def _error(term: Term, dialect: str) -> Condition:
     if not term.quoted and term.value in {"true", "false"}:
         return there if term.value == "true" else not_(there)
     return _named(col(TraceRow.error), term, dialect)
+
+
+def _started(term: Term, now: datetime) -> Condition:
+    column, op, begin = col(TraceRow.started_at), _TIMES[term.key] or term.op, _time(term, now)
+    if _DATE.fullmatch(term.value):  # the whole day
+        last = begin.replace(hour=23, minute=59, second=59, microsecond=999_999)
+        if op in (":", "="):
+            return column.between(begin, last)
+        begin = last if op in ("<=", ">") else begin
+    return _COMPARE[op](column, begin)
 
 
 def _named(column: Any, term: Term, dialect: str) -> Condition:

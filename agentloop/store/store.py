@@ -208,14 +208,14 @@ class Store(Record, Keys, History, Failures):
         """Attach a verifier's number; the last word of a source counts. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
-            verdicts.put_scores(connection, [(key, [score])], source)
+            clean = history.clean(self._shared.redactor, score)
+            verdicts.put_scores(connection, [(key, [clean])], self._shared.redactor.text(source))
 
     def put_label(self, project: str, trace_id: str, failure: Failure) -> None:
         """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
-            clean = failure.model_copy(update={"evidence": self._shared.redactor.text(failure.evidence)})
-            verdicts.put_labels(connection, [(key, [clean])])
+            verdicts.put_labels(connection, [(key, [history.clean(self._shared.redactor, failure)])])
 
     def put_reward(
         self, project: str, trace_id: str, state: RewardState, reward: float | None, *, by: str = "api"

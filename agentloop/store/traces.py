@@ -14,7 +14,7 @@ from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.history import New, clean_verdict, replace_verdicts
+from agentloop.store.history import New, clean, replace_verdicts
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
@@ -47,7 +47,7 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
         for (_, _, trace, _), names in zip(judged, parts, strict=True):
             key = keys[trace.id]
             link(connection, ((key, bodies[name]) for name in names))
-            _put_facets(connection, key, documents.columns(trace)[1])
+            _put_facets(connection, shared.redactor, key, documents.columns(trace)[1])
         replace_verdicts(connection, shared, [New(keys[trace.id], verdict) for _, _, trace, verdict in judged])
     batch.done()
 
@@ -71,7 +71,7 @@ def index_old_episodes(database: Database, shared: SharedBodies) -> None:
             for (key, trace, _), names in zip(rows, parts, strict=True):
                 link(connection, ((key or 0, bodies[name]) for name in names))
                 values, facets = documents.columns(trace)
-                _put_facets(connection, key or 0, facets)
+                _put_facets(connection, shared.redactor, key or 0, facets)
                 kept = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
                 connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(kept))
         batch.done()
@@ -100,8 +100,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 **_clean(shared.redactor, values),
                 "project": project,
                 "id": item.trace.id,
-                "episode_id": item.trace.episode_id,
-                "task_id": item.trace.task_id,
+                **_clean(shared.redactor, {"episode_id": item.trace.episode_id, "task_id": item.trace.task_id}),
                 "policy_version": item.trace.policy_version,
                 "stored_at": datetime.now(UTC),
                 "body": head,
@@ -114,10 +113,10 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
             if key is not None:
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
-                _put_facets(connection, key, facets)
-                put_scores(connection, [(key, item.scores)], IMPORT)
+                _put_facets(connection, shared.redactor, key, facets)
+                put_scores(connection, [(key, [clean(shared.redactor, score) for score in item.scores])], IMPORT)
                 if item.verdict is not None:
-                    verdict = clean_verdict(shared.redactor, item.verdict)
+                    verdict = clean(shared.redactor, item.verdict)
                     put_scores(connection, [(key, verdict.scores)], IMPORT)
                     put_labels(connection, [(key, verdict.failures)])
                     put_reward(connection, key, verdict.state, verdict.reward)
@@ -165,14 +164,13 @@ def _keys(connection: Connection, project: str, ids: Sequence[str]) -> dict[str,
     return found
 
 
-def _put_facets(connection: Connection, key: int, facets: documents.Facets) -> None:
-    rows = [(key, name, value.replace("\0", "\ufffd")) for name, value in sorted(facets)]
+def _put_facets(connection: Connection, redactor: Redactor, key: int, facets: documents.Facets) -> None:
+    rows = [(key, name, redactor.text(value).replace("\0", "\ufffd")) for name, value in sorted(facets)]
     insert_rows(connection, "facet", ("trace_key", "name", "value"), rows, ignore=True)
 
 
 def _clean(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
-    free = ("session", "agent", "answer", "error")
-    return {k: redactor.text(v) if k in free and v is not None else v for k, v in values.items()}
+    return {k: redactor.text(v) if isinstance(v, str) else v for k, v in values.items()}
 
 
 def _fit(database: Database, row: dict[str, Any]) -> dict[str, Any]:

@@ -38,11 +38,11 @@ def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score
     rows = [
         {
             "trace_key": key,
-            "source": score.source or source,
-            "verifier": score.verifier,
-            "version": score.version,
+            "source": _storable(score.source or source),
+            "verifier": _storable(score.verifier),
+            "version": _storable(score.version),
             "value": score.value,
-            "error": score.error,
+            "error": score.error and _storable(score.error),
             "given_at": now,
         }
         for key, scores in given
@@ -59,31 +59,34 @@ def put_labels(
     A critical one becomes the trace's, and is the only one; not in those of `keep`, which have theirs.
     """
     now = datetime.now(UTC)
-    rows, critical = [], {}
+    rows, critical, keys = [], set(), set()
     for key, failures in given:
         for failure in failures:
+            is_critical = failure.critical and key not in keep and key not in critical
             rows.append(
                 {
                     "trace_key": key,
-                    "detector": failure.detector,
+                    "detector": _storable(failure.detector),
                     "type": failure.type.value,
                     "step": -1 if failure.step is None else failure.step,
-                    "evidence": failure.evidence.replace("\0", "\ufffd"),
+                    "evidence": _storable(failure.evidence),
                     "confidence": failure.confidence,
-                    "critical": failure.critical and key not in keep,
+                    "critical": is_critical,
                     "given_at": now,
                 }
             )
-            if failure.critical and key not in keep:
-                critical[key] = failure.type.value
+            keys.add((key,))
+            if is_critical:
+                critical.add(key)
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
     if critical:
         no = "0" if connection.dialect.name == "sqlite" else "FALSE"
         others = f"UPDATE label SET critical = {no} WHERE trace_key = {mark}"  # noqa: S608
         connection.exec_driver_sql(others, [(key,) for key in critical])
-        failure_of = f"UPDATE trace SET failure = {mark} WHERE key = {mark}"  # noqa: S608
-        connection.exec_driver_sql(failure_of, [(kind, key) for key, kind in critical.items()])
     _upsert(connection, LabelRow, rows)
+    if keys:
+        of_label = "SELECT type FROM label WHERE trace_key = trace.key AND critical ORDER BY step LIMIT 1"
+        connection.exec_driver_sql(f"UPDATE trace SET failure = ({of_label}) WHERE key = {mark}", list(keys))  # noqa: S608
 
 
 def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
@@ -114,6 +117,11 @@ def read_verdict(connection: Connection, row: Any) -> Verdict:
             for label in labels
         ),
     )
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL has no NUL in its texts."""
+    return text.replace("\0", "\ufffd")
 
 
 def _score(row: Any) -> Score:

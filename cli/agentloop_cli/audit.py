@@ -71,8 +71,12 @@ def _audited_suites(
 ) -> list[TaskAudit]:
     from agentloop.gate.audit import audit as try_all
     from agentloop.gate.suite import load_suite
+    from agentloop.loop.project import check_verifiers
 
-    tasks = [task for folder in folders for task in load_suite(folder).tasks]
+    suites = [load_suite(folder) for folder in folders]
+    for suite in suites:
+        check_verifiers(suite)
+    tasks = [task for suite in suites for task in suite.tasks]
     progress.start(f"audit: {len(tasks)} tasks", len(tasks))
     return asyncio.run(
         try_all(tasks, backend, n_oracle=n_oracle, n_concurrent=n_concurrent, on_done=lambda: progress.advance())

@@ -216,9 +216,9 @@ def _figure(figure: Figure) -> str:
 
 
 def _open(project: Path, where: str | None) -> Store:
-    from agentloop.loop.project import STORE
+    from agentloop.config import known_secrets
 
-    return open_store(where or str(project / STORE), create=False)
+    return open_store(where, project=project, create=False, secrets=known_secrets(project))
 
 
 def _tasks(project: Path) -> dict[str, Task]:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, extra
 from agentloop_cli.prune import Limits, pruning
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import Where, open_store
@@ -57,7 +57,7 @@ def serve(
 
         from agentloop.api.app import make_app
     except ImportError as error:
-        raise ConfigError(f"{error}; the service needs an extra: pip install 'agentloop[serve]'") from error
+        raise ConfigError(f"{error}; the service needs an extra: {extra('serve')}") from error
     limits = Limits(older_than, larger_than)
     store = open_store(where, secrets=known_secrets(Path()))
     try:

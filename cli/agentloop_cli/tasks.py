@@ -55,6 +55,7 @@ def run(
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
     4 a trial gave no reward, 130 interrupted.
     """
+    from agentloop.config import known_secrets
     from agentloop.harbor.run import STORE, document, refuse_images, run_tasks
     from agentloop.harbor.task import find_tasks
     from agentloop.store.store import Store
@@ -70,7 +71,7 @@ def run(
         (out / STORE).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out {out}: no folder can be made there ({error.strerror}); name another") from None
-    store = Store(out / STORE)
+    store = Store(out / STORE, secrets=known_secrets(Path()))
     try:
         with store.lock(), LiveProgress() as progress:
             progress.start(f"run: {agent.value} on {counted(len(tasks), 'task')}", len(tasks) * trials)

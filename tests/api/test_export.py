@@ -42,7 +42,7 @@ def test_an_export_is_streamed_in_each_format_and_comes_back(tmp_path: Path) -> 
             parquet = pytest.importorskip("pyarrow.parquet")
             assert parquet.read_table(BytesIO(table.content)).column("id").to_pylist() == everything
         else:
-            assert "agentloop[parquet]" in table.json()["error"]
+            assert ".[parquet]" in table.json()["error"]
         spans = httpx.get(f"{url}/api/v1/export", params={"format": "otlp", "filter": f"id:{sent}"})
         (line,) = spans.content.splitlines()
         with serving(tmp_path / "b.db") as second_server:

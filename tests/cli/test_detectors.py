@@ -15,7 +15,7 @@ from agentloop.types import Imported, RewardState, Trace, Verdict
 from .conftest import Run
 
 needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install 'agentloop[judge]'`"
+    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install -e '.[judge]'`"
 )
 
 

@@ -117,7 +117,7 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: parquet needs pyarrow; `pip install 'agentloop[parquet]'`\n"
+    assert done.stderr == "error: parquet needs pyarrow; `pip install -e '.[parquet]'` in agentloop's folder\n"
 
 
 @pytest.mark.slow

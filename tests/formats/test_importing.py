@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,26 @@ def test_two_claims_are_told_and_the_option_decides(tmp_path: Path) -> None:
     assert take([path], {"chat": ChatFormat()}, Shelf().put).imported == 1
 
 
+@pytest.mark.parametrize(
+    "broken", [None, [], "x", {}, {"messages": 5}, {"messages": []}, {"mesages": CHAT["messages"]}]
+)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_a_broken_record_at_the_beginning_does_not_hide_the_others(tmp_path: Path, broken: Any, at: int) -> None:
+    records: list[Any] = [{**CHAT, "id": n} for n in range(3)]
+    path = write(tmp_path / "x.jsonl", *records[:at], json.dumps(broken), *records[at:])
+    account = take([path], load_formats(), Shelf().put)
+    assert (account.imported, account.failed, account.skipped) == (3, 1, 0)
+    assert re.search(rf"x\.jsonl: (line|trace) {at + 1}: ", account.reasons[0])
+
+
+def test_a_file_of_which_no_line_can_be_read_is_broken(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", '{"messages": [')
+    account = take([path], load_formats(), Shelf().put)
+    assert (account.failed, account.skipped) == (1, 0)
+    assert "x.jsonl: line 1: no JSON" in account.reasons[0]
+    assert take([write(tmp_path / "none.jsonl")], load_formats(), Shelf().put).skipped == 1
+
+
 def test_many_traces_are_stored_in_parts(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", *({**CHAT, "id": n} for n in range(450)))
     shelf = Shelf()
@@ -91,6 +113,10 @@ def test_many_traces_are_stored_in_parts(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file or folder"):
         walk([tmp_path / "none"])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: a pipe or device, .* save it first"):
+        walk([tmp_path / "pipe"])
+    assert walk([tmp_path]) == []
     with pytest.raises(ConfigError, match="did you mean 'chat'"):
         load_formats("chatt")
 

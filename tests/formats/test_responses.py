@@ -275,6 +275,19 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert words[2].endswith("line 3: created_at: 'yesterday' is no time")
 
 
+def test_a_broken_item_is_named_and_the_others_are_one_run(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "ls", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(f"{json.dumps(item)}\n" for item in (call, {"kind": 5}, None, said)))
+    first, second, run = ResponsesFormat().read(Source(path))
+    assert "line 2: no item" in str(first)
+    assert "line 3: no item" in str(second)
+    assert isinstance(run, Imported)
+    assert [step.completion.message.content for step in run.trace.steps] == ["", "done"]
+    assert [call.name for _, call, _ in run.trace.tool_calls] == ["ls"]
+
+
 def test_no_input_raises(tmp_path: Path) -> None:
     record = {**RESPONSE, "output": [*RESPONSE["output"], given("c1", [{"type": "input_text", "text": "x"}])]}
     records = [*broken(record), {**RESPONSE, "instructions": "\ud800"}]

@@ -35,7 +35,7 @@ from agentloop.types import Completion, FailureType, Message, RewardState, Step,
 from .scenes import TASK, shell, submit, trace
 
 needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install 'agentloop[judge]'`"
+    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install -e '.[judge]'`"
 )
 WORDS = ["north", "south", "ledger", "carbon", "violet", "window", "marble", "thirteen", "copper", "garden"]
 

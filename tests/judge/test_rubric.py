@@ -168,7 +168,7 @@ def test_litellm_is_refused_where_it_is_missing_or_compromised(monkeypatch: pyte
 @pytest.mark.slow
 def test_a_model_by_litellms_name(monkeypatch: pytest.MonkeyPatch) -> None:
     if find_spec("litellm") is None:  # whose import, made by `importorskip`, would look for prices on the network
-        pytest.skip("the extra `hosted` is not installed: pip install 'agentloop[hosted]'")
+        pytest.skip("the extra `hosted` is not installed: pip install -e '.[hosted]'")
     with serving(lambda system, user: YES) as server:
         monkeypatch.setenv("OPENAI_API_BASE", server.url)
         verifier = Rubric("It is 95.", votes=1, model="openai/scripted", api_key="k")

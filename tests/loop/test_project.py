@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import PluginError
+from agentloop.types import Imported, Message, Trace
 
 from .mini import make_mini, opened
 
@@ -78,3 +79,12 @@ def test_a_wrong_verifier_of_the_whole_suite_is_refused_with_its_file(tmp_path: 
     head = suite / "suite.toml"
     head.write_text(head.read_text() + '\n[[verifiers]]\nkind = "exat"\n')
     assert refused(folder).startswith(f"{head}: [[verifiers]]: no verifiers 'exat'")
+
+
+def test_what_a_loop_stores_has_no_secret_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGPASSWORD", "maple and cactus")
+    folder = make_mini(tmp_path)
+    with opened(folder) as project:
+        message = Message(role="user", content="it is maple and cactus")
+        project.store.put_imported("default", [Imported(trace=Trace(id="t", messages=(message,)))])
+        assert "maple" not in project.store.imported("default", "t").trace.messages[0].content

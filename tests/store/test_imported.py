@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from sqlmodel import SQLModel
 
 from agentloop.errors import NoSuchTrace
 from agentloop.store.store import Store
-from agentloop.types import Failure, FailureType, RewardState, Score, StopReason, SubTrace
+from agentloop.types import Failure, FailureType, Imported, RewardState, Score, StopReason, SubTrace, Verdict
 
 from .rows import judged
 from .span_rows import imported, span
@@ -41,6 +43,57 @@ def test_importing_again_writes_nothing(either: Store) -> None:
     assert either.put_imported("p", []) == 0
     assert either.verdict("p", imported("a").trace.id).scores[0].value == 1.0
     assert either.n_traces() == 4
+
+
+def test_no_column_has_a_secret(where: str | Path) -> None:
+    known, drawn = "correct-horse-battery", "ghp_" + "A1b2C3d4E5f6G7h8I9j0K1l2M3n4O5p6Q7r8"
+    text = f"see {known} {drawn}"
+    said = {"verifier": text, "version": text, "value": None, "error": text}
+    label = Failure(type=FailureType.obs_misread, step=0, evidence=text, detector=text, critical=True)
+    names = {"session": text, "agent": text, "task_id": text, "episode_id": text, "source_id": text, "error": text}
+    trace = imported("a").trace.model_copy(update={**names, "answer": text})
+    step = trace.steps[0]
+    calls = tuple(call.model_copy(update={"name": text}) for call in step.completion.message.tool_calls)
+    message = step.completion.message.model_copy(update={"tool_calls": calls})
+    completion = step.completion.model_copy(update={"model": text, "message": message})
+    trace = trace.model_copy(update={"steps": (step.model_copy(update={"completion": completion}),)})
+    verdict = Verdict(
+        trace_id=trace.id, state=RewardState.scored, reward=0, scores=(Score(**said, source=text),), failures=(label,)
+    )
+    store = Store(where, secrets=[known])
+    store.put_imported("p", [Imported(trace=trace, scores=(Score(**said),), raw={text: text}, verdict=verdict)])
+    store.put_score("p", trace.id, Score(**said), source=text)
+    store.put_label("p", trace.id, label)
+    store.put_reward("p", trace.id, RewardState.scored, 1.0, by=text)
+    store.resolve("p", trace.id, verdict, 1.0, by=text, why=text)
+    with store._engine.connect() as connection:
+        for table in SQLModel.metadata.sorted_tables:
+            for row in connection.execute(table.select()).mappings():
+                for name, value in row.items():
+                    assert not any(secret in str(value) for secret in (known, drawn)), f"{table.name}.{name}"
+    assert store.find("model:*redacted* tool:*redacted* agent:*redacted* task:*redacted*").traces
+    store.close()
+
+
+def test_texts_that_no_database_takes_are_taken(either: Store) -> None:
+    score = Score(verifier="a\0", version="\0", value=None, error="x\0y", source="\0")
+    assert either.put_imported("p", [imported("a", scores=(score,))]) == 1
+    (found,) = either.verdict("p", imported("a").trace.id).scores
+    assert (found.verifier, found.error) == ("a\ufffd", "x\ufffdy")
+
+
+def test_a_failure_that_is_no_longer_critical_is_not_the_traces(either: Store) -> None:
+    either.put_spans("p", [span()])
+    either.put_label("p", TRACE, LABEL)
+    assert either.row("p", TRACE).failure == "obs.misread"
+    either.put_label("p", TRACE, LABEL.model_copy(update={"critical": False}))
+    assert either.row("p", TRACE).failure is None
+    assert either.find("failure:*").traces == []
+    two = (LABEL, LABEL.model_copy(update={"type": FailureType.plan_repetition}))
+    verdict = Verdict(trace_id=imported("b").trace.id, state=RewardState.scored, reward=0.0, failures=two)
+    either.put_imported("p", [imported("b").model_copy(update={"verdict": verdict})])
+    found = either.verdict("p", verdict.trace_id).failures
+    assert [failure.type for failure in found if failure.critical] == [FailureType.obs_misread]
 
 
 def test_equal_messages_of_different_traces_are_stored_once(either: Store) -> None:

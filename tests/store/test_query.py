@@ -18,6 +18,8 @@ from agentloop.types import Failure, FailureType, RewardState, Score
 from .rows import judged
 from .span_rows import imported, span
 
+SAID = "see ./src/main.py, mail me@example.com or http://x.test:80/a?b_c=1; Café, Мир, me+b"
+"""What PostgreSQL's own parser would keep in one piece: a path, an address, a URL."""
 ONE, TWO = f"{1:032x}", f"{2:032x}"
 
 
@@ -34,7 +36,9 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         where = server.replace("NAME", "query")
     made = Store(where)
     made.put_judged("turn-1", [judged("own", reward=0.0, version=3)])
-    made.put_imported("default", [imported("atif", scores=(Score(verifier="exact", version="1", value=0.25),))])
+    made.put_imported(
+        "default", [imported("atif", said=SAID, scores=(Score(verifier="exact", version="1", value=0.25),))]
+    )
     made.put_spans("default", [span(1, 1), span(1, 2, bodies=("Connection refused, by the host_",)), span(1, 3)])
     made.put_spans(
         "default",
@@ -84,6 +88,8 @@ ATIF = b"atif".hex().rjust(32, "0")
         ("text:shoes", [ATIF]),
         ("text:careful", []),
         ("text:twice", [TWO]),
+        *((f"text:{part}", [ATIF]) for part in ("src", "main.py", "src/main.py", "example", "example.com", "b_c")),
+        *((f"text:{part}", [ATIF]) for part in ("café", "cafe", "CAFÉ", "МИР", "мир", "me+b", "x.test:80/a")),
         ('text:"OR NOT * ( NEAR"', []),
         ('text:"!!!"', []),
         (r'text:"refused\" OR \"connection"', []),
@@ -95,6 +101,13 @@ ATIF = b"atif".hex().rjust(32, "0")
         ("since:2026-11-01", [ONE, "own"]),
         ("until:2026-11-01", [ATIF]),
         ("started>2026-11-21T10:30:00.5+01:00", [ONE]),
+        ("started:2026-11-21", [ONE, "own"]),
+        ("started<=2026-10-22", [ATIF]),
+        ("started<2026-10-22", []),
+        ("started>2026-11-20", [ONE, "own"]),
+        ("started>2026-11-21", []),
+        ("-started:2026-11-21", [TWO, ATIF]),
+        ("started:2026-11-21T09:30", []),
         ("score.exact>=0.25", [ATIF]),
         ("score.exact<1", [ATIF, "own"]),
         ("score.other>0", []),

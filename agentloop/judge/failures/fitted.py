@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import FiniteFloat, model_validator
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, extra
 from agentloop.types import Frozen
 
 Rows = Sequence[Sequence[float]]
@@ -215,4 +215,4 @@ def library(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise ConfigError("a learned scorer needs scikit-learn; `pip install 'agentloop[judge]'`") from None
+        raise ConfigError(f"a learned scorer needs scikit-learn; {extra('judge')}") from None

@@ -1,6 +1,6 @@
 """A scorer for what rules leave open, learned from labels: which step, which agent, which type, did it fail at all.
 
-    scorer = fit(labelled)                      # people's labels; needs `pip install 'agentloop[judge]'`
+    scorer = fit(labelled)                      # people's labels; needs the extra `judge`
     scorer.save(path); scorer = Scorer.load(path)
     classify(task, trace, state, reward, guess=scorer.guess)
 
