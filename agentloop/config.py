@@ -35,8 +35,8 @@ class ProjectSection(Section):
     """Which tasks, and which random numbers."""
 
     name: str = "agentloop"
-    suite: str
-    """Folder of the suite, relative to the project: `evals/NAME`."""
+    suite: str = ""
+    """Folder of the suite, relative to the project: `evals/NAME`. Who judges traces from elsewhere needs none."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Decides every random draw. On one machine versions repeat, too, if what the commands print does."""
 
@@ -184,7 +184,7 @@ class Config(BaseSettings):
         nested_model_default_partial_update=True,
     )
 
-    project: ProjectSection
+    project: ProjectSection = ProjectSection()
     sandbox: SandboxSection = SandboxSection()
     policy: PolicySection = PolicySection()
     warm_start: WarmStartSection = WarmStartSection()
@@ -254,6 +254,15 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
         ) from None
 
 
+def suite_folder(project: Path, config: Config) -> Path:
+    """Where the tasks of the project in folder `project` are. Raises ConfigError where it names none."""
+    if not config.project.suite:
+        raise ConfigError(
+            f'{project / CONFIG_FILE}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+        )
+    return project / config.project.suite
+
+
 def place(path: Path, table: str, key: str) -> str:
     """Where `[table] key` was set: the variable when there is one, which outranks the file at `path`."""
     variable = f"{ENV_PREFIX}{table}__{key}".upper()
@@ -272,15 +281,12 @@ def _where_a_project_can_be(folder: Path) -> str:
 
 def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) -> str:
     """inside: the table that was checked, when it was not the whole tree."""
-    # What is unknown comes before what is missing: it is often the missing one, misspelt.
     problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
     table, *keys = (*inside, *map(str, problem["loc"]))
     if len(keys) > 1:
         return _inside_a_list(path, table, keys, problem["msg"])
     if problem["type"] == "extra_forbidden":
         return _unknown(path, table, *keys[:1], is_table=isinstance(problem["input"], dict))
-    if problem["type"] == "missing":  # `suite` is all that has no default
-        return f'{path}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
     if not keys:
         return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
     is_secret = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"))

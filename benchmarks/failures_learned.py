@@ -26,10 +26,11 @@ from rich.table import Table
 
 from agentloop.judge.failures.calibration import fit_measured
 from agentloop.judge.failures.critical import classify
-from agentloop.judge.failures.features import FEATURES, speaker
+from agentloop.judge.failures.features import FEATURES
 from agentloop.judge.failures.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
 from agentloop.judge.failures.learned import around, by_agent, likeliest
 from agentloop.judge.failures.rules import Rule
+from agentloop.judge.failures.turns import speaker
 from agentloop.judge.failures.vocabularies import leaf_of
 from agentloop.types import RewardState, Task
 

@@ -1,9 +1,14 @@
-"""Backends that tests run over; docker only where an engine answers, and always in CI."""
+"""Backends and stores that tests run over; docker only where an engine answers, and always in CI.
+
+PostgreSQL is a real server of its own, in a temporary folder.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -11,6 +16,8 @@ from hypothesis import settings
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
+from agentloop.store.store import Store
+from agentloop.testing import postgresql as postgresql_server
 
 settings.register_profile("quick", max_examples=20)
 STARTS_PROCESSES = {"process", "terminal", "ran", "scene", "said", "server", "service"}
@@ -63,3 +70,39 @@ def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     """Each backend in turn."""
     made: SandboxBackend = request.getfixturevalue(request.param)
     return made
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The URL of a PostgreSQL server without a database name."""
+    if postgresql_server.binaries() is None:
+        message = f"no PostgreSQL here. Remedy: {postgresql_server.REMEDY}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    with postgresql_server.server() as url:
+        yield url
+
+
+@pytest.fixture
+def postgresql(server: str) -> Iterator[str]:
+    """The URL of an empty database."""
+    with postgresql_server.database(server) as url:
+        yield url
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
+    """Where a new store may be made."""
+    if request.param == "sqlite":
+        return tmp_path / "traces" / "store.db"
+    url: str = request.getfixturevalue("postgresql")
+    return url
+
+
+@pytest.fixture
+def either(where: str | Path) -> Iterator[Store]:
+    """A new store of each kind."""
+    made = Store(where)
+    yield made
+    made.close()

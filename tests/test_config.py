@@ -90,14 +90,11 @@ def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words
 
 
 TABLES = "(tables: project, sandbox, policy, warm_start, train, gate, failures)"
-NO_SUITE = '[project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", NO_SUITE),
-        ("[project]\nseed = 1\n", NO_SUITE),
         ('[projct]\nsuite = "x"\n', f"unknown table [projct] {TABLES}; did you mean 'project'?"),
         (SUITE + "[tran]\n", f"unknown table [tran] {TABLES}; did you mean 'train'?"),
         (SUITE + "[colours]\n", f"unknown table [colours] {TABLES}"),

@@ -100,7 +100,7 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
         ("broken", r"'broken' cannot be loaded: .*Missing"),
         (
             "needs_torch",
-            r"'needs_torch' cannot be loaded: .*torch.*; install the extra: pip install 'agentloop\[train\]'",
+            r"'needs_torch' cannot be loaded: .*torch.*; `pip install -e '.\[train\]'",
         ),
     ],
 )

@@ -12,13 +12,16 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, BeforeValidator, Field
 from starlette.responses import StreamingResponse
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, StateError
 from agentloop.formats.export import load_exporter
 from agentloop.formats.stored import StoredTrace, read_each
-from agentloop.judge.failures.survey import By, Survey, survey
+from agentloop.judge.failures.pareto import By, Survey
+from agentloop.judge.failures.survey import survey
 from agentloop.judge.settle import resolve, settle
+from agentloop.judge.stored import is_ours
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
+from agentloop.store.verdicts import IMPORT, JUDGE
 from agentloop.types import Failure, FailureType, RewardState, Score, Span, Trace, Verdict
 
 MAX_PAGE = 1000
@@ -204,6 +207,8 @@ def router(store: Store) -> APIRouter:
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
     def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        if given.source in (JUDGE, IMPORT):
+            raise ConfigError(f"source {given.source!r} is what agentloop itself says; name who gives this score")
         if (given.value is None) == (given.error is None):
             raise ConfigError("a score needs either a value, or an error that says why there is none")
         score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
@@ -222,6 +227,9 @@ def router(store: Store) -> APIRouter:
         """Say what a trace is worth."""
         if (given.reward is not None) != (given.state is RewardState.scored):
             raise ConfigError("a reward and the state `scored` need each other")
+        row = store.row(project, trace_id)
+        if is_ours(row) and row.reward_state == RewardState.infra_failed != given.state:
+            raise StateError(f"trace {trace_id} is infra_failed and cannot become {given.state}; run its task again")
         store.put_reward(project, trace_id, given.state, given.reward)
         return store.verdict(project, trace_id)
 

@@ -10,12 +10,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from agentloop.judge.failures.rules import Rule
 from agentloop.judge.score import ALONE, TIMEOUT_S, FreshBox, broke, checked, judge, name_verifiers, no_score, raised
 from agentloop.protocols import GroupVerifier
 from agentloop.types import Score, Task, Trace, Verdict
 
 
-async def judge_group(task: Task, traces: Sequence[Trace], fresh: Sequence[FreshBox | None] = ()) -> list[Verdict]:
+async def judge_group(
+    task: Task, traces: Sequence[Trace], fresh: Sequence[FreshBox | None] = (), guess: Rule | None = None
+) -> list[Verdict]:
     """A verdict for each of `traces`, in their order; see `judge`.
 
     What broke is not compared. Raises PluginError and ConfigError, as `judge` does.
@@ -30,7 +33,8 @@ async def judge_group(task: Task, traces: Sequence[Trace], fresh: Sequence[Fresh
                     kept[n][name] = score
     boxes = fresh or [None] * len(traces)
     return [
-        await judge(task, trace, kept=known, fresh=box) for trace, known, box in zip(traces, kept, boxes, strict=True)
+        await judge(task, trace, kept=known, fresh=box, guess=guess)
+        for trace, known, box in zip(traces, kept, boxes, strict=True)
     ]
 
 
@@ -43,6 +47,6 @@ async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> l
             values = list(await verifier.rank(traces))
         if len(values) != len(traces):
             raise ValueError(f"gave {len(values)} numbers for {len(traces)} episodes")
-    except Exception as error:  # as in `judge`: a plugin may raise anything
+    except (Exception, SystemExit) as error:  # as in `judge`: a plugin may raise anything
         return [no_score(verifier, name, raised(error)) for _ in traces]
     return [checked(verifier, name, value) for value in values]

@@ -2,8 +2,9 @@
 
 What was there before stays in the history. A batch is on disk before the next one begins, and what
 was judged by the same task, verifiers and taxonomy is passed over: whoever is interrupted runs the
-same again and continues. A verifier that needs the agent's box, compares a group or waits for
-somebody keeps the number it has; so does a judge model that has not changed, unless it is asked for.
+same again and continues. A verifier that needs the agent's box or waits for somebody keeps the number
+it has; so does a judge model that has not changed, unless it is asked for. One that compares a group
+is shown all of it, and those of its episodes get their numbers that are judged again.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, cast
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.judge.failures.imported import reward_of
 from agentloop.judge.failures.learned import Scorer
 from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
+from agentloop.judge.group import rank
 from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
-from agentloop.protocols import Verifier
+from agentloop.protocols import GroupVerifier, Verifier
 from agentloop.store.history import New, Stored
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE
@@ -81,7 +84,7 @@ async def rejudge(
     guess = scorer.guess if scorer else None
     learned = [content_hash(scorer.model_dump_json())] if scorer else []
     stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
-    account, after = Account(), 0
+    account, after, groups = Account(), 0, Groups(store)
     slots = asyncio.Semaphore(N_TOGETHER)
     while batch := store.stored(filter, project=project, after=after, limit=BATCH):
         after = batch[-1].row.key
@@ -102,7 +105,7 @@ async def rejudge(
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
                     return None
                 mine = named.get(task.id if task else "", {})
-                verdict = await _judged(task, found, stored, mine, only, account, guess)
+                verdict = await _judged(task, found, stored, mine, only, account, groups, guess)
                 _note(account, found.verdict, verdict)
                 if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
@@ -122,6 +125,7 @@ async def _judged(
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
     account: Account,
+    groups: Groups,
     guess: Rule | None,
 ) -> Verdict:
     trace, before = found.trace, found.verdict
@@ -142,7 +146,12 @@ async def _judged(
         if score is not None:
             kept[name] = score
     account.n_rescored += len(kept) < len(verifiers)
-    verdict = await judge(task, trace, kept=kept)
+    compared = {
+        name: await groups.score(task, stored.row, name, cast(GroupVerifier, verifier))
+        for name, verifier in verifiers.items()
+        if name not in kept and hasattr(verifier, "rank")
+    }
+    verdict = await judge(task, trace, kept=kept | compared)
     account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
     if _is_settled(stored, before):
         account.why_not[f"{stored.by} has said what it is worth"] += 1
@@ -156,9 +165,6 @@ def _kept(
     """The score that stands without asking; None where the verifier is asked."""
     if getattr(verifier, "waits", False):
         return given
-    if hasattr(verifier, "rank"):
-        account.why_not[f"{name} compares a group"] += 1
-        return had or no_score(verifier, name, ALONE)
     if getattr(verifier, "artifacts", ()):
         account.why_not[f"{name} needs the agent's box"] += 1
         return had or no_score(verifier, name, NEEDS_BOX)
@@ -169,6 +175,26 @@ def _kept(
         account.why_not[f"{name} {verifier.version} costs money and has not changed; --verifier {name} asks it"] += 1
         return had
     return None
+
+
+class Groups:
+    """Groups that are compared again: each whole and once, however many of its episodes are judged."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._asked: dict[tuple[object, ...], asyncio.Task[dict[str, Score]]] = {}
+
+    async def score(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> Score:
+        """What `verifier` gives the episode of `row` among those of its group."""
+        key = (row.project, row.stage, row.group, row.task_id, name)
+        if key not in self._asked:
+            self._asked[key] = asyncio.create_task(self._rank(task, row, name, verifier))
+        return (await self._asked[key]).get(row.id) or no_score(verifier, name, ALONE)
+
+    async def _rank(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> dict[str, Score]:
+        found = [read(self._store, member) for member in self._store.group(row)]
+        traces = [one.trace for one in found if one is not None and not broke(task, one.trace)]
+        return {t.id: score for t, score in zip(traces, await rank(verifier, name, traces), strict=True)}
 
 
 def _outcome(stored: Stored) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any, cast
 from agentloop.errors import NotYet, PluginError
 from agentloop.judge.combine import check, combine, decided
 from agentloop.judge.failures.critical import classify
+from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.plugins import load_part
 from agentloop.protocols import GroupVerifier, Sandbox, Verifier
@@ -48,6 +49,7 @@ async def judge(
     load: Callable[[Part], Verifier] | None = None,
     kept: Mapping[str, Score] = {},
     fresh: FreshBox | None = None,
+    guess: Rule | None = None,
 ) -> Verdict:
     """The worth of a finished trace, and why.
 
@@ -55,6 +57,7 @@ async def judge(
     default, kept between calls). `combine.py` makes the reward from their values, as the task's rule says.
     kept: scores that are there already, by verifier; those are not asked.
     fresh: makes the box of a verifier that names `artifacts`, which without it gives no number.
+    guess: of `classify`.
 
     - `infra_failed`: the trace broke, or a reference command timed out and nothing went wrong
       before it. Verifiers are not run. Any other timeout is the agent's own and is scored, so that
@@ -81,12 +84,12 @@ async def judge(
         scores[name] = kept[name] if name in kept else await _score(named[name], name, trace, fresh)
         if decided(task.reward, tuple(scores.values())):
             break
-    return verdict_of(task, trace, tuple(scores[name] for name in named if name in scores))
+    return verdict_of(task, trace, tuple(scores[name] for name in named if name in scores), guess)
 
 
-def verdict_of(task: Task, trace: Trace, scores: tuple[Score, ...]) -> Verdict:
-    """The verdict that follows from scores."""
-    return _verdict(task, trace, *combine(task.reward, scores), scores)
+def verdict_of(task: Task, trace: Trace, scores: tuple[Score, ...], guess: Rule | None = None) -> Verdict:
+    """The verdict that follows from scores. guess: of `classify`."""
+    return _verdict(task, trace, *combine(task.reward, scores), scores, guess)
 
 
 def name_verifiers(
@@ -146,7 +149,7 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
                     value = await verifier.score(trace, box)
     except NotYet as error:
         return no_score(verifier, name, f"{WAITING}{error}")
-    except Exception as error:  # a plugin may raise anything, and none of it may become a reward
+    except (Exception, SystemExit) as error:  # a plugin may raise anything, and none of it may become a reward
         return no_score(verifier, name, _late(time_s) if limit.expired() else raised(error))
     if limit.expired():  # it caught its own cancellation
         return no_score(verifier, name, _late(time_s))
@@ -166,7 +169,7 @@ def checked(verifier: Verifier | GroupVerifier, name: str, value: object) -> Sco
     return Score(verifier=name, version=verifier.version, value=float(number), **spent)
 
 
-def raised(error: Exception) -> str:
+def raised(error: Exception | SystemExit) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
     words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:MAX_WORDS]
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
@@ -187,10 +190,15 @@ def no_score(verifier: Verifier | GroupVerifier, name: str, why: str) -> Score:
 
 
 def _verdict(
-    task: Task, trace: Trace, state: RewardState, reward: float | None = None, scores: tuple[Score, ...] = ()
+    task: Task,
+    trace: Trace,
+    state: RewardState,
+    reward: float | None = None,
+    scores: tuple[Score, ...] = (),
+    guess: Rule | None = None,
 ) -> Verdict:
     # A grader that waits has not failed.
-    failures = classify(task, trace, state, reward, tuple(score for score in scores if not score.waiting))
+    failures = classify(task, trace, state, reward, tuple(score for score in scores if not score.waiting), guess=guess)
     return Verdict(
         trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures, taxonomy=VERSION,
         rule=task.reward,

@@ -15,8 +15,8 @@ from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Score, Task, Trace, Verdict
 
-MAX_SPANS = 2000
-"""Spans of a trace up to which it is read as steps."""
+MAX_SPANS = 50_000
+"""Spans of a trace up to which it is read as steps; a run of 10,000 steps has some 20,000."""
 
 
 class Found(NamedTuple):

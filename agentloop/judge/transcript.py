@@ -10,7 +10,7 @@ MAX_RESULT = 4_000
 
 
 def transcript(trace: Trace, limit: int) -> str:
-    """The whole in at most about `limit` characters, head and tail kept."""
+    """The whole, its course and its answer in at most about `limit` characters each, head and tail kept."""
     lines = [_said(message) for message in trace.messages]
     for step in trace.steps:
         lines += [_said(message) for message in step.heard]
@@ -22,7 +22,7 @@ def transcript(trace: Trace, limit: int) -> str:
             f"[step {step.index}] result{'' if r.ok else ' (failed)'}: {shortened(r.content, MAX_RESULT)}"
             for r in step.results
         ]
-    return f"{shortened(chr(10).join(lines), limit)}\n{answer(trace)}"
+    return f"{shortened(chr(10).join(lines), limit)}\n{shortened(answer(trace), limit)}"
 
 
 def answer(trace: Trace) -> str:

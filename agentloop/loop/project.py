@@ -19,12 +19,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.config import Config, known_secrets, load_config
+from agentloop.config import Config, known_secrets, load_config, suite_folder
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
 from agentloop.judge.canaries import plant
+from agentloop.judge.failures.learned import load_scorer
 from agentloop.judge.group import judge_group
 from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.policies.lockstep import BatchPolicy
@@ -114,6 +115,8 @@ class Project:
         self.pool, self.progress = pool, progress
         self.registry = Registry(store)
         self.agent = ToolLoop()
+        scorer = load_scorer(folder)
+        self.guess = scorer.guess if scorer else None
         # Ids and seeds of episodes follow from it, so equal tasks and an equal seed give equal runs.
         self.run_id = f"{suite.hash}/{config.project.seed}"
 
@@ -173,7 +176,7 @@ class Project:
             fresh_boxes(task, self.pool, taken[r.episode.id], r.episode.id) if r.episode.id in taken else None
             for r in group
         ]
-        verdicts = await judge_group(task, [r.trace for r in group], fresh)
+        verdicts = await judge_group(task, [r.trace for r in group], fresh, self.guess)
         return [(r.task, r.episode, r.trace, verdict) for r, verdict in zip(group, verdicts, strict=True)]
 
     def _note(self, stage: Stage, rollout: Rollout) -> None:
@@ -209,7 +212,7 @@ def open_project(
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
     if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
         backend = Recording(backend, folder / config.sandbox.journals)
-    suite = load_suite(folder / config.project.suite)
+    suite = load_suite(suite_folder(folder, config))
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")

@@ -13,7 +13,8 @@ from typing import Any
 from agentloop.gate.decide import decide, success
 from agentloop.gate.regressions import read_cases
 from agentloop.gate.report import Attempt, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
-from agentloop.judge.failures.survey import Survey, survey
+from agentloop.judge.failures.pareto import Survey
+from agentloop.judge.failures.survey import survey
 from agentloop.loop.project import REGRESSIONS, REPORT, Project, why_unscored
 from agentloop.loop.turns import gate_stage, stored_attempts
 from agentloop.store.bodies import unpack

@@ -101,6 +101,12 @@ class History:
             given = _given(connection, keys)
         return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {})) for row in rows]
 
+    def group(self, row: Any) -> list[Any]:
+        """The rows of all episodes of ours that are compared with that of `row`, itself among them, in their order."""
+        same = [col(getattr(TraceRow, name)) == getattr(row, name) for name in ("project", "stage", "group", "task_id")]
+        with self._database.read() as connection:
+            return list(connection.execute(select(*columns(TraceRow)).where(*same).order_by(col(TraceRow.key))))
+
     def n_found(self, filter: str) -> int:
         """How many traces a filter holds for. Raises ConfigError for one that is none."""
         query = select(func.count()).select_from(TraceRow)

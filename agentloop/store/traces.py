@@ -15,6 +15,7 @@ from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.history import New, clean, replace_verdicts
+from agentloop.store.quotes import requoted
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
@@ -34,7 +35,11 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
     if not judged:
         return
     batch = shared.batch(DEFAULT_PROJECT)
-    rows = [_row_of_episode(shared.redactor, stage, first + i, *item) for i, item in enumerate(judged)]
+    told = [_without_secrets(shared.redactor, trace, verdict) for *_, trace, verdict in judged]
+    rows = [
+        _row_of_episode(shared.redactor, stage, first + i, task, episode, trace, *told[i])
+        for i, (task, episode, trace, _) in enumerate(judged)
+    ]
     parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, _, trace, _ in judged]
     insert: Any = (sqlite.insert if database.is_sqlite else postgresql.insert)(TraceRow)
     changed = {name: insert.excluded[name] for name in rows[0] if name not in {"project", "id"}}
@@ -48,7 +53,8 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
             key = keys[trace.id]
             link(connection, ((key, bodies[name]) for name in names))
             _put_facets(connection, shared.redactor, key, documents.columns(trace)[1])
-        replace_verdicts(connection, shared, [New(keys[trace.id], verdict) for _, _, trace, verdict in judged])
+        new = [New(keys[item[2].id], verdict) for item, (_, verdict) in zip(judged, told, strict=True)]
+        replace_verdicts(connection, shared, new)
     batch.done()
 
 
@@ -180,11 +186,19 @@ def _fit(database: Database, row: dict[str, Any]) -> dict[str, Any]:
     return {name: it.replace("\0", "\ufffd") if isinstance(it, str) else it for name, it in row.items()}
 
 
+def _without_secrets(redactor: Redactor, trace: Trace, verdict: Verdict) -> tuple[bytes, Verdict]:
+    """(the trace as JSON, the verdict) as they are stored."""
+    raw = trace.model_dump_json().encode()
+    told = redactor.json(raw)
+    return told, verdict if told is raw else requoted(clean(redactor, verdict), told)
+
+
 def _row_of_episode(
-    redactor: Redactor, stage: str, n: int, task: Task, episode: Episode, trace: Trace, verdict: Verdict
+    redactor: Redactor, stage: str, n: int, task: Task, episode: Episode, trace: Trace, clean: bytes, verdict: Verdict
 ) -> dict[str, Any]:
+    """clean: the trace as it is stored."""
     critical = verdict.critical
-    packed = pack_json(*(redactor.json(each.model_dump_json().encode()) for each in (trace, verdict)))
+    packed = pack_json(clean, redactor.json(verdict.model_dump_json().encode()))
     row = {column.name: None for column in columns(TraceRow, without=("key",))}
     return row | {
         **_clean(redactor, documents.columns(trace)[0]),

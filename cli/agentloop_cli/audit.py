@@ -61,9 +61,9 @@ def audit(
 
 def _of_project(path: Path) -> Path:
     """The suite of a project, or the path as it is."""
-    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.config import CONFIG_FILE, load_config, suite_folder
 
-    return path / load_config(path).project.suite if (path / CONFIG_FILE).is_file() else path
+    return suite_folder(path, load_config(path)) if (path / CONFIG_FILE).is_file() else path
 
 
 def _audited_suites(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from agentloop.judge.failures.measure import Row
     from agentloop.judge.labels import Read
 
-SCORER = Path("traces") / "scorer.json"
-"""In a project: what `fit` writes, and what `agentloop judge` asks where the rules leave a cause open."""
 COLUMNS = ("detector", "on", "promise", "precision", "recall", "silent")
 
 
@@ -42,6 +40,7 @@ def fit_scorer(
     Exit codes: 0 fitted, 2 too few labels or a wrong one.
     """
     from agentloop.judge.failures.fitting import fit
+    from agentloop.judge.failures.learned import SCORER
 
     scorer = fit([each.to_learn for each in _labelled(labels, tenant, project, where)], seed=seed, precision=precision)
     path = out or project / SCORER
@@ -70,7 +69,7 @@ def show_detectors(
     what was measured when they were made. A learned scorer shows what it did
     on traces held out when it was fitted. With 95% intervals.
     """
-    from agentloop.judge.failures.learned import Scorer
+    from agentloop.judge.failures.learned import load_scorer
     from agentloop.judge.failures.measure import measure, read_folder
     from agentloop.types import FailureType
 
@@ -81,8 +80,7 @@ def show_detectors(
     else:
         found = [each.to_measure for each in _labelled(labels, tenant, project, where)]
         rows = [_of_rule(row) for row in measure(found, sayable=frozenset(FailureType))]
-    if (project / SCORER).is_file():
-        scorer = Scorer.load(project / SCORER)
+    if scorer := load_scorer(project):
         rows += [_of_head(name, trust, scorer) for name, trust in _heads(scorer)]
     if as_json:
         print_json({"detectors": rows})
@@ -91,13 +89,6 @@ def show_detectors(
     below = [row["detector"] for row in rows if row["on"] and (p := row["precision"]) and p["share"] < row["promised"]]
     if below:
         stderr.print(f"on, and below its promise here: {', '.join(below)}", soft_wrap=True)
-
-
-def load_scorer(project: Path) -> Scorer | None:
-    """The project's, where there is one. Raises ConfigError for a file that is none."""
-    from agentloop.judge.failures.learned import Scorer
-
-    return Scorer.load(project / SCORER) if (project / SCORER).is_file() else None
 
 
 def _labelled(path: Path, tenant: str, project: Path, where: str | None) -> list[Read]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,10 @@ from rich.text import Text
 from agentloop.errors import ConfigError, counted
 from agentloop_cli.leaves import check_types, known_types, taxonomy_of
 from agentloop_cli.render import AsJson, on_one_line, percent, print_block, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store, same_store
 
 if TYPE_CHECKING:
-    from agentloop.judge.failures.survey import Change, Cluster, Example, Rate, Row, Survey
+    from agentloop.judge.failures.pareto import Change, Cluster, Example, Rate, Row, Survey
     from agentloop.judge.failures.taxonomy import Taxonomy
 
 NOTHING = 5
@@ -73,7 +72,7 @@ def failures(
     else:
         _print(found, since is not None, taxonomy_of(project))
     if not as_json:
-        for hint in _hints(found, labels, cluster is not None, _same_store(project, where, tenant)):
+        for hint in _hints(found, labels, cluster is not None, same_store(project, where, tenant)):
             stderr.print(Text(hint))
     if not found.n:
         raise typer.Exit(NOTHING)
@@ -196,12 +195,6 @@ def _cut(line: Text) -> Text:
     if sys.stdout.isatty():
         line.truncate(stdout.width, overflow="ellipsis")
     return line
-
-
-def _same_store(project: Path, where: str | None, tenant: str | None) -> str:
-    """The options with which another command is about the same traces."""
-    given = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value is not None)
 
 
 def _hints(found: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:

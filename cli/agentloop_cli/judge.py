@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Where, open_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.judge.agreement import Figure
@@ -61,8 +61,8 @@ def judge_again(
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
+    from agentloop.judge.failures.learned import load_scorer
     from agentloop.judge.rejudge import rejudge
-    from agentloop_cli.detectors import load_scorer
 
     scorer = load_scorer(project)
     store, tasks = _open(project, where), _tasks(project)
@@ -118,12 +118,14 @@ def queue(
         gave = ", ".join(f"{s.verifier} {s.error if s.value is None else f'{s.value:g}'}" for s in said[trace.id])
         stdout.print(Text(f"{trace.id}  {why:9} {trace.task_id or ''}  {gave}"), soft_wrap=True)
     first = found[0][0].id
-    stderr.print(f"next: `agentloop traces show {first}`, then `agentloop judge resolve {first} --reward 1 --why …`")
+    same = same_store(project, where, None if tenant == "default" else tenant)
+    resolve = f"agentloop judge resolve {first} --reward 1 --why …{same}"
+    stderr.print(Text(f"next: `agentloop traces show {first}{same}`, then `{resolve}`"))
 
 
 @judge.command("resolve")
 def resolve_trace(
-    trace_id: Annotated[str, typer.Argument(help="The whole id.")],
+    trace_id: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
     reward: Annotated[float, typer.Option(help="What it is worth, from 0 to 1.")],
     why: Annotated[str, typer.Option(help="What that rests on, in a few words.")],
     by: Annotated[str | None, typer.Option(help="Who says so; default: your user name.")] = None,
@@ -137,6 +139,7 @@ def resolve_trace(
 
     store = _open(project, where)
     try:
+        trace_id = store.named(trace_id, project=tenant).id
         verdict = resolve(store, tenant, trace_id, reward, by=by or getpass.getuser(), why=why, tasks=_tasks(project))
     finally:
         store.close()
@@ -148,7 +151,7 @@ def resolve_trace(
 
 @judge.command("history")
 def show_history(
-    trace_id: Annotated[str, typer.Argument(help="The whole id.")],
+    trace_id: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
@@ -157,7 +160,7 @@ def show_history(
     """Show every verdict on a trace: when, by whom, with which versions."""
     store = _open(project, where)
     try:
-        found = store.history(tenant, trace_id)
+        found = store.history(tenant, store.named(trace_id, project=tenant).id)
     finally:
         store.close()
     if as_json:
@@ -222,14 +225,13 @@ def _open(project: Path, where: str | None) -> Store:
 
 
 def _tasks(project: Path) -> dict[str, Task]:
-    """Those of the project's suite, by id; none where there is no project."""
-    from agentloop.config import CONFIG_FILE, load_config
+    """Those of the project's suite, by id; none where there is no project, or it has no suite."""
+    from agentloop.config import CONFIG_FILE, load_config, suite_folder
     from agentloop.gate.suite import load_suite
 
-    if not (project / CONFIG_FILE).is_file():
+    if not (project / CONFIG_FILE).is_file() or not (config := load_config(project)).project.suite:
         return {}
-    suite = load_suite(project / load_config(project).project.suite)
-    return {task.id: task for task in suite.tasks}
+    return {task.id: task for task in load_suite(suite_folder(project, config)).tasks}
 
 
 def _document(account: Account) -> dict[str, Any]:

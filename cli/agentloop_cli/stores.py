@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,3 +24,9 @@ def open_store(where: str | None, *, project: Path = Path(), create: bool = True
 
     place = (where if "://" in where else Path(where)) if where else project / STORE
     return Store(place, create=create, secrets=secrets)
+
+
+def same_store(project: Path, where: str | None, tenant: str | None) -> str:
+    """The options with which another command is about the same traces."""
+    given = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value is not None)

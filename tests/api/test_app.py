@@ -15,6 +15,9 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from store.rows import judged
+
+from agentloop.store.store import Store
 
 from .serving import serving
 
@@ -93,6 +96,18 @@ def test_scores_labels_and_rewards_come_later_and_twice(service: str) -> None:
     assert len(page["traces"]) == 1
 
 
+def test_an_episode_that_broke_gets_no_reward_by_any_way(store: Path) -> None:
+    made = Store(store)
+    made.put_judged("run", [judged("a", reward=None)])
+    made.close()
+    with serving(store) as server:
+        at = f"{server.url}/api/v1/traces/a/reward"
+        assert httpx.put(at, json={"state": "infra_failed"}).status_code == 200
+        for given in ({"reward": 1}, {"state": "unscored"}):
+            told = httpx.put(at, json=given)
+            assert (told.status_code, "run its task again" in told.text) == (409, True)
+
+
 def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
     trace_id = export(service)
     at = f"{service}/api/v1/traces/{trace_id}"
@@ -106,6 +121,9 @@ def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
     assert httpx.get(f"{service}/api/v1/queue").json() == []
     past = httpx.get(f"{at}/verdicts").json()
     assert [(row["by"], row["verdict"]["reward"]) for row in past] == [("api", None), ("ann", 0.5)]
+    for name in ("judge", "import"):  # nobody else speaks in their name
+        told = httpx.put(f"{at}/scores/exact", json={"value": 1, "source": name})
+        assert (told.status_code, name in told.text) == (400, True)
     httpx.put(f"{at}/reward", json={"state": "infra_failed"})
     assert httpx.put(f"{at}/resolution", json={**word, "reward": 1}).status_code == 409
 

@@ -45,9 +45,12 @@ def test_from_a_dispute_to_the_agreement_of_its_verifiers(mini: Path, agentloop:
     assert (asked["why"], asked["task"], [s["value"] for s in asked["scores"]]) == ("disputed", "read-q1", [1.0, 0.0])
     listed = agentloop("judge", "queue", *at)
     assert listed.stdout.split()[:3] == [asked["id"], "disputed", "read-q1"]
-    assert f"agentloop judge resolve {asked['id']} --reward" in listed.stderr
+    told = " ".join(listed.stderr.split())
+    assert f"agentloop judge resolve {asked['id']} --reward 1 --why … -p {mini}`" in told
 
-    word = ("judge", "resolve", asked["id"], "--reward", "0", "--why", "it is 101", "--by", "ann", *at)
+    word = ("judge", "resolve", asked["id"][:10], "--reward", "0", "--why", "it is 101", "--by", "ann", *at)
+    wrong = agentloop("judge", "resolve", asked["id"], "--reward", "nan", "--why", "y", *at)
+    assert (wrong.returncode, "from 0 to 1" in wrong.stderr) == (2, True)
     for _ in range(2):
         assert agentloop(*word).returncode == 0
     assert "nobody is asked" in agentloop("judge", "queue", *at).stderr
@@ -84,11 +87,10 @@ def test_judging_again_after_a_verifier_was_changed(mini: Path, agentloop: Run) 
         (("rewrd:1",), 2, "no such key"),
         (("reward:1", "--verifier", "exat"), 2, "did you mean 'exact'?"),
         (("task:nobody",), 5, ""),
-        (("resolve", "x", "--reward", "1", "--why", "y"), 4, "no trace 'x'"),
-        (("resolve", "x", "--reward", "nan", "--why", "y"), 2, "from 0 to 1"),
+        (("resolve", "x", "--reward", "1", "--why", "y"), 4, "no trace with an id that begins with 'x'"),
         (("resolve", "x", "--why", "y"), 2, "--reward"),
         (("agreement",), 5, "no trace that a verifier and a person have judged"),
-        (("history", "x"), 4, "no trace 'x'"),
+        (("history", "x"), 4, "no trace with an id that begins with 'x'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

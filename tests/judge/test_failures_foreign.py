@@ -324,6 +324,22 @@ def test_ten_thousand_steps_cost_ten_times_a_thousand() -> None:
 
 
 @pytest.mark.alone
+def test_ten_thousand_failures_that_were_mended_cost_ten_times_a_thousand() -> None:
+    """Each is asked whether the answer came out of it."""
+
+    def cpu_s(n: int) -> float:
+        turns = [(f"t {{{i}}}", "Error: file not found", "") for i in range(n)]
+        item, best = foreign(*turns, ("t", "ok", ""), answer="95"), 1e9
+        for _ in range(3):
+            started = time.process_time()
+            classify_imported(item)
+            best = min(best, time.process_time() - started)
+        return best
+
+    assert cpu_s(10_000) < 25 * cpu_s(1_000)
+
+
+@pytest.mark.alone
 def test_a_step_with_ten_thousand_calls_is_read_in_time() -> None:
     calls = tuple(ToolCall(id=str(i), name="t", arguments="{}") for i in range(10_000))
     results = tuple(ToolResult(call_id=str(i), name="t", content="ok", ok=True) for i in range(10_000))

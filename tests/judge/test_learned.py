@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import math
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loop.mini import make_mini, opened
 
 from agentloop.errors import ConfigError
 from agentloop.judge.failures.calibration import fit_curve, fit_trust, folds, held_out
@@ -28,9 +30,25 @@ from agentloop.judge.failures.fitting import (
     held_out_outcomes,
     step_model,
 )
-from agentloop.judge.failures.learned import DETECTOR, Scorer, around, positions
+from agentloop.judge.failures.learned import DETECTOR, SCORER, Scorer, around, positions
+from agentloop.judge.failures.phrases import N_AT_ONCE, OTHERS, SAID, phrases
+from agentloop.judge.failures.reading import Reading
 from agentloop.judge.failures.run_features import OF_RUN, run_row
-from agentloop.types import Completion, FailureType, Message, RewardState, Step, StopReason, ToolCall, ToolResult, Trace
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.types import (
+    Completion,
+    FailureType,
+    Message,
+    Purpose,
+    RewardState,
+    Split,
+    Step,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trace,
+    Verdict,
+)
 
 from .scenes import TASK, shell, submit, trace
 
@@ -269,6 +287,10 @@ def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) ->
     document = json.loads(scorer.model_dump_json())
     looping = json.loads(scorer.model_dump_json())
     looping["steps"]["model"]["forest"]["left"][0] = 0  # its own child: asking it would never end
+    shared = json.loads(scorer.model_dump_json())
+    forest = shared["steps"]["model"]["forest"]
+    inner = next(place for place, left in enumerate(forest["left"]) if left >= 0)
+    forest["right"][inner] = forest["left"][inner]  # each such node would double what is walked through
     other_columns = {**document, "columns": ["length"]}
     for text, why in (
         ("{", "no scorer"),
@@ -276,6 +298,7 @@ def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) ->
         ("{}", None),
         (json.dumps({**document, "precision": 1e999}), "no scorer"),
         (json.dumps(looping), "children must come after"),
+        (json.dumps(shared), "two parents"),
         (json.dumps(other_columns), "fitted on other columns"),
         (json.dumps({**document, "version": 2}), "version"),
     ):
@@ -359,7 +382,59 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
     assert found[0].type is FailureType.call_wrong_arguments
 
 
+@needs_sklearn
+def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Path, bubblewrap: object) -> None:
+    """Only where the project has a scorer; and what it says then is what it says when it is asked alone."""
+    folder = make_mini(tmp_path / "mini", n_heldout=1)
+    gives_up = ScriptedPolicy(lambda messages, rng: call_message("submit", answer="7"), name="gives up")
+
+    async def judged() -> tuple[Trace, Verdict]:
+        with opened(folder) as project:
+            try:
+                stage, tasks = await project.begin("run"), project.suite.split(Split.heldout)
+                done = await project.gather(stage, tasks, gives_up, purpose=Purpose.run, version=0)
+            finally:
+                await project.pool.close()
+        ((_, _, made, verdict),) = done
+        return made, verdict
+
+    _, without = asyncio.run(judged())
+    assert without.critical
+    assert without.critical.detector != DETECTOR
+    assert scorer.categories
+    always = scorer.categories.trust.model_copy(update={"cut": 0.0})
+    sure = scorer.model_copy(update={"categories": scorer.categories.model_copy(update={"trust": always})})
+    sure.save(folder / SCORER)
+    made, verdict = asyncio.run(judged())
+    (guessed,) = sure.guess(Reading(TASK, made))
+    assert verdict.critical == guessed.model_copy(update={"critical": True})
+    (folder / SCORER).write_text("{")
+    with pytest.raises(ConfigError, match="no scorer"), opened(folder):
+        pass
+
+
 # ---------------------------------------------------------------------------------- what comes along
+
+
+PARTS = {**SAID, **OTHERS}
+pieces = st.sampled_from(["", " ", "\0", "é", "İ", "日本", *(part for parts in PARTS.values() for part in parts)])
+
+
+@needs_sklearn
+@given(st.lists(st.lists(pieces | st.text(max_size=5), max_size=4).map("".join), max_size=8), st.booleans())
+def test_phrases_are_those_that_a_plain_search_finds(texts: list[str], loud: bool) -> None:
+    if loud:
+        texts = [text.upper() for text in texts]
+    expected = {
+        text: {name for name, parts in PARTS.items() if any(part in text.lower() for part in parts)} for text in texts
+    }
+    assert phrases(texts) == expected
+
+
+@needs_sklearn
+def test_phrases_of_many_texts() -> None:
+    texts = [f"{n} Sorry" if n % 2 else f"{n} so" for n in range(3 * N_AT_ONCE)]
+    assert phrases(texts) == {text: {"refuses"} if "S" in text else set() for text in texts}
 
 
 @needs_sklearn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.gate.regressions import Pinned
+from agentloop.judge.failures.evidence import texts
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.score import judge
 from agentloop.judge.settle import resolve, settle
@@ -35,7 +35,8 @@ from agentloop.types import (
 )
 
 from .model_server import ruling, serving
-from .scenes import REFERENCE, TASK, missing, shell, submit, trace
+from .scenes import REFERENCE, TASK, garbled, missing, shell, submit, trace
+from .test_ranking import by_number, ranking_task
 
 EXACT = Part(kind="exact", options={"expected": "95"})
 NEVER = Part(kind="exact", options={"expected": "0", "as": "never"})
@@ -44,10 +45,9 @@ PERSON = Part(kind="human", options={})
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "store.db")
-    yield made
-    made.close()
+def store(either: Store) -> Store:
+    """On SQLite and on PostgreSQL."""
+    return either
 
 
 def of(*parts: Part, **more: Any) -> Task:
@@ -134,7 +134,29 @@ def test_only_what_the_filter_and_the_names_say_is_judged(store: Store) -> None:
         again(store, both, "rewrd:1")
 
 
-def test_what_needs_a_box_or_a_group_keeps_its_score_and_is_told(store: Store) -> None:
+def test_a_group_is_compared_again_whole_and_once(store: Store) -> None:
+    """Whichever of its episodes are judged; what broke, and another group's, are not shown to the judge."""
+    larger = ranking_task("http://127.0.0.1:1", method="mean_rank")
+    traces = [named(name, answer) for name, answer in (("a", "3"), ("b", "9"), ("c", "1"))]
+    broken = named("d").model_copy(update={"error": "SandboxGone: x", "stop_reason": StopReason.error})
+    put(store, larger, *traces, broken)
+    put(store, larger.model_copy(update={"id": "other"}), named("e", "8"))
+    assert {found.reward_state for found in store.find("").traces} == {"unscored", "infra_failed"}
+    with serving(by_number) as server:
+        task = ranking_task(server.url, method="mean_rank")
+        account = again(store, task)
+        assert len(server.asked) == 6, "three pairs in both orders"
+        assert (account.n, account.n_rescored, account.cost_usd) == (5, 3, 0.0)
+        assert [store.row("default", name).reward for name in "abcd"] == [0.5, 1.0, 0.0, None]
+        assert [past.verdict.reward for past in store.history("default", "b")] == [None, 1.0]
+        account = again(store, task, again=True)
+        assert account.why_not["ranking 1 costs money and has not changed; --verifier ranking asks it"] == 3
+        again(store, task, "id:b", only=["ranking"])
+        assert len(server.asked) == 6, "the same pairs are remembered"
+    assert store.row("default", "b").reward == 1.0
+
+
+def test_what_needs_a_box_keeps_its_score_and_is_told(store: Store) -> None:
     tests = Part(kind="command", options={"command": "true", "artifacts": ["a"]})
     [verdict] = put(store, of(EXACT, tests), named("a"))
     assert "needs the agent's box" in (verdict.scores[1].error or "")
@@ -266,3 +288,15 @@ def test_secrets_reach_no_verdict(tmp_path: Path) -> None:
     store.close()
     assert "hunter2" not in shown
     assert "cat key" not in shown or "redacted" in shown.lower()
+
+
+def test_a_quote_that_was_cut_within_a_secret_tells_no_part_of_it(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db", secrets=["hunter2-hunter2"])
+    put(store, of(EXACT), trace([garbled("x " * 93 + "hunter2-hunter2 and more"), submit("1")]))
+    stored, verdict = store.trace("t1")[1], store.verdict("default", "t1")
+    shown = str(verdict) + str(store.trace("t1")[2]) + str(store.history("default", "t1"))
+    store.close()
+    assert "hunter" not in shown
+    [quote] = [failure.evidence for failure in verdict.failures if failure.type is FailureType.call_malformed]
+    assert quote == "x " * 93
+    assert any(quote in text for text in texts(stored))

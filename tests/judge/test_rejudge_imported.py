@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
+from agentloop.formats.spans_export import spans_of
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.settle import resolve
 from agentloop.store.store import Store
@@ -35,10 +34,9 @@ EXPECTED = {"task": {"actions": [{"name": "cancel_order", "kwargs": {"order": "7
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "store.db")
-    yield made
-    made.close()
+def store(either: Store) -> Store:
+    """On SQLite and on PostgreSQL."""
+    return either
 
 
 def put(store: Store, reward: float | None, **changed: object) -> None:
@@ -97,3 +95,13 @@ def test_one_that_names_an_episode_is_no_episode_of_ours(store: Store) -> None:
     put(store, 0.0, episode_id="e-7")
     assert again(store).n == 1
     assert known(store)[:2] == ("scored", 0.0)
+
+
+def test_a_long_run_that_came_as_spans_is_labelled_too(store: Store) -> None:
+    """Steps of three thousand spans: nobody is left without a label or an abstention for having done much."""
+    steps = tuple(ENDED.model_copy(update={"index": n}) for n in range(1500))
+    spans = spans_of(RUN.model_copy(update={"id": f"{1:032x}", "steps": steps}))
+    assert len(spans) > 3000
+    store.put_spans("default", spans)
+    assert again(store).n_relabelled == 1
+    assert store.find("label:plan.repetition").traces

@@ -134,6 +134,26 @@ def test_a_long_trace_is_cut_in_the_middle_and_its_answer_is_not() -> None:
     assert "| answer: 95\n" in user
 
 
+def test_an_answer_that_fills_the_judges_context_is_cut_too() -> None:
+    with serving(lambda system, user: NO) as server:
+        asyncio.run(
+            Rubric("c", votes=1, max_characters=5000, model="m", base_url=server.url).score(
+                trace([submit("x" * 1_000_000)]), None
+            )
+        )
+        assert len(server.asked[0]["messages"][1]["content"]) < 11_000
+
+
+def test_half_of_a_surrogate_pair_escapes_no_judge() -> None:
+    with serving(lambda system, user: NO) as server:
+        graded = asyncio.run(
+            Rubric("c", votes=1, model="m", base_url=server.url).score(
+                trace([submit("95")]).model_copy(update={"answer": "9 \ud800"}), None
+            )
+        )
+    assert (graded.value, graded.error) == (0.0, None)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

@@ -65,6 +65,7 @@ def test_a_number_between_zero_and_one_is_the_reward(value: Any) -> None:
     "value",
     [
         RuntimeError("grader down"),
+        SystemExit(0),
         AssertionError(),
         TimeoutError("30 s"),
         math.nan,
@@ -88,7 +89,7 @@ def test_anything_else_is_unscored_never_zero_never_clipped(value: Any) -> None:
     good, bad = verdict.scores
     assert (good.value, good.error) == (1.0, None)
     assert bad.value is None
-    assert (type(value).__name__ if isinstance(value, Exception) else repr(value)[:90]) in str(bad.error)
+    assert (type(value).__name__ if isinstance(value, BaseException) else repr(value)[:90]) in str(bad.error)
     assert verdict.critical is not None
     assert verdict.critical.type is FailureType.infra_grader_failure
 

@@ -83,6 +83,13 @@ def test_by_anything_with_the_share_of_the_traces_that_have_it(
     assert found.rows[0].mostly == ("call.malformed" if by in ("version", "task") else WRONG), "ties go by name"
 
 
+def test_the_trace_that_is_shown_is_of_the_type_that_is_named(store: Store) -> None:
+    rows = [failed(3 * n, WRONG, "no such file", 1) for n in range(1, 3)]
+    store.put_judged("run", [failed(0, MALFORMED, "not JSON", 1), *rows])
+    [row] = survey(store, by="task").rows
+    assert (row.value, row.n, row.mostly, row.example.evidence) == ("t0", 3, WRONG, "no such file")
+
+
 def test_alike_failures_are_a_cluster_and_the_shortest_oldest_trace_stands_for_it(store: Store) -> None:
     rows = [failed(n, WRONG, f"no file f{n} in {n}.5 s") for n in (4, 1, 2)]
     rows += [failed(n, WRONG, words) for n, words in ((5, "refused"), (6, "the disk is full"), (7, "who are you?"))]

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.errors import PluginError
+from agentloop.config import load_config
+from agentloop.errors import ConfigError, PluginError
 from agentloop.types import Imported, Message, Trace
 
 from .mini import make_mini, opened
@@ -88,3 +89,13 @@ def test_what_a_loop_stores_has_no_secret_of_the_environment(tmp_path: Path, mon
         message = Message(role="user", content="it is maple and cactus")
         project.store.put_imported("default", [Imported(trace=Trace(id="t", messages=(message,)))])
         assert "maple" not in project.store.imported("default", "t").trace.messages[0].content
+
+
+def test_only_a_loop_needs_a_suite(tmp_path: Path) -> None:
+    path = tmp_path / "agentloop.toml"
+    path.write_text('[[failures.leaf]]\ntype = "plan.too_slow"\ndefinition = "It took too long."\n')
+    assert load_config(tmp_path).failures.leaf[0].type == "plan.too_slow"
+    with pytest.raises(ConfigError) as caught, opened(tmp_path):
+        pass
+    words = '[project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+    assert str(caught.value) == f"{path}: {words}"

@@ -39,9 +39,8 @@ class Tally:
     types: Counter[str] = field(default_factory=Counter)
     traces: list[str] = field(default_factory=list)
     """The first of them."""
-    best: tuple[int, bool, int, int] | None = None
-    shown: Labelled | None = None
-    """Stands for all: of those that say something the one of fewest steps that was stored first."""
+    best: dict[str, tuple[tuple[int, bool, int, int], Labelled]] = field(default_factory=dict)
+    """Type -> what stands for all of it: of those that say something the one of fewest steps that was stored first."""
 
     def add(self, row: Labelled, rank: int = 0) -> None:
         """One more trace. rank: lower ones stand for the others."""
@@ -52,9 +51,7 @@ class Tally:
             self.tasks.add(row.task)
         if len(self.traces) < MAX_TRACES:
             self.traces.append(row.id)
-        mine = (rank, not row.evidence.strip(), row.n_steps, row.key)
-        if self.best is None or mine < self.best:
-            self.best, self.shown = mine, row
+        self._show((rank, not row.evidence.strip(), row.n_steps, row.key), row)
 
     def merge(self, other: Tally) -> None:
         """All of another's traces as well."""
@@ -63,8 +60,22 @@ class Tally:
         self.types.update(other.types)
         self.tasks |= other.tasks
         self.traces = (self.traces + other.traces)[:MAX_TRACES]
-        if other.best is not None and (self.best is None or other.best < self.best):
-            self.best, self.shown = other.best, other.shown
+        for order, row in other.best.values():
+            self._show(order, row)
+
+    @property
+    def mostly(self) -> str:
+        """The commonest type."""
+        return min(self.types, key=lambda kind: (-self.types[kind], kind))
+
+    @property
+    def shown(self) -> Labelled:
+        """Stands for all; it is of the commonest type."""
+        return self.best[self.mostly][1]
+
+    def _show(self, order: tuple[int, bool, int, int], row: Labelled) -> None:
+        if row.type not in self.best or order < self.best[row.type][0]:
+            self.best[row.type] = order, row
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ class _After:
         self._last_any = -1
         self._first_seen: dict[tuple[str, str], int] = {}
         self._last_new = -1
+        self._from_good_call, self._answered_by_error = _sources(reading)
         for act in reading.acts:
             if act.ok:
                 self._last_any = act.step
@@ -135,7 +136,7 @@ class _After:
         if failure.type not in _OF_A_CALL:
             return False
         mended = self._called_again(failure) or self._submitted_without(failure.step)
-        return mended and not _reached_answer(self.reading, failure.step)
+        return mended and (self._from_good_call or failure.step not in self._answered_by_error)
 
     def _called_again(self, failure: Failure) -> bool:
         step = failure.step
@@ -154,7 +155,7 @@ class _After:
             return False
         failed = self._failed.get(step, [])
         resubmitted = self.reading.last_step > step and bool(failed) and all(map(_meant_to_submit, failed))
-        return resubmitted or _from_good_call(self.reading)
+        return resubmitted or self._from_good_call
 
 
 def _order(failure: Failure) -> tuple[float, int]:
@@ -162,23 +163,16 @@ def _order(failure: Failure) -> tuple[float, int]:
     return (math.inf if failure.step is None else failure.step, precedence(failure.type))
 
 
-def _reached_answer(reading: Reading, step: int) -> bool:
-    """True when the answer is a line that a failing call of `step` printed and no good call repeated."""
-    if not reading.answer:
-        return False
-    at_fault = any(
-        reading.answer in map(str.strip, result.content.splitlines())
-        for index, _, result in reading.calls
-        if index == step and result is not None and not result.ok
-    )
-    return at_fault and not _from_good_call(reading)
-
-
-def _from_good_call(reading: Reading) -> bool:
-    """True when a successful call printed the answer and nothing else."""
-    return bool(reading.answer) and any(
-        result is not None and result.ok and result.content.strip() == reading.answer for _, _, result in reading.calls
-    )
+def _sources(reading: Reading) -> tuple[bool, set[int]]:
+    """(a successful call printed the answer and nothing else; steps of failing calls that have it as a line)."""
+    answer, good, errors = reading.answer, False, set[int]()
+    if answer:
+        for step, _, result in reading.calls:
+            if result is not None and answer in result.content:
+                good |= result.ok and result.content.strip() == answer
+                if not result.ok and answer in map(str.strip, result.content.splitlines()):
+                    errors.add(step)
+    return good, errors
 
 
 def _meant_to_submit(call: ToolCall) -> bool:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import islice
+from operator import eq
 
-from agentloop.types import Step, Trace
+from agentloop.judge.failures.phrases import SAID, phrases
+from agentloop.judge.failures.turns import Turn, cut, turns
+from agentloop.types import Trace
 
-MAX_TEXT = 2_000
-"""Characters looked at of one text, half from its beginning and half from its end."""
 N_COMPARED = 4
 """Earlier turns that a turn is compared with: a loop of that length is seen, and the time stays linear."""
 N_NAMES = 50
@@ -25,47 +25,24 @@ N_NAMES = 50
 MAX_ANSWER, N_TRACED = 400, 20
 """Characters at the end of a run that are taken for its answer, and words of it that are traced back."""
 
-_HARD_HINT = ("rror", "xception", "xecution failed", "xit code", "xitcode", "Traceback")
 HARD = re.compile(
     r"exit ?code:? ?-?[1-9]|execution failed|Traceback \(most recent|^[ \t]*(?:[A-Z]\w*)?Error\b|(?:Error|Exception):",
     re.MULTILINE,
 )
-# Parts of words in lower case: looking for one is many times cheaper than a pattern, and a column need not be exact.
-SOFT = (
-    "not found", "no results", "no code", "denied", "forbidden", "captcha", "blocked", "timed out", "timeout",
-    "unavailable", "failed to", "could not", "couldn't", "unable to", "invalid", "not valid", "not possible",
-    "not available", "not supported", "went wrong",
-)  # fmt: skip
-WORDS = {
-    "refuses": ("sorry", "apolog", "unfortunately", "cannot", "can't", "unable", "not able", "don't have", "no access"),
-    "assumes": ("assum", "hypothe", "suppos", "simulat", "typical", "likely", "probably", "might", "approximat",
-                "estimat", "example"),
-    "claims": ("successful", "confirmed", "verified", "therefore", "thus", "the answer", "final", "the result",
-               "correct", "based on"),
-    "checks": ("verif", "validat", "double-check", "double check", "re-check", "recheck", "confirm", "ensure",
-               "review"),
-    "plans": ("let's", "let us", " will ", "plan", " step", "first", "next", "should", "please", "need to", "going to"),
-    "ends": ("terminate", "###stop###", "final answer", "conclude", "that's all", "have a great day"),
-    "asks": ("?",),
-    "code": ("```", "def ", "import "),
-    "barred": ("not a robot", "captcha", "cloudflare", "access denied", "content management", "content filter",
-               "policyviolation", "paywall"),
-    "hands_over": ("transfer", "human agent", "another agent", "escalat"),
-}  # fmt: skip
-OBJECTS = ("no,", "wait", "actually", "instead", "wrong", "incorrect", "not what", "isn't", "but ", "however",
-           "mistake", "are you sure")  # fmt: skip
 READS = re.compile(
     r"^(?:get|list|find|search|read|view|show|look|calculate|think|fetch|query|check|describe|open|cat|ls|transfer)",
     re.I,
 )
 FACT = re.compile(r"\d[\w.:/-]*")
 """A number, a date, or an id from its first digit on."""
+ASCII_FACT = re.compile(FACT.pattern, re.ASCII)
+"""The same in a text that is ASCII, which it is through faster."""
 
 FEATURES: tuple[str, ...] = (
     *("start", "end", "relative", "first", "second", "third", "last", "n_steps"),
     *("n_speakers", "share", "turn", "opens", "closes", "frequent", "again", "new", "leaves", "directs", "worker"),
     *("length", "longest", "silent", "thought"),
-    *WORDS,
+    *SAID,
     *("facts", "new_facts", "echo", "echo_self"),
     *("calls", "writes", "repeats_call", "new_arguments", "failed"),
     *("hard", "soft", "told_hard", "told_soft", "objected", "user_next", "user_before"),
@@ -75,50 +52,8 @@ FEATURES: tuple[str, ...] = (
     *("answers_first", "answers", "unanswered"),
 )
 """Names of the columns, in order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A step as the features see it."""
-
-    speaker: str
-    said: str
-    told: str
-    """What it answered to: words of others, and what the tools of the step before gave."""
-    back: str
-    """What its own tools gave, and what a terminal said next."""
-    answered: str
-    """What a person or another agent that is no step said next."""
-
-
-def turns(trace: Trace) -> list[Turn]:
-    """The steps with what was said around them."""
-    steps, found = trace.steps, []
-    for place, step in enumerate(steps):
-        following = steps[place + 1].heard if place + 1 < len(steps) else ()
-        heard = step.heard if place else trace.messages
-        given = steps[place - 1].results if place else ()
-        found.append(
-            Turn(
-                speaker=speaker(step),
-                said=spoken(step),
-                told=_cut([*(m.content for m in heard if m.role != "system"), *(r.content for r in given)]),
-                back=_cut([*(r.content for r in step.results), *(m.content for m in following if m.role == "tool")]),
-                answered=_cut([m.content for m in following if m.role != "tool"]),
-            )
-        )
-    return found
-
-
-def speaker(step: Step) -> str:
-    """The agent whose turn it is; `assistant` where no name was kept."""
-    return step.completion.message.name or step.completion.message.role
-
-
-def spoken(step: Step) -> str:
-    """What it said, thought and called, cut to MAX_TEXT."""
-    message = step.completion.message
-    return _cut([message.content, message.reasoning, *(call.arguments for call in message.tool_calls)])
+Columns = dict[str, Sequence[float]]
+"""Some of them: a value for each step."""
 
 
 def rows(trace: Trace) -> list[list[float]]:
@@ -126,168 +61,183 @@ def rows(trace: Trace) -> list[list[float]]:
     said = turns(trace)
     if not said:
         return []
-    errors = {text: _errors(text) for turn in said for text in (turn.told, turn.back)}
-    table = [_of_step(trace, said, place, errors) for place in range(len(said))]
-    _of_speakers(said, table)
-    _of_novelty(trace, said, table)
-    _of_calls(trace, table)
-    _of_errors(table)
-    _of_answer(trace, said, table)
-    return [[float(row.get(name, 0.0)) for name in FEATURES] for row in table]
+    columns = _of_places(len(said)) | _of_speakers(said) | _of_texts(trace, said) | _of_novelty(trace, said)
+    columns |= _of_calls(trace, columns["new_facts"]) | _of_errors(columns) | _of_answer(trace, said)
+    return [list(map(float, row)) for row in zip(*(columns[name] for name in FEATURES), strict=True)]
 
 
-Row = dict[str, float]
-
-
-def _of_step(trace: Trace, said: Sequence[Turn], place: int, errors: Mapping[str, tuple[bool, bool]]) -> Row:
-    """What stands in the step itself and beside it."""
-    n, turn, message = len(said), said[place], trace.steps[place].completion.message
-    heard = trace.steps[place].heard if place else trace.messages
-    failed = any(not result.ok for result in trace.steps[place].results)
-    (hard, soft), (told_hard, told_soft) = errors[turn.back], errors[turn.told]
-    row: Row = {
-        "start": math.log1p(place),
-        "end": math.log1p(n - 1 - place),
-        "relative": place / max(1, n - 1),
-        "first": place == 0,
-        "second": place == 1,
-        "third": place == 2,
-        "last": place == n - 1,
-        "n_steps": math.log1p(n),
-        "length": math.log1p(len(turn.said)),
-        "silent": not turn.said.strip(),
-        "thought": bool(message.reasoning) and not message.content,
-        "hard": hard or failed,
-        "soft": soft,
-        "told_hard": told_hard,
-        "told_soft": told_soft,
-        "objected": _has(turn.answered.lower(), OBJECTS),
-        "user_next": bool(turn.answered),
-        "user_before": any(m.role == "user" for m in heard),
-        "failed": failed,
+def _of_places(n: int) -> Columns:
+    """Where each step stands among the `n`."""
+    start = [math.log1p(place) for place in range(n)]
+    return {
+        "start": start,
+        "end": start[::-1],
+        "relative": [place / max(1, n - 1) for place in range(n)],
+        "first": _only(0, n),
+        "second": _only(1, n),
+        "third": _only(2, n),
+        "last": _only(n - 1, n),
+        "n_steps": [math.log1p(n)] * n,
     }
-    low = turn.said.lower()
-    has = low.__contains__
-    for name, parts in WORDS.items():
-        row[name] = any(map(has, parts))
-    return row
 
 
-def _of_speakers(said: Sequence[Turn], table: Sequence[Row]) -> None:
+def _of_speakers(said: Sequence[Turn]) -> Columns:
     """Who speaks how often, and who tells others what to do."""
-    counts = Counter(turn.speaker for turn in said)
+    names, n = [turn.speaker for turn in said], len(said)
+    counts: Counter[str] = Counter()
+    before = []
+    for name in names:
+        before.append(counts[name])
+        counts[name] += 1
+    known = list(counts)[:N_NAMES]
+    others = {name: [other for other in known if other != name] for name in counts}
     directing: Counter[str] = Counter()
-    names = list(counts)[:N_NAMES]
     for turn in said:
-        directing[turn.speaker] += any(name in turn.said for name in names if name != turn.speaker)
+        directing[turn.speaker] += any(map(turn.said.__contains__, others[turn.speaker]))
     workers = [name for name in counts if directing[name] < 0.5 * counts[name]] or list(counts)
     busiest = max(counts, key=lambda name: counts[name])
     worker = max(workers, key=lambda name: counts[name])
-    last_turn = {turn.speaker: place for place, turn in enumerate(said)}
-    longest = max(len(turn.said) for turn in said)
-    made: Counter[str] = Counter()
-    for place, (turn, row) in enumerate(zip(said, table, strict=True)):
-        name = turn.speaker
-        row["n_speakers"] = math.log(len(counts))
-        row["share"] = counts[name] / len(said)
-        row["turn"] = math.log1p(made[name])
-        row["new"] = made[name] == 0
-        row["opens"] = name == said[0].speaker
-        row["closes"] = name == said[-1].speaker
-        row["frequent"] = name == busiest
-        row["worker"] = name == worker
-        row["directs"] = directing[name] / counts[name]
-        row["again"] = place > 0 and said[place - 1].speaker == name
-        row["leaves"] = last_turn[name] == place
-        row["longest"] = len(turn.said) == longest
-        made[name] += 1
+    last_turn = {name: place for place, name in enumerate(names)}
+    return {
+        "n_speakers": [math.log(len(counts))] * n,
+        "share": [counts[name] / n for name in names],
+        "turn": [math.log1p(made) for made in before],
+        "new": [made == 0 for made in before],
+        "opens": [name == names[0] for name in names],
+        "closes": [name == names[-1] for name in names],
+        "frequent": [name == busiest for name in names],
+        "worker": [name == worker for name in names],
+        "directs": [directing[name] / counts[name] for name in names],
+        "again": [False, *map(eq, names, names[1:])],
+        "leaves": [last_turn[name] == place for place, name in enumerate(names)],
+    }
 
 
-def _of_novelty(trace: Trace, said: Sequence[Turn], table: Sequence[Row]) -> None:
+def _of_texts(trace: Trace, said: Sequence[Turn]) -> Columns:
+    """What is said in the step itself and beside it."""
+    heard = {text for turn in said for text in (turn.told, turn.back)}
+    has = phrases({*heard, *(text for turn in said for text in (turn.said, turn.answered))})
+    hard = {text for text in heard if "error" in has[text] and HARD.search(text)}
+    lengths, words = [len(turn.said) for turn in said], [has[turn.said] for turn in said]
+    longest = max(lengths)
+    failed = [any(not result.ok for result in step.results) for step in trace.steps]
+    messages = [step.completion.message for step in trace.steps]
+    before = [trace.messages, *(step.heard for step in trace.steps[1:])]
+    return {name: [name in its for its in words] for name in SAID} | {
+        "length": list(map(math.log1p, lengths)),
+        "longest": [length == longest for length in lengths],
+        "silent": [not turn.said or turn.said.isspace() for turn in said],
+        "thought": [bool(message.reasoning) and not message.content for message in messages],
+        "failed": failed,
+        "hard": [fails or turn.back in hard for fails, turn in zip(failed, said, strict=True)],
+        "soft": ["soft" in has[turn.back] for turn in said],
+        "told_hard": [turn.told in hard for turn in said],
+        "told_soft": ["soft" in has[turn.told] for turn in said],
+        "objected": ["objects" in has[turn.answered] for turn in said],
+        "user_next": [bool(turn.answered) for turn in said],
+        "user_before": [any(message.role == "user" for message in heard) for heard in before],
+    }
+
+
+def _of_novelty(trace: Trace, said: Sequence[Turn]) -> Columns:
     """Numbers and ids that nobody had said before, and words that somebody had."""
-    known = {fact for m in trace.messages if m.role == "system" for fact in FACT.findall(_cut([m.content]))}
+    known = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
     words: deque[set[str]] = deque(maxlen=N_COMPARED)
     own: dict[str, set[str]] = {}
-    for turn, row in zip(said, table, strict=True):
-        known.update(FACT.findall(turn.told))
-        facts = set(FACT.findall(turn.said))
-        row["facts"] = math.log1p(len(facts))
-        row["new_facts"] = len(facts - known) / max(1, len(facts))
+    n_facts, new, echo, echo_self = [], [], [], []
+    for turn in said:
+        known.update(_facts(turn.told))
+        facts = set(_facts(turn.said))
+        n_facts.append(math.log1p(len(facts)))
+        new.append(len(facts - known) / max(1, len(facts)))
         known |= facts
         now = set(turn.said.lower().split())
-        row["echo"] = max((_alike(now, before) for before in words), default=0.0)
-        row["echo_self"] = _alike(now, own.get(turn.speaker, set()))
+        mine = own.get(turn.speaker, set())
+        echo_self.append(_alike(now, mine))
+        most = 0.0
+        for before in words:
+            if min(len(now), len(before)) > most * max(len(now), len(before)):  # else it cannot be more alike
+                most = max(most, echo_self[-1] if before is mine else _alike(now, before))
+        echo.append(most)
         words.append(now)
         own[turn.speaker] = now
+    return {"facts": n_facts, "new_facts": new, "echo": echo, "echo_self": echo_self}
 
 
-def _of_calls(trace: Trace, table: Sequence[Row]) -> None:
+def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
     """Tool calls: those that change something, and those made before."""
     made: set[tuple[str, str]] = set()
-    writes: list[int] = []
-    for place, (step, row) in enumerate(zip(trace.steps, table, strict=True)):
-        calls = step.completion.message.tool_calls
-        keys = {(call.name, call.arguments) for call in calls}
-        row["calls"] = math.log1p(len(calls))
-        row["repeats_call"] = bool(keys & made)
-        row["writes"] = any(not READS.match(call.name) for call in calls)
-        row["new_arguments"] = row["new_facts"] if calls else 0.0
+    calls = [step.completion.message.tool_calls for step in trace.steps]
+    repeats, n = [], len(calls)
+    for some in calls:
+        keys = {(call.name, call.arguments) for call in some}
+        repeats.append(not keys.isdisjoint(made))
         made |= keys
-        if row["writes"]:
-            writes.append(place)
-    for place, row in enumerate(table):
-        row["first_write"] = bool(writes) and place == writes[0]
-        row["last_write"] = bool(writes) and place == writes[-1]
-        row["n_writes"] = math.log1p(len(writes))
+    writes = [any(not READS.match(call.name) for call in some) for some in calls]
+    first, last = _ends(writes)
+    return {
+        "calls": [math.log1p(len(some)) for some in calls],
+        "repeats_call": repeats,
+        "writes": writes,
+        "new_arguments": [share if some else 0.0 for share, some in zip(new_facts, calls, strict=True)],
+        "first_write": _only(first, n),
+        "last_write": _only(last, n),
+        "n_writes": [math.log1p(sum(writes))] * n,
+    }
 
 
-def _of_errors(table: Sequence[Row]) -> None:
+def _of_errors(columns: Columns) -> Columns:
     """Where the errors of a trace are, seen from each step."""
-    hard = [place for place, row in enumerate(table) if row["hard"]]
-    soft = [place for place, row in enumerate(table) if row["soft"]]
-    barred = [place for place, row in enumerate(table) if row["barred"]]
-    for place, row in enumerate(table):
-        row["first_hard"] = bool(hard) and place == hard[0]
-        row["last_hard"] = bool(hard) and place == hard[-1]
-        row["no_hard"] = not hard
-        row["before_hard"] = 1 / (1 + hard[0] - place) if hard and place <= hard[0] else 0.0
-        row["since_hard"] = 1 / (1 + place - hard[0]) if hard and place > hard[0] else 0.0
-        row["n_hard"] = math.log1p(len(hard))
-        row["first_soft"] = bool(soft) and place == soft[0]
-        row["n_soft"] = math.log1p(len(soft))
-        row["first_barred"] = bool(barred) and place == barred[0]
+    hard, soft, n = columns["hard"], columns["soft"], len(columns["hard"])
+    first, last = _ends(hard)
+    far = [] if first is None else [place - first for place in range(n)]
+    return {
+        "first_hard": _only(first, n),
+        "last_hard": _only(last, n),
+        "no_hard": [first is None] * n,
+        "before_hard": [1 / (1 - steps) if steps <= 0 else 0.0 for steps in far] or [0.0] * n,
+        "since_hard": [1 / (1 + steps) if steps > 0 else 0.0 for steps in far] or [0.0] * n,
+        "n_hard": [math.log1p(sum(hard))] * n,
+        "first_soft": _only(_ends(soft)[0], n),
+        "n_soft": [math.log1p(sum(soft))] * n,
+        "first_barred": _only(_ends(columns["barred"])[0], n),
+    }
 
 
-def _of_answer(trace: Trace, said: Sequence[Turn], table: Sequence[Row]) -> None:
+def _of_answer(trace: Trace, said: Sequence[Turn]) -> Columns:
     """Where the names and numbers of the answer, the last words of the run, come from: who said them first."""
-    asked = _cut([message.content for message in trace.messages])
+    asked = cut([message.content for message in trace.messages])
     last = next((turn.said for turn in reversed(said) if turn.said.strip()), "")[-MAX_ANSWER:]
     words = dict.fromkeys(word.strip(".,;:!?()[]{}*`'\"") for word in last.split() if not word.islower())
-    answer = list(islice((word for word in words if len(word) > 2 and word not in asked), N_TRACED))
-    left = answer
-    for turn, row in zip(said, table, strict=True):
-        here = {word for word in answer if word in turn.said}
-        row["answers_first"] = sum(word in here for word in left) / max(1, len(answer))
-        row["answers"] = len(here) / max(1, len(answer))
+    left = list(islice((word for word in words if len(word) > 2 and word not in asked), N_TRACED))
+    answer, n = left, max(1, len(left))
+    firsts, alls, waiting = [], [], []
+    for turn in said:
+        here = list(filter(turn.said.__contains__, answer))
+        n_left = len(left)
         left = [word for word in left if word not in here]
-        row["unanswered"] = len(left) / max(1, len(answer))
+        firsts.append((n_left - len(left)) / n)
+        alls.append(len(here) / n)
+        waiting.append(len(left) / n)
+    return {"answers_first": firsts, "answers": alls, "unanswered": waiting}
 
 
-def _errors(text: str) -> tuple[bool, bool]:
-    """Whether a text reports an error, and whether it says that something did not work out."""
-    return _has(text, _HARD_HINT) and HARD.search(text) is not None, bool(text) and _has(text.lower(), SOFT)
+def _only(place: int | None, n: int) -> list[bool]:
+    """True at one place of `n`, or at none."""
+    return [at == place for at in range(n)]
 
 
-def _has(text: str, parts: Iterable[str]) -> bool:
-    return any(map(text.__contains__, parts))
+def _ends(column: Sequence[float]) -> tuple[int | None, int | None]:
+    """The first and the last place where it is true."""
+    places = [place for place, value in enumerate(column) if value]
+    return (places[0], places[-1]) if places else (None, None)
+
+
+def _facts(text: str) -> list[str]:
+    return (ASCII_FACT if text.isascii() else FACT).findall(text)
 
 
 def _alike(a: set[str], b: set[str]) -> float:
     """Shared words of all words, 0 to 1."""
-    both = len(a & b) if a and b else 0
+    both = len(a & b)
     return both / (len(a) + len(b) - both) if both else 0.0
-
-
-def _cut(texts: Sequence[str]) -> str:
-    text = "\n".join(text for text in texts if text)
-    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT // 2]}\n{text[-MAX_TEXT // 2 :]}"

@@ -7,7 +7,7 @@ code. Small and strongly regularised on purpose: people label hundreds of runs, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from typing import Any
 
@@ -22,6 +22,8 @@ SURE = 1e-3
 STEP_C, RUN_C = 0.02, 0.03
 """Inverse strength of regularisation of the linear models of steps and of runs (scikit-learn's C)."""
 N_TREES = 40
+N_LEVELS = 5
+"""Levels that all trees go down before those that have reached a leaf are left out."""
 
 
 class Linear(Frozen):
@@ -86,30 +88,61 @@ class Forest(Frozen):
         for place, (left, right) in enumerate(zip(self.left, self.right, strict=True)):
             if (left, right) != (-1, -1) and not (place < left < n and place < right < n and self.feature[place] >= 0):
                 raise ValueError("a tree's children must come after their parent")
+        children = [place for place in (*self.left, *self.right, *self.roots) if place >= 0]
+        if len(set(children)) < len(children):
+            raise ValueError("a node of a tree has two parents")
         return self
 
     def log_odds(self, x: Any) -> Any:
         """(rows, columns) -> (rows,)."""
+        return _log_odds(self.opinions(x))
+
+    def opinions(self, x: Any) -> Any:
+        """What each tree says of each row: (rows, columns) -> (rows, trees)."""
         np = library("numpy")
-        roots, feature, threshold, children, value = self._arrays
-        cells = x.astype(np.float32).ravel()  # as scikit-learn does before it compares
-        row, node = np.arange(len(x))[:, None] * x.shape[1], np.tile(roots, (len(x), 1))
-        while True:
-            is_right = cells.take(row + feature.take(node)) > threshold.take(node)
-            below = children.take(2 * node + is_right)
-            if (below == node).all():
-                break
-            node = below
-        p = np.clip(value.take(node).mean(axis=1), SURE, 1 - SURE)
-        return np.log(p / (1 - p))
+        feature, threshold, child, value = self._arrays
+        cells = x.astype(np.float32).astype(float).ravel()  # as scikit-learn rounds before it compares
+        row = np.repeat(np.arange(len(x)) * x.shape[1], len(self.roots))
+        node = np.tile(np.arange(len(self.roots)), len(x))
+        leaf, going = node.copy(), np.arange(len(node))
+        while len(going):
+            for _ in range(N_LEVELS):
+                node = child.take(node) + (cells.take(row + feature.take(node)) > threshold.take(node))
+            leaf[going] = node
+            inner = np.flatnonzero(child.take(node) != node)
+            going, row, node = going.take(inner), row.take(inner), node.take(inner)
+        return value.take(leaf).reshape(len(x), len(self.roots))
+
+    def beside(self, other: Forest) -> Forest:
+        """One forest of the trees of both, these first."""
+        n = len(self.value)
+
+        def later(places: Sequence[int]) -> tuple[int, ...]:
+            return tuple(place if place < 0 else place + n for place in places)
+
+        return Forest(
+            roots=self.roots + later(other.roots),
+            feature=self.feature + other.feature,
+            threshold=self.threshold + other.threshold,
+            left=self.left + later(other.left),
+            right=self.right + later(other.right),
+            value=self.value + other.value,
+        )
 
     @cached_property
     def _arrays(self) -> tuple[Any, ...]:
+        """Feature, threshold, left child and value of each node, level by level: a right child is beside the left."""
         np = library("numpy")
-        feature = np.maximum(self.feature, 0)  # a leaf has none
-        pairs, here = np.stack([self.left, self.right], axis=1), np.arange(len(self.left))[:, None]
-        children = np.where(pairs < 0, here, pairs).ravel()  # a leaf is its own child
-        return np.array(self.roots), feature, np.array(self.threshold), children, np.array(self.value)
+        left, right, level, levels = np.array(self.left), np.array(self.right), np.array(self.roots), []
+        while len(level):
+            levels.append(level)
+            inner = level[left[level] >= 0]
+            level = np.stack([left[inner], right[inner]], axis=1).ravel()
+        order = np.concatenate(levels)
+        is_inner, child = left[order] >= 0, np.arange(len(order))
+        child[is_inner] = len(self.roots) + 2 * np.arange(is_inner.sum())
+        threshold = np.where(is_inner, np.array(self.threshold)[order], np.inf)  # a leaf is its own child
+        return np.where(is_inner, np.array(self.feature)[order], 0), threshold, child, np.array(self.value)[order]
 
 
 class StepModel(Frozen):
@@ -130,19 +163,30 @@ class StepModel(Frozen):
             return []
         np = library("numpy")
         x = np.asarray(table, dtype=float)
-        said = [softmax(model.log_odds(x)) for model in (self.linear, self.forest)]
-        for model in (self.first_linear, self.first_forest):
-            z = model.log_odds(x)
-            none_before = np.concatenate([[0.0], np.cumsum(-np.logaddexp(0, z))[:-1]])
-            said.append(softmax(none_before - np.logaddexp(0, -z)))
-        p: list[float] = np.mean(said, axis=0).tolist()
+        opinions, n = self._forests.opinions(x), len(self.forest.roots)
+        forest, first_forest = _log_odds(opinions[:, :n]), _log_odds(opinions[:, n:])
+        z = np.stack([self.linear.log_odds(x), forest, self.first_linear.log_odds(x), first_forest])
+        z[2:] -= np.cumsum(np.logaddexp(0, z[2:]), axis=1)  # log of: it is the one, and none before was
+        p: list[float] = softmax(z).mean(axis=0).tolist()
         return p
+
+    @cached_property
+    def _forests(self) -> Forest:
+        """Both in one: walked through together, they cost less."""
+        return self.forest.beside(self.first_forest)
+
+
+def _log_odds(opinions: Any) -> Any:
+    """Of the trees' mean: (rows, trees) -> (rows,)."""
+    np = library("numpy")
+    p = np.clip(opinions.mean(axis=1), SURE, 1 - SURE)
+    return np.log(p / (1 - p))
 
 
 def softmax(scores: Any) -> Any:
-    """Probabilities, summing to 1."""
-    powers = library("numpy").exp(scores - scores.max())
-    return powers / powers.sum()
+    """Probabilities, summing to 1 along the last axis."""
+    powers = library("numpy").exp(scores - scores.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def fit_steps(tables: Sequence[Rows], critical: Sequence[int], seed: int) -> StepModel:
@@ -210,6 +254,7 @@ def fit_forest(x: Any, y: Any, seed: int, weight: Any = None) -> Forest:
     )
 
 
+@cache
 def library(name: str) -> Any:
     """numpy, or a part of scikit-learn, loaded when first asked for. Raises ConfigError with the remedy."""
     try:

@@ -21,12 +21,15 @@ from pydantic import Field, FiniteFloat, ValidationError, model_validator
 from agentloop.errors import ConfigError
 from agentloop.judge.failures.calibration import Trust
 from agentloop.judge.failures.evidence import last_words, quote
-from agentloop.judge.failures.features import FEATURES, rows, speaker
-from agentloop.judge.failures.fitted import Linear, StepModel
+from agentloop.judge.failures.features import FEATURES, rows
+from agentloop.judge.failures.fitted import Linear, StepModel, library
 from agentloop.judge.failures.run_features import OF_RUN, run_row
+from agentloop.judge.failures.turns import speaker
 from agentloop.types import Failure, FailureType, Frozen, Trace
 
 DETECTOR = "learned.critical@1"
+SCORER = Path("traces") / "scorer.json"
+"""In a project: what `agentloop judge fit` writes, and what is asked where the rules leave a cause open."""
 FAILED = "failed"
 """The outcome model's second class; its first is `""`."""
 
@@ -183,6 +186,14 @@ class Scorer(Frozen):
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the file"
             raise ConfigError(f"{path}: no scorer: {where}: {first['msg']}; fit it again") from None
+
+
+def load_scorer(project: Path) -> Scorer | None:
+    """That of a project's folder, where there is one. Raises ConfigError for a file that is none, and without numpy."""
+    if not (project / SCORER).is_file():
+        return None
+    library("numpy")  # now, and not when the first run has failed
+    return Scorer.load(project / SCORER)
 
 
 def likeliest(p: Sequence[float]) -> int:

@@ -30,7 +30,6 @@ OF_RUN: tuple[str, ...] = (
     *("agrees", "overlaps", "others_change"),
 )
 """Names of the columns, in order."""
-LOOKED_AT = {name: FEATURES.index(name) for name in {*MEAN, *LAST, *ANY, *ONCE}}
 
 
 def run_row(trace: Trace, others: Sequence[Trace] = (), steps: Sequence[Sequence[float]] | None = None) -> list[float]:
@@ -40,7 +39,7 @@ def run_row(trace: Trace, others: Sequence[Trace] = (), steps: Sequence[Sequence
     expected of a run that nobody disagrees with. steps: `rows(trace)`, where it was computed already.
     """
     table = rows(trace) if steps is None else steps
-    column = {name: [row[place] for row in table] for name, place in LOOKED_AT.items()} if table else {}
+    column = dict(zip(FEATURES, zip(*table, strict=True), strict=True)) if table else {}
     own = changes(trace)
     found = [fmean(column[name]) if column else 0.0 for name in MEAN]
     found += [column[name][-1] if column else 0.0 for name in LAST]

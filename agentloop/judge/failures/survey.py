@@ -10,118 +10,15 @@ two rates do not overlap: of dozens of rows, fewer are chance than a test of eac
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.judge.agreement import wilson
 from agentloop.judge.failures.clusters import Alike, Clusters, Tally
+from agentloop.judge.failures.pareto import BY, NONE, Change, Cluster, Example, Rate, Row, Survey, Trend
 from agentloop.judge.failures.remedies import remedy
-from agentloop.store.failures import Labelled, Population
+from agentloop.store.failures import Labelled
 from agentloop.store.store import Store
-from agentloop.types import Frozen
-
-By = Literal["type", "group", "version", "tool", "task", "source", "model", "agent"]
-BY: tuple[str, ...] = get_args(By)
-Trend = Literal["", "new", "gone", "growing", "shrinking"]
-NONE = "(none)"
-
-
-class Rate(Frozen):
-    """n of `of` traces, with Wilson's 95% interval."""
-
-    n: int
-    of: int
-    low: float
-    high: float
-
-
-class Example(Frozen):
-    """The trace that stands for others, and its words."""
-
-    trace_id: str
-    task: str | None
-    step: int | None
-    tool: str | None
-    """Whose call failed."""
-    evidence: str
-
-
-class Change(Frozen):
-    """How often before the version asked for, and since."""
-
-    before: Rate
-    since: Rate
-    trend: Trend
-    """Empty where the intervals overlap."""
-
-
-class Row(Frozen):
-    """One bar of the Pareto."""
-
-    value: str
-    n: int
-    share: float
-    """Of all that are counted."""
-    cumulative: float
-    """With those above it."""
-    n_tasks: int
-    rate: Rate | None
-    """Of the traces that have the value; None for types, of which only what failed has any."""
-    mostly: str
-    """The commonest type."""
-    change: Change | None
-    example: Example
-    next: str
-    """What to do."""
-
-
-class Cluster(Frozen):
-    """Failures that are alike."""
-
-    id: str
-    type: str
-    detector: str
-    tool: str | None
-    template: str
-    n: int
-    share: float
-    n_tasks: int
-    versions: dict[str, Rate]
-    """`v4` -> how often, of those that have any version."""
-    change: Change | None
-    is_new: bool
-    """Never seen before the version asked for, be it by chance."""
-    example: Example
-    traces: tuple[str, ...]
-    """The first of them."""
-
-
-class Survey(Frozen):
-    """What `agentloop failures` shows."""
-
-    by: str
-    n: int
-    """Traces that the filter is about."""
-    failed: int
-    won: int
-    untyped: int
-    """Failed, and nobody has said why."""
-    unknown: int
-    """Nobody has said how they ended."""
-    unknown_labelled: int
-    unjudged: int
-    """Never seen by the judge."""
-    counted: int
-    """Failures in the rows."""
-    earlier: str
-    """The versions that `before` is about, `v1-v3`; empty where there are no two."""
-    later: str
-    purposes: tuple[str, ...]
-    """For what episodes were rolled out; rates of versions mean something within one."""
-    n_rows: int
-    rows: tuple[Row, ...]
-    n_clusters: int
-    clusters: tuple[Cluster, ...]
 
 
 def survey(
@@ -227,7 +124,6 @@ def _rows(
     made, above = [], 0
     for value, tally in sorted(tallies.items(), key=lambda item: (-item[1].n, item[0])):
         above += tally.n
-        (mostly, _), *_ = sorted(tally.types.items(), key=lambda item: (-item[1], item[0]))
         size = None if by == "tool" and value == NONE else sizes.get(value)
         made.append(
             Row(
@@ -237,10 +133,10 @@ def _rows(
                 cumulative=above / n,
                 n_tasks=len(tally.tasks),
                 rate=None if size is None else rate(min(tally.n, size), size),
-                mostly=mostly,
+                mostly=tally.mostly,
                 change=None if of is not None else _change(tally, versions, edge),
                 example=_example(tally),
-                next=remedy(mostly),
+                next=remedy(tally.mostly),
             )
         )
     return made
@@ -280,8 +176,6 @@ def _is_new(tally: Tally, edge: int | None) -> bool:
 
 def _example(tally: Tally) -> Example:
     shown = tally.shown
-    if shown is None:
-        raise ValueError("a tally of nothing")
     return Example(trace_id=shown.id, task=shown.task, step=shown.step, tool=shown.tool, evidence=shown.evidence)
 
 
@@ -298,6 +192,3 @@ def _spanned(versions: Iterable[int]) -> str:
     if len(known) < 2:
         return "".join(f"v{version}" for version in known)
     return f"v{known[0]}-v{known[-1]}"
-
-
-__all__ = ["BY", "By", "Change", "Cluster", "Example", "Population", "Rate", "Row", "Survey", "rate", "survey", "trend"]

@@ -104,7 +104,7 @@ class Ranking:
     async def _better(self, first: str, second: str) -> tuple[int, Spent]:
         one, two = fence(first), fence(second)
         system = SYSTEM.format(first=one.mark, second=two.mark, rubric=self._rubric)
-        key = [SYSTEM, self._rubric, first, second]
+        key = [SYSTEM, self._rubric, one.inside, two.inside]
         said, spent = await self._model.ask(system, f"{one.text}\n\n{two.text}", Preference, key=key, repeat=0)
         return said.better, spent
 

@@ -99,7 +99,7 @@ class Rubric:
         fenced = fence(seen)
         criteria = "\n".join(f"{n}. {text}" for n, text in enumerate(self._criteria, 1))
         system = SYSTEM.format(mark=fenced.mark, criteria=criteria)
-        key = [SYSTEM, self._criteria, seen]
+        key = [SYSTEM, self._criteria, fenced.inside]
         return await self._model.ask(system, fenced.text, Ruling, key=key, repeat=repeat)
 
     def _checked(self, ruling: Ruling, fenced: Fenced) -> dict[int, Item]:

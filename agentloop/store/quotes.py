@@ -1,0 +1,41 @@
+"""Quotes of a trace from which secrets were taken out.
+
+A quote that ends, or begins, within a secret has a part of it that no redactor knows, and that the stored trace has
+not. What stays of it is the longest part that the trace still contains.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+
+from agentloop.types import Verdict
+
+
+def requoted(verdict: Verdict, trace: bytes) -> Verdict:
+    """`verdict` with quotes of `trace`, the JSON of a trace without secrets, alone."""
+    texts = list(_texts(json.loads(trace)))
+    failures = (
+        failure.model_copy(update={"evidence": _longest(failure.evidence, texts)}) for failure in verdict.failures
+    )
+    return verdict.model_copy(update={"failures": tuple(failures)})
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _texts(one)
+
+
+def _longest(quote: str, texts: Sequence[str]) -> str:
+    if any(quote in text for text in texts):
+        return quote
+    matcher, best = SequenceMatcher(b=quote, autojunk=False), ""
+    for text in texts:
+        matcher.set_seq1(text)
+        found = matcher.find_longest_match()
+        best = max(best, quote[found.b : found.b + found.size], key=len)
+    return best
