@@ -6,7 +6,7 @@ AgentLoopError
 │   └── FormatError                     a file or record that is not what its format says
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
-│   └── NoSuchTrace (LookupError)       a trace that the store does not have
+│   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
 ├── SandboxError (OSError)              the box, not the agent, failed: never a reward   exit 4
 │   ├── SandboxUnavailable              no backend can make a box here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
@@ -62,6 +62,8 @@ class StoreError(AgentLoopError, OSError):
 
 class NoSuchTrace(StoreError, LookupError):
     """A trace was named by its id that is not in the store, or not in that project."""
+
+    exit_code = 5
 
 
 class SandboxError(AgentLoopError, OSError):

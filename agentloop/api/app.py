@@ -30,7 +30,7 @@ from agentloop.api.health import Readiness, health
 from agentloop.api.ingest import Ingest
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
-from agentloop.api.refusals import refusal
+from agentloop.api.refusals import JSON, content_type, refusal
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
 from agentloop.store.store import Store
 
@@ -76,7 +76,9 @@ def _explained(request: Request, error: Exception) -> Response:
 def _told(request: Request, error: Exception) -> Response:
     """422: which parameter or field, and why; without what was sent, which may be a secret, or no JSON."""
     errors = cast(RequestValidationError, error).errors()
-    why = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in errors)
+    why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
+    if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):
+        why = f"body: send JSON, and the header `content-type: {JSON}` with it"
     return refusal(request.scope, 422, why if len(why) <= MAX_TOLD else f"{why[:MAX_TOLD]}…")
 
 

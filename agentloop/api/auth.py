@@ -30,10 +30,10 @@ from agentloop.store.tables import DEFAULT_PROJECT
 
 INGEST, READ, ADMIN = "ingest", "read", "admin"
 SCOPES = (INGEST, READ, ADMIN)
-"""Write traces and scores; read and export them; delete them and whatever no other scope covers."""
+"""Write traces and scores; read and export them; `/metrics`, which counts all projects, and what no other covers."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-OPEN = {"/healthz", "/readyz"}
-"""What a load balancer asks without a key."""
+OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
+"""What a load balancer asks without a key, and what says how to ask with one: no data is in it."""
 FRESH_S = 5.0
 """How long a key that was looked up is believed, or that there is none: a revoked one may work that long."""
 BROKEN_S = 5
@@ -128,7 +128,7 @@ def needed_scope(method: str, path: str) -> str:
         return INGEST
     if method == "PUT" and path.startswith("/api/v1/traces/"):
         return INGEST
-    if method in ("GET", "HEAD") and (path.startswith("/api/v1/") or path in ("/metrics", "/openapi.json", "/docs")):
+    if method in ("GET", "HEAD") and path.startswith("/api/v1/"):
         return READ
     return ADMIN
 

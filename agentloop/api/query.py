@@ -5,13 +5,15 @@ Every answer is about the project of the key that asked. Cursors are what an ans
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import StreamingResponse
 
+from agentloop.api.given import GivenLabel, GivenReward, GivenScore, Resolution
 from agentloop.errors import ConfigError, StateError
 from agentloop.formats.export import load_exporter
 from agentloop.formats.stored import StoredTrace, read_each
@@ -27,7 +29,13 @@ from agentloop.types import Failure, FailureType, RewardState, Score, Span, Trac
 MAX_PAGE = 1000
 MAX_STEPS_SPANS = 2000
 """Spans of a trace up to which it is shown as steps, too; a longer one is read by its spans, a page at a time."""
-TraceId = Annotated[str, Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$")]
+_OF_OTLP = re.compile(r"[0-9A-Fa-f]{32}")
+TraceId = Annotated[
+    str,
+    Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$"),
+    AfterValidator(lambda trace_id: trace_id.lower() if _OF_OTLP.fullmatch(trace_id) else trace_id),
+]
+"""OTLP's are hex digits, whatever their case; they are stored in lower case."""
 Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]
 Cursor = Annotated[str | None, Query(max_length=100, description="`next` of the page before.")]
 Filter = Annotated[str, Query(max_length=4000, description="See the filter language.")]
@@ -41,21 +49,6 @@ def project_of(request: Request) -> str:
 
 
 Project = Annotated[str, Depends(project_of)]
-
-
-def _whole(value: object) -> object:
-    """JSON has no integers: 2.0 is one, and true is none."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _storable(value: object) -> object:
-    """No database has half of a surrogate pair in its texts, and PostgreSQL no NUL."""
-    if not isinstance(value, str):
-        return value
-    return value.replace("\0", "\ufffd").encode(errors="replace").decode()
-
-
-Text = Annotated[str, BeforeValidator(_storable)]
 
 
 class Traces(BaseModel):
@@ -99,39 +92,6 @@ class TraceDocument(BaseModel):
     verdict: Verdict
     raw: dict[str, Any] = Field(description="What its source said and a trace has no place for.")
     span_ids: list[str]
-
-
-class GivenScore(BaseModel):
-    """A verifier's number for a trace, or why there is none. The last word of a source counts."""
-
-    value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
-    error: Annotated[Text, Field(max_length=2000)] | None = None
-    version: Text = Field(default="1", max_length=100)
-    source: Text = Field(default="api", min_length=1, max_length=100)
-
-
-class GivenLabel(BaseModel):
-    """A failure that a person or program found. The last word of a detector on a type and step counts."""
-
-    step: Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)] | None = None
-    evidence: Text = Field(default="", max_length=10_000)
-    confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False, strict=True)
-    critical: bool = Field(default=False, strict=True)
-
-
-class GivenReward(BaseModel):
-    """What a trace is worth as a whole, such as an outcome that is known days later."""
-
-    state: RewardState = RewardState.scored
-    reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
-
-
-class Resolution(BaseModel):
-    """A person's word on a trace: what it is worth, and what that rests on."""
-
-    reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
-    why: Text = Field(min_length=1, max_length=2000)
-    by: Text = Field(min_length=1, max_length=100)
 
 
 class Asked(BaseModel):
@@ -218,15 +178,24 @@ def router(store: Store) -> APIRouter:
 
     @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
     def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, given: GivenLabel) -> Verdict:
-        """Attach a failure."""
-        store.put_label(project, trace_id, Failure(type=kind, detector=detector, **given.model_dump()))
+        """Attach a failure. Unless `critical` is said, the first one is that of a trace which did not succeed."""
+        row = store.row(project, trace_id)
+        if row.body is not None:  # one that was sent as spans may get more of them
+            given.check(StoredTrace(store, row).trace)
+        said = given.model_dump(exclude={"critical"})
+        failure = Failure(type=kind, detector=detector, critical=given.critical or False, **said)
+        store.put_label(project, trace_id, failure, critical_if_first=given.critical is None)
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/reward")
     def put_reward(project: Project, trace_id: TraceId, given: GivenReward) -> Verdict:
         """Say what a trace is worth."""
-        if (given.reward is not None) != (given.state is RewardState.scored):
-            raise ConfigError("a reward and the state `scored` need each other")
+        if given.reward is None and given.state is RewardState.scored:
+            raise ConfigError(
+                "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"
+            )
+        if given.reward is not None and given.state is not RewardState.scored:
+            raise ConfigError(f"state: {given.state} has no reward; leave out one of the two")
         row = store.row(project, trace_id)
         if is_ours(row) and row.reward_state == RewardState.infra_failed != given.state:
             raise StateError(f"trace {trace_id} is infra_failed and cannot become {given.state}; run its task again")

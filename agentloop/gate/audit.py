@@ -135,4 +135,8 @@ def _submit(answer: str) -> Message:
 
 def _why(verdict: Verdict) -> str | None:
     told = [score.error for score in verdict.scores if score.error]
+    if verdict.reward != 1.0 and not told and len(verdict.scores) > 1:
+        told = [
+            f"{verdict.state}: " + ", ".join(f"{s.verifier} {s.value:g}" for s in verdict.scores if s.value is not None)
+        ]
     return "; ".join(told) or None

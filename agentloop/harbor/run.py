@@ -20,6 +20,10 @@ from agentloop.types import RewardState
 STORE = Path("traces") / "store.db"
 
 
+OR_ANOTHER = ", or use bubblewrap"
+"""How the probe's reason ends, where bubblewrap is what was tried."""
+
+
 def refuse_images(tasks: Sequence[HarborTask], backend: SandboxBackend) -> None:
     """Raises CapabilityError, before anything runs, when `backend` cannot make the boxes of some tasks.
 
@@ -31,11 +35,11 @@ def refuse_images(tasks: Sequence[HarborTask], backend: SandboxBackend) -> None:
     if not needing:
         return
     reason = DockerBackend().probe()
+    docker = f"and {reason.removesuffix(OR_ANOTHER)}" if reason else "which works here: --sandbox docker"
     named = ", ".join(needing[:3]) + (f" and {len(needing) - 3} more" if len(needing) > 3 else "")
     raise CapabilityError(
         f"{counted(len(needing), 'task')} ({named}) cannot run in {backend.name}: an image from a Dockerfile or by tag "
-        f"needs docker, {'which works here: --sandbox docker' if reason is None else f'and {reason}'}; "
-        "or name a root folder or a tar of one: [environment] docker_image"
+        f"needs docker, {docker}; or name a root folder or a tar of one: [environment] docker_image"
     )
 
 

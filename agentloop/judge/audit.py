@@ -64,14 +64,18 @@ class TaskAudit:
     flagged: list[str] = field(default_factory=list)
     """Cheats that were found out, whatever their reward."""
     n_cheats: int = 0
+    waits: str | None = None
+    """Whom its verifier waits for, so that no trial here says anything of it; None for others."""
 
     def note(self, agent: str, verdict: Verdict, why: str | None) -> None:
         """Take in one trial. why: what stood in the way of its whole reward."""
         reward = verdict.reward
+        if verdict.state is RewardState.unscored and self.waits is None:
+            self.waits = next((score.error for score in verdict.scores if score.waiting), None)
         if agent == ORACLE:
             self.oracle.append(reward)
             if reward != 1.0 and self.why is None:
-                self.why = why or f"it scores {reward}"
+                self.why = why or (f"it is {verdict.state}" if reward is None else f"it scores {reward:g}")
             return
         if verdict.state is not RewardState.scored:
             self.no_reward[agent] = why or ""
@@ -88,7 +92,9 @@ class TaskAudit:
 
     @property
     def problems(self) -> list[str]:
-        """A line each; none for a task whose reward can be believed."""
+        """A line each; none for a task whose reward can be believed, or that waits for somebody."""
+        if self.waits:
+            return []
         found = []
         n_passed = sum(reward == 1.0 for reward in self.oracle)
         if not self.oracle:
@@ -115,6 +121,7 @@ def document(audits: Sequence[TaskAudit], sandbox: str) -> dict[str, Any]:
         "n_tasks": len(audits),
         "n_cheats": sum(one.n_cheats for one in audits),
         "n_fooled": sum(len(one.fooled_by) for one in audits),
+        "n_waiting": sum(one.waits is not None for one in audits),
         "ok": not any(one.problems for one in audits),
         "tasks": [
             {
@@ -126,6 +133,7 @@ def document(audits: Sequence[TaskAudit], sandbox: str) -> dict[str, Any]:
                 "fooled_by": one.fooled_by,
                 "found_out": one.flagged,
                 "no_reward": one.no_reward,
+                "waits": one.waits,
                 "problems": one.problems,
             }
             for one in audits

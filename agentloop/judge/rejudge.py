@@ -151,12 +151,12 @@ async def _judged(
         for name, verifier in verifiers.items()
         if name not in kept and hasattr(verifier, "rank")
     }
-    verdict = await judge(task, trace, kept=kept | compared)
+    verdict = await judge(task, trace, kept=kept | compared, guess=guess)
     account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
     if _is_settled(stored, before):
         account.why_not[f"{stored.by} has said what it is worth"] += 1
         return known(before.state, before.reward, verdict.scores)
-    return verdict if guess is None else known(verdict.state, verdict.reward, verdict.scores)
+    return verdict
 
 
 def _kept(

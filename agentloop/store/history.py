@@ -6,7 +6,7 @@ The tables `score`, `label` and `trace` have what is true now, for search; `verd
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from sqlalchemy import Connection, delete, exists, func, select
 from sqlmodel import col
 
 from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.past import Past, last_rows, past
 from agentloop.store.query import conditions
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
@@ -26,16 +27,6 @@ HUMAN = "human"
 MAX_QUEUE = 1000
 Given = TypeVar("Given", Verdict, Score, Failure)
 _HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
-
-
-class Past(NamedTuple):
-    """One verdict of a trace's history."""
-
-    given_at: datetime
-    by: str
-    why: str
-    stamp: str | None
-    verdict: Verdict
 
 
 class New(NamedTuple):
@@ -86,7 +77,7 @@ class History:
         with self._database.read() as connection:
             key = trace_key(connection, project, trace_id)
             query = select(*columns(VerdictRow)).where(col(VerdictRow.trace_key) == key)
-            return [_past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))]
+            return [past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))]
 
     def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[Stored]:
         """Traces for which a filter holds with their bodies, those first that were stored first, beyond key `after`."""
@@ -97,7 +88,7 @@ class History:
         with self._database.read() as connection:
             rows = list(connection.execute(query))
             keys = [row.key for row in rows]
-            last = dict(_last(connection, keys))
+            last = dict(last_rows(connection, keys))
             given = _given(connection, keys)
         return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {})) for row in rows]
 
@@ -171,7 +162,7 @@ def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence
     """Scores and labels of ours in place of those before; what others said stays, and stays critical."""
     new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
     keys = [item.key for item in new]
-    last = dict(_last(connection, keys))
+    last = dict(last_rows(connection, keys))
     for part in chunks(keys):
         mine = col(ScoreRow.trace_key).in_(part)
         connection.execute(delete(ScoreRow).where(mine, col(ScoreRow.source) == JUDGE))
@@ -186,13 +177,8 @@ def append(connection: Connection, shared: SharedBodies, new: New) -> None:
     """A word on the whole, beside scores and labels that stay as they are."""
     by, why = shared.redactor.text(new.by), shared.redactor.text(new.why)
     cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
-    _append(connection, [cleaned], dict(_last(connection, [new.key])))
+    _append(connection, [cleaned], dict(last_rows(connection, [new.key])))
     _rewrite(connection, shared, [cleaned])
-
-
-def last_verdict(connection: Connection, key: int) -> Past | None:
-    """The newest of a trace's history."""
-    return next((_past(row) for _, row in _last(connection, [key])), None)
 
 
 def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> None:
@@ -245,19 +231,12 @@ def clean(redactor: Redactor, given: Given) -> Given:
     return given if told is raw else given.model_validate_json(told)
 
 
-def _last(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
-    for part in chunks(list(keys)):
-        newest = select(func.max(col(VerdictRow.key))).where(col(VerdictRow.trace_key).in_(part))
-        query = select(*columns(VerdictRow)).where(col(VerdictRow.key).in_(newest.group_by(col(VerdictRow.trace_key))))
-        yield from ((row.trace_key, row) for row in connection.execute(query))
-
-
 def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
     """Those that the last verdict had given."""
     rows = [
         (key, f.detector, f.type.value, -1 if f.step is None else f.step)
         for key, row in last.items()
-        for f in _past(row).verdict.failures
+        for f in past(row).verdict.failures
     ]
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
     same = " AND ".join(f"{name} = {mark}" for name in ("trace_key", "detector", "type", "step"))
@@ -268,12 +247,12 @@ def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
 def _critical(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
     """Trace -> what others than our last verdicts found critical in it."""
     found: dict[int, str] = {}
-    last = dict(_last(connection, keys))
+    last = dict(last_rows(connection, keys))
     for part in chunks(keys):
         query = select(*columns(LabelRow)).where(col(LabelRow.trace_key).in_(part), col(LabelRow.critical))
         for row in connection.execute(query):
             before = last.get(row.trace_key)
-            ours = {failure.detector for failure in _past(before).verdict.failures} if before is not None else set()
+            ours = {failure.detector for failure in past(before).verdict.failures} if before is not None else set()
             if row.detector not in ours:
                 found[row.trace_key] = row.type
     return found
@@ -291,9 +270,3 @@ def _given(connection: Connection, keys: Sequence[int]) -> dict[int, dict[str, S
 
 def _judged_by(row: Any) -> tuple[str | None, str | None, str]:
     return (None, None, "") if row is None else (row.stamp, row.by, row.why)
-
-
-def _past(row: Any) -> Past:
-    verdict = Verdict.model_validate_json(zlib.decompress(row.body))
-    return Past(row.given_at.replace(tzinfo=UTC) if row.given_at.tzinfo is None else row.given_at, row.by, row.why,
-                row.stamp, verdict)  # fmt: skip

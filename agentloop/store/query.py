@@ -13,7 +13,7 @@ r"""The filter language of the command line, the API and the pages.
 | id source session episode task stage pool split purpose state stop | a name; `*` is any characters; `a,b` is either |
 | failure label tool model agent | the same |
 | reward version steps tools spans errors duration cost tokens score.NAME | a number |
-| error | true, false, or what an error says, with `*` |
+| error | true, false, or what an error of the trace or of one of its spans says, with `*`, whatever the case |
 | started since until | 2026-01-31 (all day), 2026-01-31T12:00:00Z (UTC where no zone is given), or 7d, 12h, 30m ago |
 | text | words that follow each other in a message, argument, result or error |
 
@@ -30,12 +30,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, NoReturn
 
-from sqlalchemy import ColumnElement, false, func, not_, or_, select
+from sqlalchemy import ColumnElement, and_, exists, false, func, not_, or_, select
 from sqlmodel import col
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.store import fulltext
-from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, TraceBodyRow, TraceRow
+from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceBodyRow, TraceRow
 
 MAX_CHARACTERS, MAX_TERMS = 4000, 50
 
@@ -151,7 +151,7 @@ def _condition(term: Term, dialect: str, now: datetime) -> Condition:
         bodies = fulltext.matching(dialect, term.value)
         return col(TraceRow.key).in_(select(col(TraceBodyRow.trace_key)).where(col(TraceBodyRow.body_key).in_(bodies)))
     if key == "error":
-        return _error(term, dialect)
+        return _error(term)
     if key in _TIMES:
         return _started(term, now)
     if key in _NUMBERS:
@@ -161,11 +161,12 @@ def _condition(term: Term, dialect: str, now: datetime) -> Condition:
     return col(TraceRow.key).in_(select(col(ScoreRow.trace_key)).where(of_verifier, compared))
 
 
-def _error(term: Term, dialect: str) -> Condition:
+def _error(term: Term) -> Condition:
     there = or_(col(TraceRow.error).is_not(None), col(TraceRow.n_errors) > 0)
     if not term.quoted and term.value in {"true", "false"}:
         return there if term.value == "true" else not_(there)
-    return _named(col(TraceRow.error), term, dialect)
+    of_span = and_(col(SpanRow.trace_key) == col(TraceRow.key), _says(col(SpanRow.error), term))
+    return or_(_says(col(TraceRow.error), term), exists().where(of_span))
 
 
 def _started(term: Term, now: datetime) -> Condition:
@@ -180,10 +181,19 @@ def _started(term: Term, now: datetime) -> Condition:
 
 def _named(column: Any, term: Term, dialect: str) -> Condition:
     """Equal to a name, or like one with `*`, which is a wildcard also within quotes; a comma is none there."""
-    names = [term.value] if term.quoted else [name for name in term.value.split(",") if name]
-    if not names:
+    return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in _values(term)))
+
+
+def _says(column: Any, term: Term) -> Condition:
+    """The same of words for people, whose case nobody remembers."""
+    return or_(*(column.ilike(_pattern(words), escape="\\") for words in _values(term)))
+
+
+def _values(term: Term) -> list[str]:
+    values = [term.value] if term.quoted else [value for value in term.value.split(",") if value]
+    if not values:
         _refuse(term.value, term.at, "no value")
-    return or_(*(_like(column, name, dialect) if "*" in name else column == name for name in names))
+    return values
 
 
 def _like(column: Any, pattern: str, dialect: str) -> Condition:
@@ -191,9 +201,12 @@ def _like(column: Any, pattern: str, dialect: str) -> Condition:
         escaped = re.sub(r"[\[?]", lambda found: f"[{found[0]}]", pattern)
         glob: Condition = column.op("GLOB", is_comparison=True)(escaped)
         return glob
-    escaped = re.sub(r"[\\%_]", lambda found: "\\" + found[0], pattern).replace("*", "%")
-    like: Condition = column.like(escaped, escape="\\")
+    like: Condition = column.like(_pattern(pattern), escape="\\")
     return like
+
+
+def _pattern(words: str) -> str:
+    return re.sub(r"[\\%_]", lambda found: "\\" + found[0], words).replace("*", "%")
 
 
 def _number(term: Term) -> float | int:

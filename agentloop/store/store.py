@@ -18,7 +18,7 @@ from sqlalchemy import func, or_, update
 from sqlmodel import col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
-from agentloop.store import find, history, retention, spans, traces, verdicts
+from agentloop.store import find, history, past, retention, spans, traces, verdicts
 from agentloop.store.database import Database, insert_rows
 from agentloop.store.failures import Failures
 from agentloop.store.history import History
@@ -211,11 +211,17 @@ class Store(Record, Keys, History, Failures):
             clean = history.clean(self._shared.redactor, score)
             verdicts.put_scores(connection, [(key, [clean])], self._shared.redactor.text(source))
 
-    def put_label(self, project: str, trace_id: str, failure: Failure) -> None:
-        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace."""
+    def put_label(self, project: str, trace_id: str, failure: Failure, *, critical_if_first: bool = False) -> None:
+        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace.
+
+        critical_if_first: it is critical where the trace did not succeed and no other failure is.
+        """
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
-            verdicts.put_labels(connection, [(key, [history.clean(self._shared.redactor, failure)])])
+            failure = history.clean(self._shared.redactor, failure)
+            if critical_if_first and verdicts.is_first(connection, key, failure):
+                failure = failure.model_copy(update={"critical": True})
+            verdicts.put_labels(connection, [(key, [failure])])
 
     def put_reward(
         self, project: str, trace_id: str, state: RewardState, reward: float | None, *, by: str = "api"
@@ -224,7 +230,7 @@ class Store(Record, Keys, History, Failures):
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
             verdicts.put_reward(connection, key, state, reward)
-            before = history.last_verdict(connection, key)
+            before = past.last_verdict(connection, key)
             known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
             verdict = known.model_copy(update={"state": state, "reward": reward})
             history.append(connection, self._shared, history.New(key, verdict, None, by))
@@ -233,7 +239,7 @@ class Store(Record, Keys, History, Failures):
         """All scores and labels of a trace, whoever gave them. Raises NoSuchTrace."""
         row = self.row(project, trace_id)
         with self._database.read() as connection:
-            return verdicts.read_verdict(connection, row)
+            return past.read_verdict(connection, row)
 
     # ------------------------------------------------------------------ retention
 

@@ -15,11 +15,12 @@ from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.history import New, clean, replace_verdicts
+from agentloop.store.past import read_verdict
 from agentloop.store.quotes import requoted
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
-from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, read_verdict
+from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores
 from agentloop.types import Episode, Imported, Task, Trace, Verdict
 
 Judged = tuple[Task, Episode, Trace, Verdict]

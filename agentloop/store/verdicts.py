@@ -11,8 +11,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel, col
 
 from agentloop.errors import NoSuchTrace
-from agentloop.store.tables import LabelRow, ScoreRow, TraceRow
-from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
+from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
+from agentloop.types import Failure, RewardState, Score
 
 JUDGE = "judge"
 """The source of scores that came with a verdict of ours."""
@@ -89,44 +89,23 @@ def put_labels(
         connection.exec_driver_sql(f"UPDATE trace SET failure = ({of_label}) WHERE key = {mark}", list(keys))  # noqa: S608
 
 
+def is_first(connection: Connection, key: int, failure: Failure) -> bool:
+    """Whether a trace did not succeed, and nothing else than `failure` was critical in it."""
+    critical = select(*columns(LabelRow)).where(col(LabelRow.trace_key) == key, col(LabelRow.critical))
+    said = (_storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
+    others = [row for row in connection.execute(critical) if (row.detector, row.type, row.step) != said]
+    reward = connection.execute(select(col(TraceRow.reward)).where(col(TraceRow.key) == key)).scalar_one()
+    return not others and (reward is None or reward < 1.0)
+
+
 def put_reward(connection: Connection, key: int, state: RewardState, reward: float | None) -> None:
     """What the trace is worth as a whole."""
     connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
 
 
-def read_verdict(connection: Connection, row: Any) -> Verdict:
-    """All that is known of a trace's worth now, whoever said it; what a number rests on is in its history."""
-    mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
-    scores = connection.execute(mine).all()
-    of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]
-    labels = connection.execute(of_trace.order_by(col(LabelRow.step), col(LabelRow.type))).all()
-    return Verdict(
-        trace_id=row.id,
-        state=RewardState(row.reward_state),
-        reward=row.reward,
-        scores=tuple(sorted(map(_score, scores), key=lambda score: (score.verifier, score.source or ""))),
-        failures=tuple(
-            Failure(
-                type=FailureType(label.type),
-                step=None if label.step < 0 else label.step,
-                evidence=label.evidence,
-                detector=label.detector,
-                confidence=label.confidence,
-                critical=label.critical,
-            )
-            for label in labels
-        ),
-    )
-
-
 def _storable(text: str) -> str:
     """PostgreSQL has no NUL in its texts."""
     return text.replace("\0", "\ufffd")
-
-
-def _score(row: Any) -> Score:
-    source = None if row.source in (JUDGE, IMPORT) else row.source
-    return Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error, source=source)
 
 
 def _upsert(connection: Connection, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 
 if TYPE_CHECKING:
@@ -125,9 +126,15 @@ def show(found: Mapping[str, Any]) -> None:
         for problem in task["problems"]:
             stdout.print(Text(clean(f"{task['task']}: {problem}"), style="red"), soft_wrap=True)
     n_bad = sum(bool(task["problems"]) for task in found["tasks"])
+    waiting = [task for task in found["tasks"] if task["waits"]]
+    if waiting:
+        first = f"{waiting[0]['task']}: {waiting[0]['waits']}"
+        stdout.print(Text(clean(f"not audited: {counted(len(waiting), 'task')} ({first})")), soft_wrap=True)
+    n = found["n_tasks"] - len(waiting)
     stdout.print(
-        f"{found['n_tasks'] - n_bad} of {found['n_tasks']} tasks give rewards that can be believed: "
-        f"{found['n_fooled']} of {found['n_cheats']} cheats scored"
+        f"{n - n_bad} of {counted(n, 'task')} can be believed: {found['n_fooled']:,} of {found['n_cheats']:,} cheats "
+        "scored; `found out` counts those that were also labelled outcome.reward_hack",
+        soft_wrap=True,
     )
 
 

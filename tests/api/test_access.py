@@ -18,7 +18,7 @@ from .routes import Way, read_ways
 from .serving import SPAN, bearer, make_key, request, serving
 
 MINE, ABSENT = SPAN["traceId"], "f" * 32
-OPEN = {"/healthz", "/readyz"}
+OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -69,6 +69,21 @@ def test_the_app_has_the_routes_that_we_know_of(scene: Scene) -> None:
     assert ("GET", "/api/v1/traces/{trace_id}/spans") in scene.ways
 
 
+def test_who_has_no_key_yet_reads_how_to_use_one_and_no_more(scene: Scene) -> None:
+    """From the OpenAPI specification: `security` holds for every operation, and the page offers its schemes."""
+    page, document = (scene.ask("none", Way("GET", path)) for path in ("/docs", "/openapi.json"))
+    assert (page.status_code, document.status_code) == (200, 200)
+    assert "/openapi.json" in page.text
+    told = document.json()
+    assert told["components"]["securitySchemes"]["bearer"] == {
+        "type": "http", "scheme": "bearer", "description": "`agentloop keys add` makes one: al_<id>_<secret>.",
+    }  # fmt: skip
+    assert {"bearer": []} in told["security"]
+    assert not any("security" in operation for ways in told["paths"].values() for operation in ways.values())
+    for secret in (MINE, "mine", *(words for words in scene.keys.values() if words and words.startswith("al_"))):
+        assert f'"{secret}"' not in page.text + document.text
+
+
 @pytest.mark.parametrize("who", ["none", "unknown", "no key at all", "revoked"])
 def test_nobody_comes_in_without_a_key(scene: Scene, who: str) -> None:
     told = {}
@@ -88,9 +103,7 @@ def test_a_scope_opens_what_it_is_for(scene: Scene) -> None:
     for way in scene.ways:
         if way.template in OPEN:
             continue
-        reads = way.method in ("GET", "HEAD") and (
-            way.template.startswith("/api/v1/") or way.template in ("/metrics", "/openapi.json", "/docs")
-        )
+        reads = way.method in ("GET", "HEAD") and way.template.startswith("/api/v1/")
         writes = (way.method == "POST" and way.template in ("/v1/traces", "/v1/logs")) or (
             way.method == "PUT" and way.template.startswith("/api/v1/traces/")
         )

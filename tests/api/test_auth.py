@@ -98,6 +98,7 @@ def test_once_there_is_a_key_it_is_asked_for() -> None:
     shelf.add("team", "read")
     assert asked(shelf, "GET", "/api/v1/traces")[0] == 401
     assert asked(shelf, "GET", "/readyz/../api/v1/traces")[0] == 401
+    assert asked(shelf, "GET", "/docs/")[0] == asked(shelf, "GET", "/docs/oauth2-redirect")[0] == 401
 
 
 def test_a_revoked_key_ends_within_seconds() -> None:
@@ -125,6 +126,7 @@ def test_scopes_of_routes() -> None:
     """By hand, from the table of routes in docs/architecture.md; what is not in it needs `admin`."""
     assert needed_scope("POST", "/v1/traces") == needed_scope("POST", "/v1/logs") == "ingest"
     assert needed_scope("PUT", "/api/v1/traces/1/scores/human") == "ingest"
-    assert needed_scope("GET", "/api/v1/traces") == needed_scope("GET", "/metrics") == "read"
+    assert needed_scope("GET", "/api/v1/traces") == "read"
+    assert needed_scope("GET", "/metrics") == "admin", "it counts all projects"
     assert needed_scope("DELETE", "/api/v1/traces/1") == needed_scope("GET", "/v1/traces") == "admin"
     assert needed_scope("PATCH", "/api/v1/traces/1") == needed_scope("POST", "/v1/traces/") == "admin"

@@ -97,7 +97,7 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
         (("--out", "none/x.jsonl"), 2, "none: no such folder; make it, or name another with --out"),
         (("--out", "traces"), 2, "traces is a folder; --out needs the name of a file"),
         (("--out", "traces", "--format", "atif"), 2, "traces is there already; --out needs the name of a new folder"),
-        (("zzz",), 4, "no trace with an id that begins with 'zzz'"),
+        (("zzz",), 5, "no trace with an id that begins with 'zzz'"),
         (("--filter", "tol:shell"), 2, "filter: 'tol' at character 1: no such key (known: id, source, "),
         (("--store", "none.db"), 4, "no trace store at none.db"),
     ],

@@ -87,10 +87,10 @@ def test_judging_again_after_a_verifier_was_changed(mini: Path, agentloop: Run) 
         (("rewrd:1",), 2, "no such key"),
         (("reward:1", "--verifier", "exat"), 2, "did you mean 'exact'?"),
         (("task:nobody",), 5, ""),
-        (("resolve", "x", "--reward", "1", "--why", "y"), 4, "no trace with an id that begins with 'x'"),
+        (("resolve", "x", "--reward", "1", "--why", "y"), 5, "no trace with an id that begins with 'x'"),
         (("resolve", "x", "--why", "y"), 2, "--reward"),
         (("agreement",), 5, "no trace that a verifier and a person have judged"),
-        (("history", "x"), 4, "no trace with an id that begins with 'x'"),
+        (("history", "x"), 5, "no trace with an id that begins with 'x'"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -44,6 +44,8 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         "default",
         [span(2, 2, model="gpt-4o", error="it broke [twice]", session="x", parent_id=None, start_ns=0, end_ns=0)],
     )
+    inner = span(2, 4, kind="other", model=None, error="HTTPError: gateway Timeout", session="x", start_ns=0, end_ns=0)
+    made.put_spans("default", [inner._replace(n_prompt_tokens=0, n_completion_tokens=0, cost_usd=None)])
     made.put_spans("other", [span(9, 2, bodies=("Connection refused",))])
     label = Failure(type=FailureType.call_malformed, step=None, evidence="{", detector="d@1", critical=True)
     made.put_label("default", ONE, label)
@@ -75,6 +77,12 @@ ATIF = b"atif".hex().rjust(32, "0")
         ("error:true", [TWO, ATIF]),
         ("error:false", [ONE, "own"]),
         ('error:"it broke [*"', [TWO]),
+        ("error:*BROKE*", [TWO]),
+        ("-error:*broke*", [ONE, ATIF, "own"]),
+        ("error:*timeout", [TWO]),
+        ("error:httperror*,none*", [TWO]),
+        ("error:timeout", []),
+        ("error:it_broke*", []),
         ("version:3", ["own"]),
         ("version>=4", []),
         ("source:atif", [ATIF]),

@@ -1,0 +1,91 @@
+"""What clients say of a trace that is stored: scores, labels, rewards, a person's word."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.judge.failures.evidence import texts
+from agentloop.judge.fence import quoted
+from agentloop.types import RewardState, Trace
+
+
+def _whole(value: object) -> object:
+    """JSON has no integers: 2.0 is one, and true is none."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _storable(value: object) -> object:
+    """No database has half of a surrogate pair in its texts, and PostgreSQL no NUL."""
+    if not isinstance(value, str):
+        return value
+    return value.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+Text = Annotated[str, BeforeValidator(_storable)]
+
+
+class Given(BaseModel):
+    """A body. What nobody reads is refused: it would be taken for said."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def known(cls, body: Any) -> Any:
+        """Raises ValueError that names a field that is none, and those there are."""
+        for name in body if isinstance(body, dict) else ():
+            if name not in cls.model_fields:
+                known = ", ".join(cls.model_fields)
+                raise ValueError(
+                    f"no field {name[:100]!r} (known: {known}){did_you_mean(name[:100], cls.model_fields)}"
+                )
+        return body
+
+
+class GivenScore(Given):
+    """A verifier's number for a trace, or why there is none. The last word of a source counts."""
+
+    value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
+    error: Annotated[Text, Field(max_length=2000)] | None = None
+    version: Text = Field(default="1", max_length=100)
+    source: Text = Field(default="api", min_length=1, max_length=100)
+
+
+class GivenLabel(Given):
+    """A failure that a person or program found. The last word of a detector on a type and step counts."""
+
+    step: Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)] | None = None
+    evidence: Text = Field(default="", max_length=10_000)
+    confidence: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False, strict=True)
+    critical: bool | None = Field(
+        default=None,
+        strict=True,
+        description="It decided the outcome. Not given: true where nothing else did and the trace did not succeed.",
+    )
+
+    def check(self, trace: Trace) -> None:
+        """Raises ConfigError for a step or words that the trace does not have."""
+        steps = [step.index for step in trace.steps]
+        if self.step is not None and self.step not in steps:
+            there = f"steps {min(steps)} to {max(steps)}" if steps else "no steps"
+            raise ConfigError(f"step: {self.step} is none of the trace's, which has {there}; without one all is meant")
+        if self.evidence.strip() and not any(quoted(self.evidence, text) for text in texts(trace)):
+            raise ConfigError("evidence: these words are not in the trace as it is stored; quote it, or leave them out")
+
+
+class GivenReward(Given):
+    """What a trace is worth as a whole, such as an outcome that is known days later."""
+
+    state: RewardState = RewardState.scored
+    reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
+
+
+class Resolution(Given):
+    """A person's word on a trace: what it is worth, and what that rests on."""
+
+    reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
+    why: Text = Field(min_length=1, max_length=2000)
+    by: Text = Field(min_length=1, max_length=100)

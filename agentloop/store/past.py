@@ -1,0 +1,103 @@
+"""What was said of a trace's worth, read back: what is true now, and the verdicts that it rests on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, func, select
+from sqlmodel import col
+
+from agentloop.store.bodies import decompress
+from agentloop.store.database import chunks
+from agentloop.store.tables import LabelRow, ScoreRow, VerdictRow, columns
+from agentloop.store.verdicts import IMPORT, JUDGE
+from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
+
+
+class Past(NamedTuple):
+    """One verdict of a trace's history."""
+
+    given_at: datetime
+    by: str
+    why: str
+    stamp: str | None
+    verdict: Verdict
+
+
+def last_rows(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
+    """(trace, its newest row of `verdict`), of those that have one."""
+    for part in chunks(list(keys)):
+        newest = select(func.max(col(VerdictRow.key))).where(col(VerdictRow.trace_key).in_(part))
+        query = select(*columns(VerdictRow)).where(col(VerdictRow.key).in_(newest.group_by(col(VerdictRow.trace_key))))
+        yield from ((row.trace_key, row) for row in connection.execute(query))
+
+
+def past(row: Any) -> Past:
+    """A row of `verdict`."""
+    verdict = Verdict.model_validate_json(zlib.decompress(row.body))
+    return Past(row.given_at.replace(tzinfo=UTC) if row.given_at.tzinfo is None else row.given_at, row.by, row.why,
+                row.stamp, verdict)  # fmt: skip
+
+
+def last_verdict(connection: Connection, key: int) -> Past | None:
+    """The newest of a trace's history."""
+    return next((past(row) for _, row in last_rows(connection, [key])), None)
+
+
+def read_verdict(connection: Connection, row: Any) -> Verdict:
+    """All that is known of a trace's worth now, whoever said it. row: of `trace`.
+
+    The tables have what is searched; what a number rests on and cost is in the verdict that it came with.
+    """
+    last = last_verdict(connection, row.key)
+    told, scores = _imported(row)
+    verdicts = [each for each in (last and last.verdict, told) if each is not None]
+    whole = {_bare(score): score for score in (*scores, *(s for v in reversed(verdicts) for s in v.scores))}
+    mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
+    found = [whole.get(score, score) for score in map(_score, connection.execute(mine))]
+    of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]
+    labels = connection.execute(of_trace.order_by(col(LabelRow.step), col(LabelRow.type)))
+    return Verdict(
+        trace_id=row.id,
+        state=RewardState(row.reward_state),
+        reward=row.reward,
+        scores=tuple(sorted(found, key=lambda score: (score.verifier, score.source or ""))),
+        failures=tuple(
+            Failure(
+                type=FailureType(label.type),
+                step=None if label.step < 0 else label.step,
+                evidence=label.evidence,
+                detector=label.detector,
+                confidence=label.confidence,
+                critical=label.critical,
+            )
+            for label in labels
+        ),
+        taxonomy=next((verdict.taxonomy for verdict in verdicts if verdict.taxonomy), None),
+        rule=next((verdict.rule for verdict in verdicts if verdict.rule), None),
+    )
+
+
+def _imported(row: Any) -> tuple[Verdict | None, tuple[Score, ...]]:
+    """The verdict and the scores that an imported trace came with; its head has them whole."""
+    if row.bodies is None:
+        return None, ()
+    head = orjson.loads(decompress(row.body))
+    verdict = head["verdict"]
+    return verdict and Verdict.model_validate(verdict), tuple(map(Score.model_validate, head["scores"]))
+
+
+def _score(row: Any) -> Score:
+    source = None if row.source in (JUDGE, IMPORT) else row.source
+    return Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error, source=source)
+
+
+def _bare(score: Score) -> Score:
+    """What the table `score` has of it."""
+    return Score(
+        verifier=score.verifier, version=score.version, value=score.value, error=score.error, source=score.source
+    )

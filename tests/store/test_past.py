@@ -1,0 +1,42 @@
+"""A verdict as it was said, with what its numbers rest on and what they cost, whichever way its trace came."""
+
+from __future__ import annotations
+
+from agentloop.store.store import Store
+from agentloop.types import RewardRule, RewardState, Score
+
+from .rows import judged
+from .span_rows import imported
+
+WHOLE = {"why": "two of four are there", "n_prompt_tokens": 900, "n_completion_tokens": 30, "cost_usd": 0.25}
+SCORES = (
+    Score(verifier="exact", version="2", value=0.25, **WHOLE),
+    Score(verifier="late", version="1", value=None, error="waiting: a person", why="nobody has looked"),
+)
+_, _, _, BARE = judged("own", reward=0.0)
+VERDICT = BARE.model_copy(
+    update={"scores": SCORES, "taxonomy": "3", "rule": RewardRule(combine="weighted", weights={"exact": 2.0})}
+)
+
+
+def test_of_an_episode_of_ours(either: Store) -> None:
+    task, episode, trace, _ = judged("own", reward=0.0)
+    either.put_judged("turn-1", [(task, episode, trace, VERDICT)])
+    assert either.verdict("default", "own") == either.trace("own")[2] == VERDICT
+    other = Score(verifier="exact", version="2", value=0.75, source="ann")
+    either.put_score("default", "own", other)
+    either.put_reward("default", "own", RewardState.scored, 0.75)
+    later = VERDICT.model_copy(update={"reward": 0.75, "scores": (SCORES[0], other, SCORES[1])})
+    assert either.verdict("default", "own") == later, "another's number has not the reasons of ours"
+
+
+def test_of_one_that_was_imported(either: Store) -> None:
+    item = imported("a")
+    item = item.model_copy(update={"verdict": VERDICT.model_copy(update={"trace_id": item.trace.id})})
+    either.put_imported("p", [item, imported("b", scores=SCORES)])
+    assert either.verdict("p", item.trace.id) == either.whole(either.row("p", item.trace.id))[1] == item.verdict
+    assert either.verdict("p", imported("b").trace.id).scores == SCORES
+    either.put_score("p", item.trace.id, SCORES[0].model_copy(update={"value": 1.0}), source="import")
+    assert either.verdict("p", item.trace.id).scores[0] == Score(verifier="exact", version="2", value=1.0)
+    either.put_reward("p", item.trace.id, RewardState.scored, 0.5)
+    assert either.verdict("p", item.trace.id).rule == VERDICT.rule
