@@ -23,10 +23,15 @@ DEFAULT = "jsonl"
 
 
 def load_exporter(name: str | None, out: Path | None = None) -> Exporter:
-    """The format of that name, or else the one that the name of `out` ends like. Raises ConfigError for none."""
+    """The format of that name, or else the one that the name of `out` ends like. Raises ConfigError for none.
+
+    A name that ends like nothing is DEFAULT.
+    """
     names = sorted(installed(GROUP))
-    if name is None and out is not None and out.suffix.lstrip(".") in names:
-        name = out.suffix.lstrip(".")
+    if name is None and out is not None and (ending := out.suffix.lstrip(".")):
+        if ending not in names:
+            raise ConfigError(f"{out}: no format is called {ending!r}; say which with --format ({', '.join(names)})")
+        name = ending
     name = name or DEFAULT
     if name not in names:
         raise ConfigError(f"no format {name!r} (known: {', '.join(names)}){did_you_mean(name, names)}")

@@ -25,8 +25,10 @@ from agentloop.types import Imported
 GROUP = "formats"
 N_TOGETHER = 200
 """Traces in one transaction."""
-MAX_REASONS = 50
-"""Reasons that are told of each kind; the numbers count all."""
+MAX_REASONS = 1000
+"""Reasons that are kept of one file; the number counts all."""
+DATA = {".json", ".jsonl", ".ndjson", ".eval", ".traj", ".gz", ".parquet", ".otlp"}
+"""Endings of files that should hold traces: one that cannot be read is broken, and any other is none."""
 PLACE = re.compile(r"\[\d+\]")
 
 Put = Callable[[Sequence[Imported]], int]
@@ -40,10 +42,19 @@ class OfFormat:
     files: int = 0
     imported: int = 0
     known: int = 0
-    """Traces that the store had already."""
+    """See Account."""
     failed: int = 0
     lost: Counter[str] = field(default_factory=Counter)
     """Path of a field, without places in lists -> in how many traces it was kept raw, having no other place."""
+
+
+@dataclass
+class Failures:
+    """What is wrong with one file."""
+
+    n: int = 0
+    reasons: list[str] = field(default_factory=list)
+    """Of the first MAX_REASONS."""
 
 
 @dataclass
@@ -52,26 +63,29 @@ class Account:
 
     imported: int = 0
     known: int = 0
+    """Traces that the store had already, or that are twice in what was named."""
     skipped: int = 0
     """Files that hold no traces."""
     failed: int = 0
     """Records, and files that are cut short or broken."""
-    reasons: list[str] = field(default_factory=list)
+    failures: dict[str, Failures] = field(default_factory=dict)
+    """By file."""
+    no_traces: dict[str, str] = field(default_factory=dict)
+    """File -> why nothing of it is a trace."""
     by_format: dict[str, OfFormat] = field(default_factory=dict)
 
-    def skip(self, reason: str) -> None:
+    def skip(self, path: Path, reason: str) -> None:
         """One more file without traces."""
         self.skipped += 1
-        self._tell(reason)
+        self.no_traces[str(path)] = reason
 
-    def fail(self, reason: str) -> None:
+    def fail(self, path: Path, reason: str) -> None:
         """One more broken record or file."""
         self.failed += 1
-        self._tell(reason)
-
-    def _tell(self, reason: str) -> None:
-        if len(self.reasons) < MAX_REASONS:
-            self.reasons.append(reason)
+        ours = self.failures.setdefault(str(path), Failures())
+        ours.n += 1
+        if len(ours.reasons) < MAX_REASONS:
+            ours.reasons.append(reason)
 
 
 def load_formats(only: str | None = None) -> dict[str, Format]:
@@ -149,14 +163,15 @@ def _take_file(
         # The one format that was asked for need not recognise it: its reasons are better than a shrug.
         known = next(iter(formats.values())) if len(formats) == 1 else recognise(source, formats)
     except FormatError as error:
-        (account.fail if path.suffix in {".json", ".jsonl", ".eval", ".traj", ".gz"} else account.skip)(str(error))
+        (account.fail if path.suffix in DATA else account.skip)(path, str(error))
         return
     if known is None:
-        account.skip(f"{path}: no known format")
+        account.skip(path, f"{path}: no known format")
         return
     ours = account.by_format.setdefault(known.name, OfFormat())
     ours.files += 1
     together: list[Imported] = []
+    n = 0
     for n, item in enumerate(_read(known, source), start=1):
         if stopped():
             break
@@ -164,14 +179,17 @@ def _take_file(
             item = FormatError(f"{source.name}: trace {n}: has no messages, steps, times or scores")
         if isinstance(item, FormatError):
             ours.failed += 1
-            account.fail(str(item))
+            account.fail(path, str(item))
             continue
         ours.lost.update({PLACE.sub("[]", key) for key in item.raw})
         together.append(item)
         if len(together) == N_TOGETHER:
-            _put(together, put, ours, account)
+            _put(path, together, put, ours, account)
             together = []
-    _put(together, put, ours, account)
+    _put(path, together, put, ours, account)
+    if not n and not stopped():  # it was asked for by name, or recognised, and there is nothing of it
+        ours.failed += 1
+        account.fail(path, f"{path}: no trace of the format {known.name}")
 
 
 def _read(known: Format, source: Source) -> Iterator[Imported | FormatError]:
@@ -189,16 +207,16 @@ def _is_empty(item: Imported) -> bool:
     return not (said or trace.started_at or trace.duration_s)
 
 
-def _put(items: Sequence[Imported], put: Put, ours: OfFormat, account: Account) -> None:
+def _put(path: Path, items: Sequence[Imported], put: Put, ours: OfFormat, account: Account) -> None:
     try:
         new = put(items) if items else 0
     except ValueError as error:  # one of them is nested too deeply, say: the others need not suffer
         if len(items) > 1:
             for item in items:
-                _put([item], put, ours, account)
+                _put(path, [item], put, ours, account)
             return
         ours.failed += 1
-        account.fail(f"{items[0].trace.source} {items[0].trace.source_id or items[0].trace.id}: {error}")
+        account.fail(path, f"{path}: {items[0].trace.source} {items[0].trace.source_id or items[0].trace.id}: {error}")
         return
     ours.imported += new
     account.imported += new

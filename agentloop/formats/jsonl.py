@@ -79,11 +79,19 @@ def _is_ours(record: Any) -> bool:
     return isinstance(trace, dict) and isinstance(verdict, dict) and {"messages", "steps"} <= trace.keys()
 
 
+def _check_range(where: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:  # nor is NaN, which text can say
+        raise FormatError(f"{where}: {value:g} where a number from 0 to 1 should be")
+
+
 def _imported(fields: Fields, _: Any) -> Imported:
     trace = make(Trace, f"{fields.where}: trace", {}, fields.take("trace"))
     if not ID.fullmatch(trace.id):
         raise FormatError(f"{fields.where}: trace: id: {trace.id[:70]!r} is none (1 to 64 of A-Z a-z 0-9 _ . : -)")
     verdict = make(Verdict, f"{fields.where}: verdict", {}, fields.take("verdict"))
+    _check_range(f"{fields.where}: verdict: reward", verdict.reward)
+    for n, score in enumerate(verdict.scores):
+        _check_range(f"{fields.where}: verdict: scores[{n}]: value", score.value)
     raw = fields.take("raw") or {}
     if not isinstance(raw, dict):
         raise FormatError(f"{fields.where}: raw: {type(raw).__name__} where an object should be")

@@ -8,10 +8,11 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from functools import cached_property
 from itertools import islice
@@ -20,8 +21,12 @@ from typing import IO, Any, NoReturn, cast
 
 from agentloop.errors import FormatError
 
-MAX_DOCUMENT = 512 << 20
-"""Bytes of one JSON document or line; more would not fit into memory several times over."""
+MAX_DOCUMENT = 256 << 20
+"""Bytes of one JSON document or line; as values in memory it takes up to seven times as many."""
+MAX_RATIO, FREE = 100, 16 << 20
+"""How many times as large a compressed file may become, and inflated bytes up to which that is not asked."""
+PIECE = 1 << 20
+"""Bytes that are inflated before they are counted."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """What may be one."""
 N_HEAD = 16
@@ -37,8 +42,13 @@ class Source:
         try:
             with path.open("rb") as file:
                 self.start = file.read(4)
+                self.size = os.fstat(file.fileno()).st_size
         except OSError as error:
             raise FormatError(f"{self.name}: {error.strerror}") from error
+        if self.start == b"PAR1":
+            raise FormatError(
+                f"{self.name}: Parquet is a table for training; what comes back is an export with --format jsonl"
+            )
 
     @cached_property
     def is_zip(self) -> bool:
@@ -60,7 +70,7 @@ class Source:
     def document(self) -> Any:
         """The whole file as one JSON value. Raises FormatError when it is none."""
         with self._open() as file:
-            data = self._read(file.read)
+            data = self._read(file)
         return parse(data, self.name)
 
     @cached_property
@@ -105,18 +115,27 @@ class Source:
 
     def _lines(self) -> Iterator[bytes]:
         with self._open() as file:
-            while line := self._read(file.readline):
+            while line := self._read(file, line=True):
                 yield line
 
-    def _read(self, read: Callable[[int], bytes]) -> bytes:
-        """Raises FormatError for more than MAX_DOCUMENT, and for an archive that is cut short or broken."""
+    def _read(self, file: IO[bytes], line: bool = False) -> bytes:
+        """All of `file`, or a line. Raises FormatError for too much, and for an archive that is cut short or broken."""
+        data = bytearray()
+        read = file.readline if line else file.read
         try:
-            data = read(MAX_DOCUMENT + 1)
+            while piece := read(PIECE):
+                data += piece
+                if len(data) > MAX_DOCUMENT:
+                    raise FormatError(f"{self.name}: a document or line of more than {MAX_DOCUMENT >> 20} MiB")
+                if isinstance(file, gzip.GzipFile) and file.tell() > max(FREE, MAX_RATIO * self.size):
+                    raise FormatError(
+                        f"{self.name}: inflates to more than {MAX_RATIO} times its size; gunzip it if it is no trap"
+                    )
+                if line and piece.endswith(b"\n"):
+                    break
         except (OSError, EOFError, zlib.error) as error:
             raise FormatError(f"{self.name}: {error}") from error
-        if len(data) > MAX_DOCUMENT:
-            raise FormatError(f"{self.name}: a document or line of more than {MAX_DOCUMENT >> 20} MiB")
-        return data
+        return bytes(data)
 
     def _record(self, n: int, line: bytes) -> tuple[str, Any]:
         where = f"{self.name}: line {n}"

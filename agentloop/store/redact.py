@@ -47,7 +47,7 @@ _URL = re.compile(r"(://[^\s:/@\"'<>\[]*:)(?!\[redacted:)([^\s/@\"'<>\\]+)(?=@)"
 _BEARER = re.compile(r"(?i)(bearer\s+)(?=[A-Za-z._~+/=-]*[0-9])([A-Za-z0-9._~+/=-]{16,})")
 
 _HEX = re.compile(r"[0-9a-fA-F_=+/-]+")
-_NOT_SECRET = re.compile(r"(?:sha\d+-|AAAA[BCE]3|chatcmpl-|toolu_|call_|msg_|resp_|req_|run_|gen-)")
+_NOT_SECRET = re.compile(r"(?:sha\d+[-=]|AAAA[BCE]3|chatcmpl-|toolu_|call[_-]|msg_|resp_|req_|run[_-]|rs_|fc_|gen-)")
 _LINE = re.compile(r"[A-Za-z0-9+/_=-]+")
 _LINE_OF_BASE64 = re.compile(r"(?:\s|\\+[nr])+[A-Za-z0-9+/]{16,}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentloop.errors import ConfigError, counted
+from agentloop.errors import ConfigError, NoSuchTrace, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
@@ -105,8 +106,18 @@ def _found(store: Store, ids: list[str] | None, filter: str, tenant: str | None)
     """What is asked for, and how many they are."""
     if not ids:
         return store.every(filter, project=tenant), store.n_found(filter, project=tenant)
-    rows = {row.key: row for row in (store.named(each, project=tenant) for each in ids)}
+    rows = {row.key: row for row in (_named(store, each, tenant) for each in ids)}
     return iter(rows.values()), len(rows)
+
+
+def _named(store: Store, word: str, tenant: str | None) -> TraceSummary:
+    """As `Store.named`. Raises ConfigError for what reads like a filter and is nobody's id."""
+    try:
+        return store.named(word, project=tenant)
+    except NoSuchTrace:
+        if not set(word) & set(":<>="):
+            raise
+        raise ConfigError(f"{word!r} is no trace's id; for a filter, write --filter {shlex.quote(word)}") from None
 
 
 def _counted(traces: Iterator[StoredTrace], account: Account, progress: LiveProgress) -> Iterator[StoredTrace]:

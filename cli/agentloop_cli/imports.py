@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -13,14 +15,16 @@ import typer
 from rich.table import Table
 
 from agentloop.errors import counted
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, clean, print_json, stderr, stdout
 from agentloop_cli.stores import Where, open_store
 
 if TYPE_CHECKING:
     from agentloop.formats.importing import Account
 
 FAILED, NOTHING = 1, 5
-MAX_TOLD = 10
+MAX_FILES, MAX_TOLD, MAX_NAMES = 10, 3, 3
+"""Files with failures that are shown, failures of each, and files without traces that are named."""
+DEFAULT = "default"
 
 
 def import_traces(
@@ -28,7 +32,7 @@ def import_traces(
     format: Annotated[str | None, typer.Option(help="Take all of them for this format, such as chat.")] = None,
     tenant: Annotated[
         str, typer.Option("--tenant", help="The project (tenant) of the service to import into.")
-    ] = "default",
+    ] = DEFAULT,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,9 +66,10 @@ def import_traces(
         store.close()
     if as_json:
         by_format = {name: {**vars(ours), "lost": dict(ours.lost)} for name, ours in account.by_format.items()}
-        print_json({**vars(account), "by_format": by_format})
+        failures = {path: vars(ours) for path, ours in account.failures.items()}
+        print_json({**vars(account), "by_format": by_format, "failures": failures})
     else:
-        _show(account)
+        _show(account, where, tenant)
     if interrupted:
         raise KeyboardInterrupt
     if account.failed:
@@ -90,7 +95,7 @@ def _until_interrupted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(account: Account) -> None:
+def _show(account: Account, where: str | None, tenant: str) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("format", "files", "imported", "known", "failed", "kept raw"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
@@ -99,10 +104,30 @@ def _show(account: Account) -> None:
         table.add_row(name, *map(str, numbers))
     stdout.print(table)
     stdout.print(
-        f"{counted(account.imported, 'trace')} imported, {account.known} known before, "
-        f"{counted(account.skipped, 'file')} without traces, {account.failed} failed"
+        f"{counted(account.imported, 'trace')} imported, {account.known:,} there already (from before, or twice in "
+        f"these files), {account.failed:,} failed",
+        soft_wrap=True,
     )
-    for reason in account.reasons[:MAX_TOLD]:
-        stderr.print(reason, markup=False)
-    if (more := account.failed + account.skipped - MAX_TOLD) > 0:
-        stderr.print(f"and {more} more; --json tells up to 50")
+    _show_failures(account)
+    if account.no_traces:
+        names = ", ".join(Path(path).name for path in islice(account.no_traces, MAX_NAMES))
+        more = f" and {n:,} more" if (n := account.skipped - MAX_NAMES) > 0 else ""
+        are = "is no trace" if account.skipped == 1 else "are no traces"
+        stderr.print(f"{counted(account.skipped, 'file')} {are} of a known format: {clean(names)}{more}", markup=False)
+    if account.imported or account.known:
+        store, of = (f" --store {shlex.quote(where)}" if where else ""), shlex.quote(tenant)
+        ls = f"agentloop traces ls{store}" + (f" --tenant {of}" if tenant != DEFAULT else "")
+        stderr.print(f"next: `agentloop judge{store}` finds why they failed, `{ls}` lists them", markup=False)
+
+
+def _show_failures(account: Account) -> None:
+    """Why, a few of each file, and of a few files."""
+    for ours in islice(account.failures.values(), MAX_FILES):
+        for reason in ours.reasons[:MAX_TOLD]:
+            stderr.print(clean(reason), markup=False)
+        if (more := ours.n - MAX_TOLD) > 0:
+            stderr.print(f"  and {more:,} more of this file")
+    if (rest := len(account.failures) - MAX_FILES) > 0:
+        stderr.print(f"and {counted(rest, 'more file')} with failures")
+    if rest > 0 or any(ours.n > MAX_TOLD for ours in account.failures.values()):
+        stderr.print("--json tells them all, of one file the first 1,000")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,11 @@ if TYPE_CHECKING:
     from agentloop.store.retention import Forgotten
     from agentloop.store.store import Store
 
+REFUSED = 1
 EVERY_S = 600.0
+ALWAYS = datetime.max.replace(tzinfo=UTC)
+EMPTY = 1 << 20
+"""Bytes, more than a store without traces has: none becomes as small as less."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Limits:
 
         if self.larger_than is None:
             return None
+        if self.larger_than[-1:].isdigit():  # which would be bytes, and never meant
+            raise ConfigError(f"{self.larger_than!r} has no unit; say {self.larger_than}GB, or write 500MB or 8GiB")
         try:
             return int(TypeAdapter(ByteSize).validate_python(self.larger_than))
         except ValidationError:
@@ -63,6 +70,7 @@ def prune_traces(
     ] = None,
     larger_than: Annotated[str | None, typer.Option(help="The oldest, until the store has 10GB, 500MB, 8GiB.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go, by size about.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even where every trace would go.")] = False,
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
@@ -78,6 +86,8 @@ def prune_traces(
         raise ConfigError("say what may go: --older-than 30d, --larger-than 10GB, or both")
     store = open_store(where, project=project, create=False)
     try:
+        if not dry_run and not yes:
+            _confirm(store, limits, tenant)
         remove = store.forgettable if dry_run else store.forget
         gone = remove(before=limits.before(), max_bytes=limits.max_bytes(), project=tenant)
         size = store.size()
@@ -92,6 +102,22 @@ def prune_traces(
         stderr.print(
             "it is still larger: what is left belongs to a loop, which goes on from it, or to another --tenant"
         )
+
+
+def _confirm(store: Store, limits: Limits, tenant: str | None) -> None:
+    """Ask before every trace that may go does. Raises ConfigError without a terminal to ask at, Exit for a no."""
+    everything = store.forgettable(before=ALWAYS, project=tenant)
+    most = limits.max_bytes()
+    too_small = most is not None and most < EMPTY < store.size()
+    would = everything if too_small else store.forgettable(before=limits.before(), max_bytes=most, project=tenant)
+    if not everything.traces or would.traces < everything.traces:
+        return
+    told = f"every trace would go: {_told(everything)}"
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{told}; look with --dry-run, and add --yes if that is meant")
+    if not typer.confirm(f"{told}; remove them?", err=True):
+        stderr.print("nothing was removed")
+        raise typer.Exit(REFUSED)
 
 
 @contextmanager

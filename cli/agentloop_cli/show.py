@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from agentloop.types import Failure, Step, SubTrace, ToolCall, Trace, Verdict
 
 NO_MARGIN = Text()
+OURS = "agentloop"
+ENDS = {"submitted": "ended by itself", "no_tool_call": "ended without a further call", "unknown": "ended"}
+"""What a stop reason says of a run that handed nothing in."""
+MAX_LAST = 300
+"""Characters of the last words."""
 INDENT = "    "
 """Of a sub-agent's run within its parent's."""
 
@@ -136,13 +141,29 @@ def _print_failure(failure: Failure) -> None:
     print_block(lead, Text.assemble((failure.type, "red"), said, (failure.detector, "dim")))
 
 
+def _ended(trace: Trace) -> str:
+    """How it did; of one from elsewhere no more than it says, as few agents submit anything."""
+    if trace.answer is not None:
+        return f"submitted {clean(trace.answer)!r}"
+    why = trace.stop_reason.replace("_", " ")
+    if trace.source == OURS:
+        return f"submitted nothing ({why})"
+    return ENDS.get(trace.stop_reason, f"ended: {why}")
+
+
+def _last_words(trace: Trace) -> str:
+    said = (step.completion.message.content.strip() for step in reversed(trace.steps))
+    words = next(filter(None, said), "")
+    return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"
+
+
 def _print_end(trace: Trace, verdict: Verdict) -> None:
     """What came of it: the answer and its reward, every verifier's word, and what was wrong with the whole."""
-    answer = "nothing" if trace.answer is None else repr(clean(trace.answer))
-    reason = "" if trace.answer is not None else f" ({trace.stop_reason.replace('_', ' ')})"
     reward = f"no reward: {verdict.state}" if verdict.reward is None else f"reward {verdict.reward:g}"
     colour = "green" if verdict.reward == 1.0 else "red"
-    print_block(NO_MARGIN, Text.assemble(f"submitted {answer}{reason}, ", (reward.replace("_", " "), colour)))
+    print_block(NO_MARGIN, Text.assemble(f"{_ended(trace)}, ", (reward.replace("_", " "), colour)))
+    if trace.answer is None and (said := _last_words(trace)):
+        print_block(Text(INDENT), Text(f"its last words: {clean(said)!r}"))  # above they may be far away
     for score in verdict.scores:
         gave = f"gave no number: {score.error}" if score.value is None else f"gave {score.value:g}"
         who = f" ({score.source})" if score.source else ""

@@ -19,10 +19,16 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project 
 
 def open_store(where: str | None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()) -> Store:
     """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
+    from agentloop.errors import StoreError
     from agentloop.loop.project import STORE
     from agentloop.store.store import Store
 
     place = (where if "://" in where else Path(where)) if where else project / STORE
+    if not create and isinstance(place, Path) and not place.exists():
+        raise StoreError(
+            f"no trace store at {place}; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
+            "`agentloop demo` make one; name another with --store, or its project's folder with -p"
+        )
     return Store(place, create=create, secrets=secrets)
 
 

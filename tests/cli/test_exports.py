@@ -97,9 +97,12 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
         (("--out", "none/x.jsonl"), 2, "none: no such folder; make it, or name another with --out"),
         (("--out", "traces"), 2, "traces is a folder; --out needs the name of a file"),
         (("--out", "traces", "--format", "atif"), 2, "traces is there already; --out needs the name of a new folder"),
+        (("--out", "all.foo"), 2, "all.foo: no format is called 'foo'; say which with --format (atif, jsonl, otlp"),
+        (("source:tau",), 2, "'source:tau' is no trace's id; for a filter, write --filter source:tau"),
+        (("reward>0",), 2, "'reward>0' is no trace's id; for a filter, write --filter 'reward>0'"),
         (("zzz",), 5, "no trace with an id that begins with 'zzz'"),
         (("--filter", "tol:shell"), 2, "filter: 'tol' at character 1: no such key (known: id, source, "),
-        (("--store", "none.db"), 4, "no trace store at none.db"),
+        (("--store", "none.db"), 4, "no trace store at none.db; `agentloop traces import`, `agentloop serve`, "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_one_line(agentloop: Run, words: tuple[str, ...], code: int, message: str) -> None:

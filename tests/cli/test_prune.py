@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import subprocess
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +18,7 @@ from store.test_spans import count
 
 from agentloop.store.store import Store
 
-from .conftest import Run
+from .conftest import COMMAND, Run
 from .test_errors import refused
 
 
@@ -49,6 +53,13 @@ def left(folder: Path) -> tuple[list[str], int]:
     return found
 
 
+def n_left(folder: Path) -> int:
+    store = Store(folder / "traces" / "store.db")
+    found = store.n_traces()
+    store.close()
+    return found
+
+
 def test_by_age_what_others_need_and_what_a_loop_made_stays(agentloop: Run, project: Path) -> None:
     path = project / "traces" / "store.db"
     before, n_bodies = path.stat().st_size, left(project)[1]
@@ -75,7 +86,7 @@ def test_by_size_the_oldest_go_first(agentloop: Run, project: Path) -> None:
     assert dry["traces"] > 0
     assert done["size"] == full - done["bytes"]
     assert "agentloop" in left(project)[0] if done["traces"] < 11 else True
-    done = agentloop("traces", "prune", "--larger-than", "1kB")
+    done = agentloop("traces", "prune", "--larger-than", "1kB", "--yes")
     assert done.returncode == 0
     assert "it is still larger: what is left belongs to a loop" in done.stderr
 
@@ -86,11 +97,42 @@ def test_by_size_the_oldest_go_first(agentloop: Run, project: Path) -> None:
     [
         ((), "say what may go: --older-than 30d, --larger-than 10GB, or both"),
         (("--older-than", "thirty"), "'thirty' is no age; write 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"),
+        (("--older-than", "10"), "'10' is no age; write 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"),
+        (("--larger-than", "10"), "'10' has no unit; say 10GB, or write 500MB or 8GiB"),
         (("--larger-than", "10 apples"), "'10 apples' is no size; write 500MB, 10GB or 8GiB"),
     ],
 )
 def test_what_cannot_be_is_said(agentloop: Run, options: tuple[str, ...], message: str) -> None:
     assert refused(agentloop, 2, "traces", "prune", *options) == message
+
+
+@pytest.mark.parametrize("options", [("--larger-than", "1kB"), ("--older-than", "0m")])
+def test_before_every_trace_goes_it_asks(agentloop: Run, project: Path, options: tuple[str, ...]) -> None:
+    """There is no terminal to ask at here; a loop's own trace stays, and does not make it a part."""
+    said = refused(agentloop, 2, "traces", "prune", *options)
+    assert re.fullmatch(r"every trace would go: 11 traces \(2 spans, .*\); look with --dry-run, and add --yes .*", said)
+    assert n_left(project) == 12
+    assert agentloop("traces", "prune", *options, "--dry-run").returncode == 0
+    assert agentloop("traces", "prune", *options, "--yes").returncode == 0
+    assert n_left(project) == 1
+    assert agentloop("traces", "prune", *options).returncode == 0, "nothing is left to ask about"
+
+
+@pytest.mark.parametrize(("answer", "code", "n"), [("n", 1, 12), ("y", 0, 1)])
+def test_at_a_terminal_a_person_decides(project: Path, answer: str, code: int, n: int) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        done = subprocess.Popen(
+            [COMMAND, "traces", "prune", "--older-than", "0m"],
+            cwd=project, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        os.write(ours, f"{answer}\n".encode())
+        _, said = done.communicate(timeout=60)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "every trace would go: 11 traces" in said
+    assert (done.returncode, n_left(project)) == (code, n)
 
 
 @pytest.mark.slow

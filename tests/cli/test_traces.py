@@ -329,7 +329,7 @@ def test_what_was_sent_is_shown_by_any_part_of_its_id(agentloop: Run, elsewhere:
         lines = agentloop("traces", "show", asked).stdout.splitlines()
         assert lines[:2] == [SENT, "otlp  3.50 s"]
     assert re.fullmatch(r"agent finder  model m1  session s9  20[-\d: ]+ UTC  7 \+ 0 tokens  \$0\.5  3 spans", lines[2])
-    assert lines[4:12] == [
+    assert lines[4:13] == [
         "system  You find things.",
         "",
         "user  go on",
@@ -337,14 +337,35 @@ def test_what_was_sent_is_shown_by_any_part_of_its_id(agentloop: Run, elsewhere:
         r'  0 search {"q": "red\nshoes"}',
         "  │ nothing found",
         "",
-        "submitted nothing (submitted), no reward: unscored",
+        "ended by itself, no reward: unscored",
+        "    its last words: 'hello there'",
     ]
-    assert lines[12:] == ["    verifier human gave 0.25 (ann)"]
+    assert lines[13:] == ["    verifier human gave 0.25 (ann)"]
     document = json.loads(agentloop("traces", "show", "abc", "--json").stdout)
     assert document["verdict"]["scores"][0]["source"] == "ann"
     (elsewhere / "one.json").write_text(json.dumps(document))
     taken = agentloop("traces", "import", "one.json", "--store", "other.db")
     assert (taken.returncode, "1 trace imported" in taken.stdout) == (0, True), "what --json shows can be imported"
+
+
+@pytest.mark.parametrize(
+    ("stop", "source", "told"),
+    [
+        ("no_tool_call", "chat", "ended without a further call"),
+        ("unknown", "chat", "ended"),
+        ("step_limit", "chat", "ended: step limit"),
+        ("submitted", "chat", "ended by itself"),
+        ("step_limit", "agentloop", "submitted nothing (step limit)"),
+    ],
+)
+def test_what_nobody_handed_in_is_not_called_submitted(
+    agentloop: Run, tmp_path: Path, stop: str, source: str, told: str
+) -> None:
+    store = Store(tmp_path / "traces" / "store.db")
+    store.put_imported("p", [imported("a", said="x" * 299 + "!?", source=source, stop_reason=StopReason(stop))])
+    store.close()
+    lines = agentloop("traces", "show", "").stdout.splitlines()
+    assert lines[-3:-1] == [f"{told}, no reward: unscored", f"    its last words: '…{'x' * 298}!?'"]
 
 
 @pytest.mark.usefixtures("elsewhere")

@@ -371,7 +371,10 @@ def test_a_format_that_is_not_there_is_refused_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match=r"^no format 'parket' \(known: .*jsonl.*\); did you mean 'parquet'\?$"):
         load_exporter("parket")
     assert load_exporter(None, Path("x.otlp")).name == "otlp"
-    assert load_exporter(None, Path("x.json")).name == "jsonl"
+    assert load_exporter(None, Path("x")).name == "jsonl"
+    with pytest.raises(ConfigError, match=r"^x\.json: no format is called 'json'; say which with --format"):
+        load_exporter(None, Path("x.json"))
+    assert load_exporter("jsonl", Path("x.json")).name == "jsonl"
 
 
 def test_a_verdict_that_is_imported_has_no_secrets(tmp_path: Path) -> None:

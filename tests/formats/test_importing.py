@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,13 @@ def test_a_folder_is_imported_and_a_second_time_nothing_is_new(tmp_path: Path) -
     chat = account.by_format["chat"]
     assert (chat.files, chat.imported, chat.failed) == (3, 3, 1)
     assert dict(chat.lost) == {"messages[].mood": 4, "id": 2}
-    said = "\n".join(account.reasons)
-    for words in ("one.jsonl: line 2: no JSON", "cut.json: no JSON", "other.json: no known format", "notes.md"):
-        assert words in said
+    failed = {Path(path).name: (ours.n, ours.reasons[0].split("/")[-1][:32]) for path, ours in account.failures.items()}
+    assert failed == {
+        "one.jsonl": (1, "one.jsonl: line 2: no JSON: Expe"),
+        "cut.json": (1, "cut.json: no JSON: Expecting ':'"),
+    }
+    assert [Path(path).name for path in account.no_traces] == ["notes.md", "other.json"]
+    assert account.no_traces[str(tmp_path / "other.json")].endswith("other.json: no known format")
     again = take(walk([tmp_path]), {"chat": ChatFormat(), "none": _Never()}, shelf.put)
     assert (again.imported, again.known) == (0, 4)
 
@@ -92,15 +97,72 @@ def test_a_broken_record_at_the_beginning_does_not_hide_the_others(tmp_path: Pat
     path = write(tmp_path / "x.jsonl", *records[:at], json.dumps(broken), *records[at:])
     account = take([path], load_formats(), Shelf().put)
     assert (account.imported, account.failed, account.skipped) == (3, 1, 0)
-    assert re.search(rf"x\.jsonl: (line|trace) {at + 1}: ", account.reasons[0])
+    assert re.search(rf"x\.jsonl: (line|trace) {at + 1}: ", account.failures[str(path)].reasons[0])
 
 
 def test_a_file_of_which_no_line_can_be_read_is_broken(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"messages": [')
     account = take([path], load_formats(), Shelf().put)
     assert (account.failed, account.skipped) == (1, 0)
-    assert "x.jsonl: line 1: no JSON" in account.reasons[0]
+    assert "x.jsonl: line 1: no JSON" in account.failures[str(path)].reasons[0]
     assert take([write(tmp_path / "none.jsonl")], load_formats(), Shelf().put).skipped == 1
+
+
+def why(path: Path, form: str | None = None) -> str:
+    """The one reason for which nothing of a file is stored."""
+    account = take([path], load_formats(form), Shelf().put)
+    assert (account.imported, account.failed, account.skipped) == (0, 1, 0)
+    return account.failures[str(path)].reasons[0].removeprefix(str(path))
+
+
+@pytest.mark.parametrize("form", ["inspect", "swe_agent", "atif", "otlp"])
+def test_a_format_that_is_forced_refuses_what_has_nothing_of_it(tmp_path: Path, form: str) -> None:
+    assert why(write(tmp_path / "x.jsonl", CHAT), form).startswith(": ")
+
+
+def test_of_many_failures_of_one_file_the_first_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", *(["{"] * 1200), CHAT)
+    ours = take([path], load_formats("chat"), Shelf().put).failures[str(path)]
+    assert (ours.n, len(ours.reasons)) == (1200, 1000)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [("reward", 7), ("reward", -0.5), ("reward", "NaN"), ("reward", "inf"), ("scores[0]: value", 1.5)],
+)
+def test_a_reward_of_ours_that_is_none_is_refused_with_its_place(tmp_path: Path, at: str, value: object) -> None:
+    score = {"verifier": "v", "version": "1", "value": 0.5}
+    verdict = {"trace_id": "a", "state": "scored", "reward": 1.0, "scores": [score]}
+    trace = {"id": "a", "messages": [{"role": "user", "content": "hi"}], "steps": []}
+    good = write(tmp_path / "good.jsonl", {"trace": trace, "verdict": verdict})
+    assert take([good], load_formats("agentloop"), Shelf().put).imported == 1
+    (verdict if at == "reward" else score).update({at.split()[-1]: value})
+    said = why(write(tmp_path / "x.jsonl", {"trace": trace, "verdict": verdict}))
+    assert said == f": line 1: verdict: {at}: {float(str(value)):g} where a number from 0 to 1 should be"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["x.json.gz", "x.jsonl.gz"])
+def test_a_small_archive_cannot_fill_the_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"[0" + b",0" * (50 << 20) + b"]"))
+    tracemalloc.start()
+    try:
+        said = why(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "inflates to more than 100 times its size" in said
+    assert peak < 80 << 20  # bytes: it has 100 MiB, and seven times as many as values
+    honest = tmp_path / "honest.jsonl.gz"
+    honest.write_bytes(gzip.compress(b"".join(json.dumps({**CHAT, "id": n}).encode() + b"\n" for n in range(2000))))
+    assert take([honest], load_formats(), Shelf().put).imported == 2000
+
+
+def test_parquet_is_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "all.parquet"
+    path.write_bytes(b"PAR1\x15\x04\xff\xffPAR1")
+    assert "Parquet is a table for training; what comes back is an export with --format jsonl" in why(path)
 
 
 def test_many_traces_are_stored_in_parts(tmp_path: Path) -> None:

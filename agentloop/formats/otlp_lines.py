@@ -1,0 +1,116 @@
+"""Spans in a file: an ExportTraceServiceRequest a line in OTLP's JSON, as our own `otlp` export and collectors write.
+
+The spans of a trace may stand on any lines, so they are held until the file ends or MAX_HELD is reached. What a
+foreign span says and a trace has no place for is much, so its spans are kept raw, whole; ours say nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import orjson
+
+from agentloop.errors import FormatError, counted
+from agentloop.formats import otlp_json  # and not otlp, which needs an extra for its protobuf
+from agentloop.formats.genai import restored, span_of
+from agentloop.formats.jsonl import ID
+from agentloop.formats.otlp_limits import Lost
+from agentloop.formats.spans import trace_of
+from agentloop.protocols import Records
+from agentloop.types import Imported, RewardState, Span, Verdict
+
+MAX_HELD = 256 << 20
+"""Bytes of spans. Beyond, the traces that nothing was added to for longest are given out as they are."""
+SEND = "send the lines to /v1/traces instead"
+
+
+class OtlpFormat:
+    """`resourceSpans`, a list."""
+
+    name = "otlp"
+
+    def recognises(self, source: Records) -> bool:
+        """See `Format`."""
+        return bool(source.head) and all(_is_request(record) for record in source.head)
+
+    def read(self, source: Records) -> Iterator[Imported | FormatError]:
+        """See `Format`."""
+        held: dict[str, dict[str, Span]] = {}
+        """Those of each trace, last the one that was added to last."""
+        size, released = 0, set[str]()
+        for where, record in source.records():
+            try:
+                if isinstance(record, FormatError):
+                    raise record
+                for span in _spans(json.dumps(record).encode()):
+                    if not isinstance(span, Span):
+                        yield FormatError(f"{where}: {span}")
+                    elif span.trace_id in released:
+                        yield FormatError(f"{where}: a span of {span.trace_id}, long after its others; {SEND}")
+                    else:
+                        spans = held[span.trace_id] = held.pop(span.trace_id, {})
+                        size += 0 if span.span_id in spans else _size(span)
+                        spans.setdefault(span.span_id, span)
+            except FormatError as error:
+                yield record if error is record else FormatError(f"{where}: {error}")
+            while size > MAX_HELD and len(held) > 1:
+                oldest = next(iter(held))
+                size -= sum(map(_size, held[oldest].values()))
+                released.add(oldest)
+                yield _read(source, list(held.pop(oldest).values()))
+        for left in held.values():
+            yield _read(source, list(left.values()))
+
+
+def _is_request(record: Any) -> bool:
+    return isinstance(record, dict) and isinstance(record.get("resourceSpans", record.get("resource_spans")), list)
+
+
+def _read(source: Records, spans: list[Span]) -> Imported | FormatError:
+    try:
+        return _imported(spans)
+    except FormatError as error:
+        return FormatError(f"{source.name}: trace {spans[0].trace_id}: {error}")
+
+
+def _size(span: Span) -> int:
+    return len(span.head) + sum(map(len, span.bodies))
+
+
+def _spans(body: bytes) -> Iterator[Span | ValueError]:
+    """Those of a request, or why they are none; what is over a limit is told last."""
+    lost = Lost()
+    for said, where in otlp_json.spans(body, lost):
+        try:
+            yield said if isinstance(said, ValueError) else span_of(said, where)
+        except ValueError as error:
+            yield error
+    if lost.n_items or lost.told:
+        yield ValueError(f"left out: {counted(lost.n_items, 'span')}; {lost.told}")
+
+
+def _imported(spans: list[Span]) -> Imported:
+    trace = trace_of(spans)
+    if not ID.fullmatch(trace.id):
+        raise FormatError(f"agentloop.trace.id: {trace.id[:70]!r} is none (1 to 64 of A-Z a-z 0-9 _ . : -)")
+    reward = next((span.reward for span in spans if span.reward is not None), None)
+    verdict = None if reward is None else Verdict(trace_id=trace.id, state=RewardState.scored, reward=reward)
+    return Imported(trace=trace, verdict=verdict, raw={} if _are_ours(spans) else _raw(spans))
+
+
+def _raw(spans: Iterable[Span]) -> dict[str, Any]:
+    """As JSON can hold them: bytes are in base64."""
+    told = [
+        {"span_id": s.span_id, "parent_id": s.parent_id, "name": s.name, "start_ns": s.start_ns, "end_ns": s.end_ns}
+        | restored(s)
+        for s in spans
+    ]
+    made: dict[str, Any] = orjson.loads(orjson.dumps({"spans": told}, default=lambda data: b64encode(data).decode()))
+    return made
+
+
+def _are_ours(spans: Iterable[Span]) -> bool:
+    return any("agentloop.trace.id" in restored(span)["attributes"] for span in spans if span.parent_id is None)

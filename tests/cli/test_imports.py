@@ -1,0 +1,64 @@
+"""`traces import`, as it is typed: what is said of what came in, and of what did not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .conftest import Run
+
+
+def chat(said: str) -> str:
+    return json.dumps({"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": "ho"}]}) + "\n"
+
+
+def folder(tmp_path: Path) -> None:
+    """A trace twice; two files that are broken, one of them much; five that are no traces."""
+    (tmp_path / "in").mkdir()
+    for name, text in {
+        "LICENSE": "free",
+        "README.md": "# hi",
+        "a.txt": "a",
+        "b.txt": "b",
+        "c.json": "{}",
+        "good.jsonl": chat("hi") + chat("hi"),
+        "bad.jsonl": chat("hello") + 5 * "{\n",
+        "cut.json": '{"messages',
+    }.items():
+        (tmp_path / "in" / name).write_text(text)
+
+
+def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp_path: Path) -> None:
+    folder(tmp_path)
+    done = agentloop("traces", "import", "in", "--store", "my store.db", "--tenant", "shop")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "2 traces imported, 1 there already (from before, or twice in these files), 6 failed"
+    )
+    assert done.stderr.splitlines()[1:] == [
+        *(f"in/bad.jsonl: line {n}: no JSON: Expecting property name enclosed in double quotes (line 2, column 1)"
+          for n in (2, 3, 4)),
+        "  and 2 more of this file",
+        "in/cut.json: no JSON: Unterminated string starting at (line 1, column 2)",
+        "--json tells them all, of one file the first 1,000",
+        "5 files are no traces of a known format: LICENSE, README.md, a.txt and 2 more",
+        "next: `agentloop judge --store 'my store.db'` finds why they failed, "
+        "`agentloop traces ls --store 'my store.db' --tenant shop` lists them",
+    ]  # fmt: skip
+
+
+def test_json_tells_all(agentloop: Run, tmp_path: Path) -> None:
+    folder(tmp_path)
+    for n in range(60):
+        (tmp_path / "in" / f"{n}.jsonl").write_text("{")
+    told = json.loads(agentloop("traces", "import", "in", "--json").stdout)
+    assert (told["failed"], len(told["failures"])) == (66, 62)
+    assert (told["failures"]["in/bad.jsonl"]["n"], len(told["failures"]["in/bad.jsonl"]["reasons"])) == (5, 5)
+    assert sorted(told["no_traces"]) == [f"in/{name}" for name in ("LICENSE", "README.md", "a.txt", "b.txt", "c.json")]
+
+
+def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("# notes")
+    done = agentloop("traces", "import", "notes.md")
+    assert (done.returncode, "next:" in done.stderr) == (5, False)
+    assert done.stderr.endswith("1 file is no trace of a known format: notes.md\n")
