@@ -157,11 +157,29 @@ class LeafSection(Section):
     """One sentence."""
 
 
+class ReaderSection(Section):
+    """A model that says why a run failed where rules do not know; see `judge.reader.Reader`."""
+
+    model: str
+    """As the endpoint, or litellm, has it."""
+    base_url: str | None = None
+    """Of an endpoint of the OpenAI dialect; without it litellm is asked."""
+    api_key: str = "${AGENTLOOP_JUDGE_KEY:-}"
+    """With `${NAME}`, the variable that has it."""
+    votes: int = Field(default=3, ge=1)
+    max_characters: int = Field(default=40_000, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    usd_per_million: tuple[float, float] | None = None
+    """Price of prompt and completion tokens, where nobody else knows it."""
+
+
 class FailuresSection(Section):
     """What counts as a failure, beyond the types that are there."""
 
     leaf: tuple[LeafSection, ...] = ()
     """Tables `[[failures.leaf]]`, one a type."""
+    reader: ReaderSection | None = None
+    """Table `[failures.reader]`."""
 
     @field_validator("leaf")
     @classmethod

@@ -15,8 +15,10 @@ from judge.model_server import ruling, serving
 from judge.scenes import TASK, shell, submit, trace
 from judge.test_boxes import after
 
+from agentloop.config import load_config
 from agentloop.gate.suite import load_suite, write_suite
 from agentloop.judge.group import judge_group
+from agentloop.judge.reader import Reader
 from agentloop.judge.score import judge, make_verifier
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import Part, RewardState
@@ -83,7 +85,7 @@ def test_those_that_wait_wait(kind: str) -> None:
 
 
 def test_the_rule_of_the_page_is_a_suites(tmp_path: Path) -> None:
-    [text] = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    [text] = re.findall(r"```toml\n(\[reward\].*?)```", PAGE, re.DOTALL)
     rule = tomllib.loads(text)["reward"]
     task = TASK.model_copy(update={"verifiers": (part("exact"), part("regex", pattern="[0-9]+"))})
     suite = write_suite(tmp_path / "s", "s", [task])
@@ -98,3 +100,11 @@ def test_the_rule_of_the_page_is_a_suites(tmp_path: Path) -> None:
     again = write_suite(tmp_path / "t", "t", [loaded])
     assert again.tasks[0].reward == loaded.reward
     assert again.hash == load_suite(tmp_path / "s").hash
+
+
+def test_the_reader_of_the_page(tmp_path: Path) -> None:
+    [table] = re.findall(r"```toml\n(\[failures\.reader\].*?)```", PAGE, re.DOTALL)
+    (tmp_path / "agentloop.toml").write_text(table)
+    reader = load_config(tmp_path).failures.reader
+    assert reader is not None
+    assert Reader(**reader.model_dump()).name

@@ -22,13 +22,14 @@ from agentloop.judge.failures.learned import Scorer
 from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.group import rank
+from agentloop.judge.reader import Reader, is_open, told
 from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, Verifier
 from agentloop.store.history import New, Stored
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE
-from agentloop.types import RewardState, Score, Task, Verdict, content_hash
+from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
 
 BATCH = 250
 """Traces of one transaction."""
@@ -65,13 +66,14 @@ async def rejudge(
     only: Collection[str] = (),
     again: bool = False,
     scorer: Scorer | None = None,
+    reader: Reader | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> Account:
     """Judge the traces for which `filter` holds, those first that were stored first.
 
     tasks: by id; a trace of another task is classified alone. only: the verifiers that are asked, by the names of
     their scores; none is all. again: also what was judged by the same before. scorer: what was learned of labels,
-    asked where rules leave open why a run failed.
+    asked where rules leave open why a run failed. reader: a model, asked where they leave it open still.
     Raises ConfigError for a filter that is none and for a name in `only` that no task has.
     """
     named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
@@ -83,6 +85,7 @@ async def rejudge(
             )
     guess = scorer.guess if scorer else None
     learned = [content_hash(scorer.model_dump_json())] if scorer else []
+    learned += [reader.name] if reader else []
     stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
     account, after, groups = Account(), 0, Groups(store)
     slots = asyncio.Semaphore(N_TOGETHER)
@@ -106,6 +109,8 @@ async def rejudge(
                     return None
                 mine = named.get(task.id if task else "", {})
                 verdict = await _judged(task, found, stored, mine, only, account, groups, guess)
+                if reader is not None and is_open(verdict):
+                    verdict = await _read_by(reader, found.trace, verdict, account)
                 _note(account, found.verdict, verdict)
                 if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
@@ -157,6 +162,14 @@ async def _judged(
         account.why_not[f"{stored.by} has said what it is worth"] += 1
         return known(before.state, before.reward, verdict.scores)
     return verdict
+
+
+async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: Account) -> Verdict:
+    cause, spent, problem = await reader.cause(trace)
+    account.cost_usd += spent.cost_usd or 0.0
+    if problem and cause is None:
+        account.why_not[f"the reader cannot say why it failed: {problem}"] += 1
+    return told(verdict, cause) if cause else verdict
 
 
 def _kept(

@@ -13,11 +13,13 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from agentloop.errors import counted
+from agentloop_cli.leaves import taxonomy_of
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.judge.agreement import Figure
+    from agentloop.judge.reader import Reader
     from agentloop.judge.rejudge import Account
     from agentloop.store.store import Store
     from agentloop.types import Task
@@ -57,14 +59,15 @@ def judge_again(
     What was there before stays in the history. Ctrl-C loses nothing, and
     the same command continues. What needs the agent's box keeps its score.
     Where `agentloop judge fit` has made a scorer, it is asked why runs failed
-    of which the rules do not know it.
+    of which the rules do not know it; then the model that `[failures.reader]`
+    of agentloop.toml names, which costs what it costs.
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
     from agentloop.judge.failures.learned import load_scorer
     from agentloop.judge.rejudge import rejudge
 
-    scorer = load_scorer(project)
+    scorer, reader = load_scorer(project), _reader(project)
     store, tasks = _open(project, where), _tasks(project)
     try:
         with LiveProgress() as progress:
@@ -77,6 +80,7 @@ def judge_again(
                     only=verifier or (),
                     again=everything,
                     scorer=scorer,
+                    reader=reader,
                     on_batch=progress.advance,
                 )
             )
@@ -222,6 +226,16 @@ def _open(project: Path, where: str | None) -> Store:
     from agentloop.config import known_secrets
 
     return open_store(where, project=project, create=False, secrets=known_secrets(project))
+
+
+def _reader(project: Path) -> Reader | None:
+    """The model that the settings name, remembering in the project's folder what it said."""
+    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.judge.reader import Reader
+
+    if not (project / CONFIG_FILE).is_file() or (named := load_config(project).failures.reader) is None:
+        return None
+    return Reader(taxonomy_of(project), cache=str(project / "traces" / "reader"), **named.model_dump())
 
 
 def _tasks(project: Path) -> dict[str, Task]:

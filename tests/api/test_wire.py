@@ -203,12 +203,22 @@ def test_texts_that_no_database_takes_are_taken(server: Server) -> None:
     assert (score["verifier"], score["error"], score["version"]) == ("some/name", "a?b\ufffdc", "?")
 
 
-@pytest.mark.parametrize("body", [{}, {"valu": 0.5}, {"value": None}, {"value": 0.5, "error": "broke"}])
-def test_a_score_is_a_number_or_says_why_there_is_none(server: Server, body: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, (400, "a score needs either a valu")),
+        ({"valu": 0.5}, (422, "body: no field 'valu' (know")),
+        ({"value": None}, (400, "a score needs either a valu")),
+        ({"value": 0.5, "error": "broke"}, (400, "a score needs either a valu")),
+    ],
+)
+def test_a_score_is_a_number_or_says_why_there_is_none(
+    server: Server, body: dict[str, object], said: tuple[int, str]
+) -> None:
     trace_id = "f" * 32
     assert httpx.post(f"{server.url}/v1/traces", json=request({**SPAN, "traceId": trace_id})).status_code == 200
     told = httpx.put(f"{server.url}/api/v1/traces/{trace_id}/scores/x", json=body)
-    assert (told.status_code, told.json()["error"][:27]) == (400, "a score needs either a valu")
+    assert (told.status_code, told.json()["error"][:27]) == said
     assert httpx.get(f"{server.url}/api/v1/traces/{trace_id}").json()["verdict"]["scores"] == []
 
 

@@ -2,7 +2,7 @@
 
 A separate verifier has the image as it was and the declared artifacts, so tests may be written as anyone
 writes them; where the whole working directory is declared, or the box is shared, tests that look at nothing
-there by themselves are as good.
+there by themselves are as good. In a shared box it is found out, too, and no reward is paid for it.
 """
 
 from __future__ import annotations
@@ -67,4 +67,8 @@ def test_what_is_planted_changes_no_report(
     head = f'artifacts = ["{artifact}"]\nverifier.environment_mode = "{mode}"\n' if artifact else ""
     (folder / "task.toml").write_text(head + (folder / "task.toml").read_text())
     done = asyncio.run(run_trial(load_task(folder), Oracle(), backend, run="test"))
-    assert (done.verdict.state, done.verdict.reward, done.trace.error) == (RewardState.scored, reward, None)
+    assert done.trace.error is None
+    if mode == "shared" and reward:  # what is planted beside the work says what it was for, and is not paid
+        assert (done.verdict.state, done.verdict.critical.type) == (RewardState.unscored, "outcome.reward_hack")
+    else:
+        assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, reward)

@@ -178,7 +178,7 @@ def test_litellm_is_refused_where_it_is_missing_or_compromised(monkeypatch: pyte
         raise model_module.PackageNotFoundError(name)
 
     monkeypatch.setattr(model_module, "version", missing)
-    with pytest.raises(PluginError, match=r"pip install 'agentloop\[hosted\]'"):
+    with pytest.raises(PluginError, match=r"pip install -e '.\[hosted\]'"):
         make_verifier(Part(kind="rubric", options={"criteria": "x", "model": "anthropic/some"}))
     monkeypatch.setattr(model_module, "version", lambda name: "1.82.8")
     with pytest.raises(PluginError, match="steals credentials"):
