@@ -16,11 +16,11 @@ from datetime import datetime
 from statistics import fmean
 
 from agentloop.errors import ConfigError
+from agentloop.intervals import Z95, wilson
 from agentloop.types import Action, Decision, EvalReport, Frozen
 
 GRID = 240
 """Steps of a reward difference of 1: task means of 1-6, 8, 10, 12, 15 or 16 all-or-nothing trials fall on it."""
-Z95 = 1.96
 MAX_INFRA = 0.1
 """Share of episodes lost to infrastructure above which nothing is claimed."""
 
@@ -31,23 +31,6 @@ class Success(Frozen):
     mean: float
     ci95: tuple[float, float]
     n_tasks: int
-
-
-def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion, within [0, 1]; n = 0 says nothing and gives (0, 1).
-
-    successes: in [0, n], fractional for partial credit; outside it raises ValueError.
-    Source: E. B. Wilson, JASA 22 (1927) 209-212.
-    """
-    if not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes of {n}: must lie between 0 and {n}")
-    if n == 0:
-        return 0.0, 1.0
-    p = successes / n
-    spread = z * z / n
-    centre = (p + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(p * (1 - p) / n + spread / (4 * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def success(report: EvalReport) -> Success:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from agentloop.intervals import wilson
 from agentloop.store.store import Store
 from agentloop.store.tables import AgreementRow
 
 YES = 0.5
 N_BINS = 10
 N_RESAMPLES = 1000
-Z = 1.959964
 Pair = tuple[float, float]
 """(a verifier's number, a person's)."""
 
@@ -98,14 +98,6 @@ def ece(pairs: Sequence[Pair]) -> float:
     for value, gold in pairs:
         bins[min(N_BINS - 1, int(value * N_BINS))].append((value, float(gold >= YES)))
     return math.fsum(abs(math.fsum(v - g for v, g in inside)) for inside in bins.values()) / len(pairs)
-
-
-def wilson(k: int, n: int) -> tuple[float, float]:
-    """95% interval of a share of k in n. Source: Wilson 1927, doi:10.1080/01621459.1927.10502953."""
-    share, spread = k / n, Z * Z / n
-    middle = (share + spread / 2) / (1 + spread)
-    half = Z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def document(agreement: Agreement) -> dict[str, object]:

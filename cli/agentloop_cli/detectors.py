@@ -140,7 +140,7 @@ def _row(
 
 
 def _share(n_right: int, n: int) -> dict[str, Any] | None:
-    from agentloop.judge.failures.measure import wilson
+    from agentloop.intervals import wilson
 
     low, high = wilson(n_right, n)
     return {"n_right": n_right, "n": n, "share": n_right / n, "low": low, "high": high} if n else None

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
 from agentloop.errors import ConfigError
-from agentloop.gate.decide import GRID, decide, difference_ci95, paired_differences, sign_flip_p, success, wilson
+from agentloop.gate.decide import GRID, decide, difference_ci95, paired_differences, sign_flip_p, success
+from agentloop.intervals import wilson
 from agentloop.types import Action, Decision, EvalReport
 
 from .example import NOW, eval_report

@@ -6,9 +6,8 @@ import random
 from pathlib import Path
 
 import pytest
-from scipy.stats import binomtest
 
-from agentloop.judge.agreement import agreement, brier, ece, kappa, measure, wilson
+from agentloop.judge.agreement import agreement, brier, ece, kappa, measure
 from agentloop.judge.settle import resolve
 from agentloop.store.store import Store
 
@@ -29,12 +28,6 @@ def test_brier_and_calibration_by_hand() -> None:
     pairs = [(0.9, 1.0), (0.9, 0.0), (0.2, 0.0), (1.0, 1.0)]
     assert brier(pairs) == pytest.approx((0.01 + 0.81 + 0.04 + 0.0) / 4)
     assert ece(pairs) == pytest.approx((abs(0.9 + 0.9 + 1.0 - 2.0) + 0.2) / 4), "0.9 and 1.0 are in the last bin"
-
-
-@pytest.mark.parametrize(("k", "n"), [(0, 5), (5, 5), (35, 50), (1, 1000)])
-def test_wilson_is_scipys(k: int, n: int) -> None:
-    theirs = binomtest(k, n).proportion_ci(method="wilson")
-    assert wilson(k, n) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
 
 
 @pytest.mark.slow

@@ -13,12 +13,11 @@ from typing import TypeVar
 
 from pydantic import FiniteFloat
 
+from agentloop.intervals import wilson
 from agentloop.judge.failures.fitted import library
 from agentloop.types import Frozen
 
 N_FOLDS = 10
-Z95 = 1.959963984540054
-"""Of the normal distribution's middle 95%."""
 Item = TypeVar("Item")
 Model = TypeVar("Model")
 Answer = TypeVar("Answer")
@@ -98,7 +97,7 @@ def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Tru
     for n, (sure, was) in enumerate(ranked, start=1):
         n_right += was
         last = n == len(ranked) or ranked[n][0] < sure  # equal guesses stand or fall together
-        if last and _wilson_low(n_right, n) >= promised:
+        if last and wilson(n_right, n)[0] >= promised:
             cut = sure
     return Trust(curve=curve, cut=cut)
 
@@ -131,9 +130,3 @@ def fit_curve(p: Sequence[float], right: Sequence[bool]) -> Curve:
 def _log_odds(p: float) -> float:
     p = min(max(p, 1e-6), 1 - 1e-6)
     return math.log(p / (1 - p))
-
-
-def _wilson_low(n_right: int, n: int) -> float:
-    share, z2 = n_right / n, Z95**2
-    middle, half = share + z2 / (2 * n), Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n))
-    return (middle - half) / (1 + z2 / n)

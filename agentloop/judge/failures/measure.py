@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ from agentloop.judge.failures.rules import ALL, is_on
 from agentloop.judge.failures.vocabularies import AGENTRX, leaf_of
 from agentloop.types import FailureType, Imported
 
-Z95 = 1.959963984540054
 SAYABLE = frozenset(AGENTRX.values())
 
 
@@ -57,15 +55,6 @@ class Row:
     n_silent: int
     n_failed: int
     """Runs that failed, and those of them of which it said nothing."""
-
-
-def wilson(n_right: int, n: int) -> tuple[float, float]:
-    """95% interval of a share; (0, 1) of none. Source: Wilson 1927."""
-    if n == 0:
-        return 0.0, 1.0
-    p, z2 = n_right / n, Z95**2
-    middle, half = p + z2 / (2 * n), Z95 * sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
 def read_folder(data: Path) -> list[Labelled]:

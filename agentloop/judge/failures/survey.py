@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.judge.agreement import wilson
+from agentloop.intervals import wilson
 from agentloop.judge.failures.clusters import Alike, Clusters, Tally
 from agentloop.judge.failures.pareto import BY, NONE, Change, Cluster, Example, Rate, Row, Survey, Trend
 from agentloop.judge.failures.remedies import remedy
