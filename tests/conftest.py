@@ -5,13 +5,13 @@ PostgreSQL is a real server of its own, in a temporary folder.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from parts import lacking
 
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -47,10 +47,7 @@ def need(name: str) -> None:
     """Skip the test where `name` does not work, with reason and remedy; in CI that is a failure."""
     reason = why_not(name)
     if reason is not None:
-        message = f"{name} does not work here: {reason}. Remedy: {REMEDY[name]}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        lacking(f"{name} does not work here: {reason}. Remedy: {REMEDY[name]}")
 
 
 @pytest.fixture
@@ -76,10 +73,7 @@ def backend(request: pytest.FixtureRequest) -> SandboxBackend:
 def server() -> Iterator[str]:
     """The URL of a PostgreSQL server without a database name."""
     if postgresql_server.binaries() is None:
-        message = f"no PostgreSQL here. Remedy: {postgresql_server.REMEDY}"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        pytest.skip(message)
+        lacking(f"no PostgreSQL here. Remedy: {postgresql_server.REMEDY}")
     with postgresql_server.server() as url:
         yield url
 

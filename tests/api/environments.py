@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -12,9 +11,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NoReturn
 
-import pytest
+from parts import lacking
 
 
 def need(*modules: str) -> None:
@@ -54,9 +52,3 @@ def python_with(packages: Sequence[str]) -> Path:
         finally:
             shutil.rmtree(made, ignore_errors=True)
     return folder / python
-
-
-def lacking(message: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
+import parts
 import pytest
 
 from agentloop.api import committer, ingest
@@ -101,14 +102,8 @@ def test_readiness_asks_for_a_write_and_waits_two_seconds(tmp_path: Path) -> Non
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}); run as root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with parts.small_disk(tmp_path / "disk", "2m") as folder:
+        yield folder
 
 
 def test_a_full_disk_is_told_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:

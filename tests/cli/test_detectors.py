@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Trace, Verdict
 
 from .conftest import Run
-
-needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install -e '.[judge]'`"
-)
 
 
 def lost(trace: Trace) -> Verdict:
@@ -41,7 +36,6 @@ def labels(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@needs_sklearn
 def test_from_labels_to_a_scorer_that_judging_asks(labels: Path, agentloop: Run) -> None:
     before = json.loads(agentloop("judge", "--json").stdout)
     assert before["n"] == 40

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import parts
 import pytest
 
 from .command import Running, left_over
@@ -17,14 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    done = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no file system can be mounted here ({done.stderr.strip()}); run as root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    with parts.small_disk(tmp_path / "disk", "1m") as folder:
+        yield folder
 
 
 def test_a_full_disk_ends_in_one_line_and_more_space_lets_it_go_on(small_disk: Path) -> None:

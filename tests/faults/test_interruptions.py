@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts import lacking
 
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
@@ -31,9 +32,8 @@ MOMENTS = (
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same project in two folders, run side by side and undisturbed."""
-    reason = BubblewrapBackend().probe()
-    if reason:
-        pytest.skip(reason)
+    if reason := BubblewrapBackend().probe():
+        lacking(reason)
     folders = [make_tiny(tmp_path_factory.mktemp(name) / name) for name in ("one", "another")]
     running = [Running("loop", folder, "--json", cwd=folder.parent) for folder in folders]
     ended = [one.finish() for one in running]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import math
 import random
@@ -52,9 +51,6 @@ from agentloop.types import (
 
 from .scenes import TASK, shell, submit, trace
 
-needs_sklearn = pytest.mark.skipif(
-    importlib.util.find_spec("sklearn") is None, reason="no scikit-learn; `pip install -e '.[judge]'`"
-)
 WORDS = ["north", "south", "ledger", "carbon", "violet", "window", "marble", "thirteen", "copper", "garden"]
 
 
@@ -120,7 +116,6 @@ def scorer(labelled: list[Labelled]) -> Scorer:
 # ------------------------------------------------------------------------------------ what it finds
 
 
-@needs_sklearn
 def test_finds_the_known_cause_its_agent_and_its_type(scorer: Scorer) -> None:
     unseen = runs(20, seed=2)
     for item in unseen:
@@ -132,7 +127,6 @@ def test_finds_the_known_cause_its_agent_and_its_type(scorer: Scorer) -> None:
 
 
 @pytest.mark.slow
-@needs_sklearn
 def test_says_nothing_where_labels_are_noise() -> None:
     rng = random.Random(3)
     noise = [
@@ -148,7 +142,6 @@ def test_says_nothing_where_labels_are_noise() -> None:
         assert failure.evidence in texts_of(item.trace)
 
 
-@needs_sklearn
 def test_finds_the_run_that_did_something_else_than_the_others_of_its_task() -> None:
     rng = random.Random(6)
     items = [outcome(n, rng) for n in range(80)]
@@ -165,7 +158,6 @@ def texts_of(made: Trace) -> str:
     return "\n".join(texts(made))
 
 
-@needs_sklearn
 def test_evidence_is_in_the_trace(scorer: Scorer) -> None:
     for item in runs(20, seed=7):
         for failure in scorer.failures(item.trace):
@@ -177,13 +169,11 @@ def test_evidence_is_in_the_trace(scorer: Scorer) -> None:
 
 
 @pytest.mark.slow
-@needs_sklearn
 def test_same_labels_and_seed_same_scorer(labelled: list[Labelled], scorer: Scorer) -> None:
     assert fit(labelled) == scorer
     assert fit(labelled, seed=1) != scorer
 
 
-@needs_sklearn
 def test_saved_and_loaded_is_equal(scorer: Scorer, tmp_path: Path) -> None:
     path = tmp_path / "scorer.json"
     scorer.save(path)
@@ -194,7 +184,6 @@ def test_saved_and_loaded_is_equal(scorer: Scorer, tmp_path: Path) -> None:
         assert loaded.failures(item.trace) == scorer.failures(item.trace)
 
 
-@needs_sklearn
 def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -> None:
     scorer.save(tmp_path / "scorer.json")
     (tmp_path / "trace.json").write_text(runs(1, seed=9)[0].trace.model_dump_json())
@@ -210,7 +199,6 @@ def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -
     assert done.stdout.strip() == DETECTOR, done.stderr
 
 
-@needs_sklearn
 def test_answers_as_scikit_learn_does(labelled: list[Labelled]) -> None:
     """The same forests, asked by scikit-learn itself."""
     import numpy as np
@@ -234,7 +222,6 @@ def test_answers_as_scikit_learn_does(labelled: list[Labelled]) -> None:
         np.testing.assert_allclose(1 / (1 + np.exp(-ours.log_odds(x))), expected, atol=1e-9)
 
 
-@needs_sklearn
 def test_the_first_wrong_step_is_the_likeliest_of_a_hazard() -> None:
     """Hazards 0.5, 0.5, 0.5 of being the first: 1/2, 1/4, 1/8, by hand, made to sum to 1."""
     flat = Linear(mean=(0.0,), scale=(1.0,), weights=((0.0,),), intercepts=(0.0,), classes=("", "critical"))
@@ -247,7 +234,6 @@ def test_the_first_wrong_step_is_the_likeliest_of_a_hazard() -> None:
 # ----------------------------------------------------------------------------------------- refusals
 
 
-@needs_sklearn
 def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
     few = runs(MIN_LABELS - 1, seed=1)
     with pytest.raises(ConfigError, match=r"critical steps 19 of 10 tasks, .*needs 20 of 10 tasks") as refused:
@@ -260,7 +246,6 @@ def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
         fit([])
 
 
-@needs_sklearn
 def test_a_head_without_labels_is_left_out(labelled: list[Labelled]) -> None:
     only_steps = fit([replace(item, category=None, failed=None) for item in labelled])
     assert only_steps.categories is None
@@ -279,7 +264,6 @@ def test_a_type_that_is_none_is_refused() -> None:
         fit([replace(runs(1, seed=1)[0], category="bad luck")])
 
 
-@needs_sklearn
 def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) -> None:
     path = tmp_path / "scorer.json"
     with pytest.raises(ConfigError, match=r"scorer\.json: No such file"):
@@ -341,7 +325,6 @@ def test_folds_repeat_by_seed_and_differ_between_seeds() -> None:
     assert folds(tasks, 3) != folds(tasks, 4)
 
 
-@needs_sklearn
 def test_a_curve_gives_back_the_frequencies_it_was_shown() -> None:
     """Guesses that say 0.9 are right seven times in ten, and such that say 0.3 one time in ten."""
     p = [0.9] * 1000 + [0.3] * 1000
@@ -351,7 +334,6 @@ def test_a_curve_gives_back_the_frequencies_it_was_shown() -> None:
     assert curve(0.3) == pytest.approx(0.1, abs=0.01)
 
 
-@needs_sklearn
 def test_claims_keep_the_promise_or_are_not_made() -> None:
     p = [0.9] * 100 + [0.3] * 100
     right = ([True] * 7 + [False] * 3) * 10 + ([True] + [False] * 9) * 10
@@ -367,7 +349,6 @@ def test_claims_keep_the_promise_or_are_not_made() -> None:
 # --------------------------------------------------------------------------- as a rule of `classify`
 
 
-@needs_sklearn
 def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) -> None:
     item = runs(1, seed=10)[0]
     found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=scorer.guess)
@@ -382,7 +363,6 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
     assert found[0].type is FailureType.call_wrong_arguments
 
 
-@needs_sklearn
 def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Path, bubblewrap: object) -> None:
     """Only where the project has a scorer; and what it says then is what it says when it is asked alone."""
     folder = make_mini(tmp_path / "mini", n_heldout=1)
@@ -420,7 +400,6 @@ PARTS = {**SAID, **OTHERS}
 pieces = st.sampled_from(["", " ", "\0", "é", "İ", "日本", *(part for parts in PARTS.values() for part in parts)])
 
 
-@needs_sklearn
 @given(st.lists(st.lists(pieces | st.text(max_size=5), max_size=4).map("".join), max_size=8), st.booleans())
 def test_phrases_are_those_that_a_plain_search_finds(texts: list[str], loud: bool) -> None:
     if loud:
@@ -431,13 +410,11 @@ def test_phrases_are_those_that_a_plain_search_finds(texts: list[str], loud: boo
     assert phrases(texts) == expected
 
 
-@needs_sklearn
 def test_phrases_of_many_texts() -> None:
     texts = [f"{n} Sorry" if n % 2 else f"{n} so" for n in range(3 * N_AT_ONCE)]
     assert phrases(texts) == {text: {"refuses"} if "S" in text else set() for text in texts}
 
 
-@needs_sklearn
 def test_odd_traces_get_a_label_or_none(scorer: Scorer) -> None:
     texts_tried = (
         "",
@@ -464,7 +441,6 @@ def test_odd_traces_get_a_label_or_none(scorer: Scorer) -> None:
 
 
 @pytest.mark.slow
-@needs_sklearn
 def test_ten_thousand_steps(scorer: Scorer) -> None:
     rng = random.Random(0)
     steps = tuple(said(n, " ".join(rng.choices(WORDS, k=20)), name=f"agent {n}", call="look") for n in range(10_000))
@@ -481,7 +457,6 @@ def test_rows_are_finite_whatever_was_said(words: list[str], called: bool) -> No
 
 
 @pytest.mark.slow
-@needs_sklearn
 def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[Labelled]) -> None:
     odd = [
         replace(labelled[0], trace=labelled[0].trace.model_copy(update={"steps": labelled[0].trace.steps[:1]}), step=0),
@@ -505,7 +480,6 @@ def test_the_middle_of_three_messages_that_have_most() -> None:
 words = st.text(max_size=40) | st.sampled_from(["Error: x", "日本語 मिला", "1e999", "\x00"])
 
 
-@needs_sklearn
 @given(st.lists(st.tuples(words, words, words, st.booleans()), max_size=12))
 def test_any_trace_gets_one_label_or_none(scorer: Scorer, steps: list[tuple[str, str, str, bool]]) -> None:
     made = Trace(

@@ -1,0 +1,31 @@
+"""Parts of a machine that tests need: where one is missing they are skipped, and in CI they fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+
+def lacking(message: str) -> NoReturn:
+    """message: what is missing, and the remedy."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own at `folder`, of such a size: `2m`."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lacking(f"no file system can be mounted here ({done.stderr.strip()}); run as root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
