@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agentloop.errors import FormatError
 from agentloop.types import (
@@ -21,6 +21,7 @@ from agentloop.types import (
     Span,
     Step,
     StopReason,
+    SubTrace,
     Task,
     ToolSpec,
     Trace,
@@ -74,8 +75,15 @@ class Policy(Protocol):
         ...
 
 
+Record: TypeAlias = Callable[[Step | SubTrace], None]
+"""Gets each step as it is finished, and each run of a sub-agent."""
+
+
 class Agent(Protocol):
-    """The loop around a policy: it turns completions into actions until it has an answer."""
+    """The loop around a policy: it turns completions into actions until it has an answer.
+
+    One that is a program for the box may say `files: Path | None`, a folder that its boxes show read-only at /agent.
+    """
 
     name: str
 
@@ -84,9 +92,9 @@ class Agent(Protocol):
         ...
 
     async def run(
-        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
     ) -> tuple[StopReason, str | None]:
-        """Act until an end; (why it ended, the submitted answer). `record` gets each finished step."""
+        """Act until an end; (why it ended, the submitted answer). An agent may have no sub-agents to `record`."""
         ...
 
 

@@ -71,6 +71,8 @@ class SandboxSpec(Frozen):
     """Host folder that appears as the working directory /work; None gives an empty one."""
     read_only: bool = False
     """True mounts `files` read-only, which lets several episodes share one box."""
+    agent_files: Path | None = None
+    """Host folder that appears at /agent, read-only: the agent's program, which is no part of the task."""
     root: bool = False
     """True: the image's own root user and a root file system that can be written, as an image's tests may need."""
     workdir: str | None = None
@@ -91,6 +93,19 @@ class SandboxSpec(Frozen):
     """Host names (`*.example.com` for those below) that the proxy connects to; `*` is all but private ones."""
 
 
+class EnvironmentSpec(Frozen):
+    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` (`agents/gym.py`)."""
+
+    id: str
+    """As it is registered, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `gymnasium.make`."""
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Of its reset; None gives every episode its own."""
+    processes: bool = False
+    """True steps each in a process of its own: for environments whose steps take longer than a message to one."""
+
+
 class Limits(Frozen):
     """What ends an episode that does not end itself."""
 
@@ -104,6 +119,12 @@ class Limits(Frozen):
     """Bytes of stdout and of stderr kept from one tool call, head and tail."""
     show_stderr: bool = True
     """False tells the agent only that there was error output: the programs of a pipeline write theirs in any order."""
+    max_wall_s: float | None = None
+    """Of the whole episode; None is no limit, as with the next two."""
+    max_cost_usd: float | None = None
+    """Of all that models answer in it, sub-agents' and summaries included. The turn that reaches it is the last."""
+    max_context_tokens: int | None = None
+    """Of a conversation and the next answer together; what happens then, `[agent] compaction` says."""
 
 
 class Task(Frozen):
@@ -121,6 +142,8 @@ class Task(Frozen):
     """Shell commands of a reference solution; the last one prints the answer. Never shown to a policy."""
     reward: RewardRule | None = None
     """None is the mean of the verifiers, with the default bound on their dispute."""
+    environment: EnvironmentSpec | None = None
+    """What is played in place of working in the box; None for nothing."""
 
     @property
     def hash(self) -> str:
@@ -128,9 +151,10 @@ class Task(Frozen):
         return content_hash(self.portable())
 
     def portable(self) -> dict[str, Any]:
-        """As JSON without locations, and without a rule that is not there: a hash outlives new fields."""
-        row = self.model_dump(mode="json", exclude={"sandbox": {"files"}})
-        return row if self.reward is not None else {key: value for key, value in row.items() if key != "reward"}
+        """As JSON without locations, and without what is not there of later fields: a hash outlives new ones."""
+        row = self.model_dump(mode="json", exclude={"sandbox": {"files", "agent_files"}})
+        row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}
+        return {key: value for key, value in row.items() if value is not None or key not in ("reward", "environment")}
 
 
 # ------------------------------------------------------------------------------------- Episode
@@ -225,8 +249,16 @@ class Step(Frozen):
     duration_s: float = 0.0
     compacted: bool = False
     """The context was shortened before this turn: what came earlier may no longer have been before the policy."""
+    context: tuple[Message, ...] = ()
+    """All that was before the policy, where that was shortened; else it is what came before, and what was heard."""
     copied: bool = False
     """The turn was taken over from another trace, for context: it is not trained on."""
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """The answer and its results, as they are before the policy from then on."""
+        told = (Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in self.results)
+        return (self.completion.message, *told)
 
 
 class StopReason(StrEnum):
@@ -314,6 +346,16 @@ class Trace(Frozen):
             for step in self.steps
             for call in step.completion.message.tool_calls
         ]
+
+    @property
+    def contexts(self) -> list[tuple[Message, ...]]:
+        """What was before the policy at each step, of a run of our own: others' may have been shortened unseen."""
+        told, contexts = self.messages, []
+        for step in self.steps:
+            told = step.context or (*told, *step.heard)
+            contexts.append(told)
+            told += step.said
+        return contexts
 
 
 class SubTrace(Frozen):

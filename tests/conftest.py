@@ -20,7 +20,7 @@ from agentloop.store.store import Store
 from agentloop.testing import postgresql as postgresql_server
 
 settings.register_profile("quick", max_examples=20)
-STARTS_PROCESSES = {"process", "terminal", "ran", "scene", "said", "server", "service"}
+STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
 """Fixtures that start a command or a server, each for a second or more."""
 REMEDY = {
     "bubblewrap": "`apt install bubblewrap`, and allow unprivileged user namespaces",

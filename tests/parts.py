@@ -16,7 +16,7 @@ def lacking(message: str) -> NoReturn:
     """message: what is missing, and the remedy."""
     if os.environ.get("CI") == "true":
         pytest.fail(message)
-    pytest.skip(message)
+    pytest.skip(message, allow_module_level=True)
 
 
 @contextmanager
@@ -27,5 +27,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
     done = subprocess.run(mount, capture_output=True, text=True, check=False)
     if done.returncode:
         lacking(f"no file system can be mounted here ({done.stderr.strip()}); run as root")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", folder], check=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config import Config, TrainSection, load_config
+from agentloop.config import CONFIG_FILE, Config, known_secrets, load_agent, load_config
 from agentloop.errors import ConfigError
+from agentloop.sections import AgentSection, TrainSection
 
 SUITE = '[project]\nsuite = "evals/x"\n'
 SECRET = "sk-not-to-be-seen"
@@ -89,7 +90,7 @@ def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words
     assert [word for word in words if word not in message] == []
 
 
-TABLES = "(tables: project, sandbox, policy, warm_start, train, gate, failures)"
+TABLES = "(tables: project, sandbox, policy, agent, serving, warm_start, train, gate, failures, gateway, prices)"
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,16 @@ TABLES = "(tables: project, sandbox, policy, warm_start, train, gate, failures)"
         (SUITE + "[train]\ngroup_size = 1\n", "[train] group_size is 1: it should be greater than or equal to 2"),
         (SUITE + "[gate]\nalpha = 0.5\n", "[gate] alpha is 0.5: it should be less than 0.5"),
         (SUITE + "[policy]\ntemperature = [1]\n", "[policy] temperature is [1]: it should be a valid number"),
-        (SUITE + '[policy]\nkind = "huge"\n', "[policy] kind is 'huge': it should be 'tiny', 'openai' or 'scripted'"),
+        (
+            SUITE + '[policy]\nkind = "huge"\n',
+            "[policy] kind is 'huge': it should be 'tiny', 'openai', 'vllm', 'litellm', 'scripted' or 'replay'",
+        ),
+        (SUITE + '[[prices]]\nmodel = "m"\ninput = 1\n', "[[prices]] number 1 output: Field required"),
+        (
+            SUITE + '[[prices]]\nmodel = "m"\ninput = 1\noutput = -1\n',
+            "[[prices]] number 1 output: Input should be greater than or equal to 0",
+        ),
+        (SUITE + "[prices]\nmodel = 1\n", "prices must be a list of tables; write [[prices]] above the keys of each"),
     ],
 )
 def test_what_does_not_fit_is_named_with_file_table_key_and_the_next_move(
@@ -155,8 +165,10 @@ def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("sandbox", "kind", "docker"),
         ("policy", "api_key", SecretStr(SECRET)),
         ("policy", "max_concurrent", 3),
+        ("serving", "python", "/opt/vllm/bin/python"),
         ("train", "max_turns", 9),
         ("train", "stop_at", 0.5),
+        ("policy", "usd_per_million", (1.0, 2.0)),
     ],
 )
 def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, key: str, value: object) -> None:
@@ -170,6 +182,9 @@ def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, k
         ("project", "suite", "evals/y"),
         ("policy", "temperature", 0.5),
         ("policy", "model", "other"),
+        ("policy", "traces", "traces.jsonl"),
+        ("agent", "tools", ("shell", "files")),
+        ("agent", "compaction", "drop"),
         ("warm_start", "n_demonstrations", 7),
         ("train", "learning_rate", 1e-3),
         ("train", "group_size", 4),
@@ -178,6 +193,15 @@ def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, k
 )
 def test_the_hash_follows_what_decides_a_result(tmp_path: Path, section: str, key: str, value: object) -> None:
     assert config(tmp_path, **{section: {key: value}}).hash != config(tmp_path).hash
+
+
+def test_settings_that_came_later_leave_the_hashes_of_older_projects_as_they_were(tmp_path: Path) -> None:
+    """The hash of version 0.1.0, before there were prices and recorded traces."""
+    assert Config().hash == "fe69a4183f5ce9f39894cefe9de9bb6b779c31d5810d70393c546a8a44e39209"
+    priced = SUITE + '[[prices]]\nmodel = "m"\ninput = 1\noutput = 2\n'
+    (tmp_path / "agentloop.toml").write_text(priced)
+    assert load_config(tmp_path).prices[0].cached is None
+    assert load_config(tmp_path).hash == config(tmp_path).hash
 
 
 def test_a_secret_is_in_no_dump_no_message_and_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,3 +223,52 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
     found = config(tmp_path)
     with pytest.raises(ValueError, match="frozen"):
         found.train.n_tasks = 4  # type: ignore[misc]
+
+
+# --------------------------------------------------------------------------------------- the agent
+
+
+MCP = "[agent]\ntools = ['shell', 'files']\n[[agent.mcp]]\nname = 'time'\ncommand = 'serve'\n"
+
+
+def test_settings_of_an_agent_leave_older_hashes_as_they_were() -> None:
+    """The hash of all defaults before there was an [agent]; a project's stored versions have such hashes."""
+    assert Config().hash == "fe69a4183f5ce9f39894cefe9de9bb6b779c31d5810d70393c546a8a44e39209"
+
+
+def test_an_agent_has_tools_and_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN_OF_MINE", SECRET)
+    header = "headers = { Authorization = 'Bearer ${TOKEN_OF_MINE}' }\n"
+    remote = f"[[agent.mcp]]\nname = 'web'\nurl = 'https://x/mcp'\n{header}"
+    (tmp_path / CONFIG_FILE).write_text(SUITE + MCP + remote)
+    found = load_config(tmp_path)
+    assert (found.agent.tools, [server.name for server in found.agent.mcp]) == (("shell", "files"), ["time", "web"])
+    assert found.agent.mcp[1].headers["Authorization"].get_secret_value() == f"Bearer {SECRET}"
+    assert SECRET not in found.model_dump_json()
+    assert SECRET in known_secrets(tmp_path)
+    monkeypatch.setenv("TOKEN_OF_MINE", "another")
+    assert load_config(tmp_path).hash == found.hash
+    assert load_agent(tmp_path, {"tools": ("python",)}).tools == ("python",)
+    assert load_agent(tmp_path, {"compaction": "drop"}).tools == ("shell", "files")
+    assert load_agent(tmp_path / "nowhere", {}) == AgentSection()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MCP + "url = 'http://x'\n", "[[agent.mcp]] number 1: give it a command, which runs in the box, or a url"),
+        (MCP + "[[agent.mcp]]\nname = 'time'\ncommand = 'other'\n", "[agent] mcp: two of one name; rename one"),
+        (MCP.replace("'time'", "'a b'"), "[[agent.mcp]] number 1 name: "),
+        ("[agent]\ncompaction = 'forget'\n", "[agent] compaction is 'forget': it should be 'none', 'drop' or"),
+        (MCP + "headers = { A = 'b' }\n", "[[agent.mcp]] number 1: give it a command"),
+    ],
+)
+def test_a_wrong_agent_is_named(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(tmp_path, SUITE + text)
+
+
+def test_a_wrong_option_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--compaction: Input should be 'none', 'drop' or 'summarise'"):
+        load_agent(tmp_path, {"compaction": "forget"})
+    with pytest.raises(ConfigError, match="--mcp 0: give it a command"):
+        load_agent(tmp_path, {"mcp": [{"name": "x", "command": None}]})

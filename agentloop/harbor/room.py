@@ -6,11 +6,13 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
-from agentloop.config import from_environment
 from agentloop.errors import SandboxError
 from agentloop.harbor.task import Phase
 from agentloop.sandbox.box import Box
+from agentloop.sandbox.process import Process
+from agentloop.sections import from_environment
 from agentloop.types import ExecResult
 
 TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
@@ -28,13 +30,37 @@ class Room:
         self._user, self._env = phase.user, {**env, **phase.env}
         self.ends_at = time.monotonic() + phase.timeout_sec
 
+    @property
+    def left_s(self) -> float:
+        """Of the phase's time; next to nothing when it is over."""
+        return max(0.01, self.ends_at - time.monotonic())
+
     async def exec(self, command: str, *, timeout_s: float = math.inf, max_output: int = MAX_OUTPUT) -> ExecResult:
         """See `protocols.Sandbox`; the phase's time is the limit."""
-        left = max(0.01, min(timeout_s, self.ends_at - time.monotonic()))
+        left = min(timeout_s, self.left_s)
+        return await self.box.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
+
+    def start(self, command: str) -> Process:
+        """See `Box`. It ends with the box, if not before."""
+        return self.box.start(self._as_its_user(command), lease="")
+
+    def _as_its_user(self, command: str) -> str:
         variables = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in self._env.items())
         if self._user not in ROOT:
             command = f"exec {words_as(self._user)} {shlex.quote(variables + command)}"
-        return await self.box.exec(variables + command, timeout_s=left, max_output=max_output, lease="")
+        return variables + command
+
+    async def write(self, path: str, data: bytes) -> None:
+        """See `Box`."""
+        await self.box.write(path, data)
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes:
+        """See `Box`."""
+        return await self.box.read(path, max_bytes=max_bytes)
+
+    def set_gateway(self, gateway: Path | None) -> None:
+        """See `Box`."""
+        self.box.set_gateway(gateway)
 
     async def close(self) -> None:
         """The box is the trial's to close."""

@@ -1,0 +1,322 @@
+"""The tables of `agentloop.toml`: what can be set, with its unit and the reason of its default, said here and once.
+
+A value with `${NAME}` in it is read from the environment, here; which file and which variable outranks which is
+`config.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.types import FailureType
+
+
+class Section(BaseModel):
+    """One table of the file; an unknown key is an error, not a default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ProjectSection(Section):
+    """Which tasks, and which random numbers."""
+
+    name: str = "agentloop"
+    suite: str = ""
+    """Folder of the suite, relative to the project: `evals/NAME`. Who judges traces from elsewhere needs none."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Decides every random draw. On one machine versions repeat, too, if what the commands print does."""
+
+
+class SecretSection(Section):
+    """A header that the proxy adds to a box's requests to one host; the box never has it."""
+
+    host: str = Field(pattern=r"^[A-Za-z0-9.-]+$")
+    """In the box it is asked by `http://`; the proxy asks it by TLS. A suite's `allowed_hosts` must name it, too."""
+    header: str = Field(pattern=r"^[A-Za-z0-9-]+$")
+    value: SecretStr
+    """Text with `${NAME}` in it: the variable that has the secret, which no file should."""
+
+    @field_validator("host")
+    @classmethod
+    def _as_it_is_asked(cls, host: str) -> str:
+        return host.lower().rstrip(".")
+
+    @field_validator("value", mode="before")
+    @classmethod
+    def _from_environment(cls, value: object) -> object:
+        if isinstance(value, SecretStr):
+            return value
+        if not isinstance(value, str) or "${" not in value:
+            raise ValueError('must name the variable that has the secret, as in "Bearer ${TOKEN}"')
+        text = from_environment(value).strip()
+        if not text.isprintable():
+            raise ValueError("the variable has a line break in it, which no header may have")
+        return text
+
+
+class SandboxSection(Section):
+    """Where actions run."""
+
+    kind: str = "auto"
+    """`auto` takes docker when an engine answers, else bubblewrap, else refuses. `unconfined` is no sandbox and
+    `replay` answers from `journals`; both are had by name alone."""
+    allow_unconfined: bool = False
+    """True lets a policy be trained without a sandbox: whatever it tries is done on this machine, as this user."""
+    journals: Path | None = None
+    """Folder, relative to the project, in which all that happens in boxes is recorded; with `replay`, played from."""
+    secrets: tuple[SecretSection, ...] = ()
+    """Tables `[[sandbox.secrets]]`, one a host."""
+
+    @field_validator("secrets")
+    @classmethod
+    def _one_a_host(cls, secrets: tuple[SecretSection, ...]) -> tuple[SecretSection, ...]:
+        if len({secret.host for secret in secrets}) < len(secrets):
+            raise ValueError("two for one host; leave one out")
+        return secrets
+
+
+class PolicySection(Section):
+    """What chooses the actions."""
+
+    kind: Literal["tiny", "openai", "vllm", "litellm", "scripted", "replay"] = "tiny"
+    """`tiny` is made and trained here; `openai` is any endpoint of that dialect; `vllm` is a vLLM server, whose tokens
+    are kept exactly; `litellm` is any hosted model by its name there; `scripted` is a program; `replay` plays the
+    answers of `traces` back."""
+    temperature: float = Field(default=1.0, gt=0.0, le=2.0)
+    base_url: str | None = None
+    """Of an OpenAI-compatible endpoint, up to and without `/chat/completions`."""
+    model: str | None = None
+    """The endpoint's name for the model; litellm's, such as `anthropic/NAME`."""
+    api_key: SecretStr | None = None
+    """Set it in the environment, as AGENTLOOP_POLICY__API_KEY."""
+    script: str | None = None
+    """`module:function` or `file.py:function`, called with the suite's tasks and giving a scripted policy;
+    left out, each task's own reference solution is played."""
+    max_concurrent: int = Field(default=8, ge=1)
+    """Episodes at once against an endpoint."""
+    usd_per_million: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    """Price of prompt and completion tokens, in place of litellm's; of other kinds, `[[prices]]` says it."""
+    traces: Path | None = None
+    """What `replay` plays, relative to the project: a file of `agentloop traces export`, or a store."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides how it acts, as JSON; keys that came later are in it where they are set."""
+        kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent", "usd_per_million"})
+        return {name: value for name, value in kept.items() if name != "traces" or value is not None}
+
+
+class McpSection(Section):
+    """One MCP server, whose tools an agent has as `name__tool`."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,32}$")
+    command: str | None = None
+    """Of a server over stdio: it runs in the box, by `sh -c`."""
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    """Of a server by streamable HTTP: this machine asks it, whatever the box may reach."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Sent to the url. In their values `${NAME}` is that variable of this process."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> McpSection:
+        if (self.command is None) == (self.url is None) or (self.headers and self.url is None):
+            raise ValueError("give it a command, which runs in the box, or a url, which may have headers")
+        return self
+
+    @field_validator("headers", mode="before")
+    @classmethod
+    def _from_environment(cls, headers: object) -> object:
+        if not isinstance(headers, dict):
+            return headers
+        return {name: from_environment(text) if isinstance(text, str) else text for name, text in headers.items()}
+
+
+class AgentSection(Section):
+    """What our own agent works with (`docs/agents.md`). Others bring their own."""
+
+    tools: tuple[str, ...] = ("shell",)
+    """Families of tools: `shell`, `python`, `files`, `search`, `delegate`, installed ones, or `file.py:Class`. `submit`
+    is always there."""
+    mcp: tuple[McpSection, ...] = ()
+    """Tables `[[agent.mcp]]`, one a server."""
+    compaction: Literal["none", "drop", "summarise"] = "none"
+    """When a conversation has no more room: `none` ends the episode, `drop` leaves out the oldest results of tools,
+    `summarise` asks the policy for a summary of it."""
+
+    @field_validator("mcp")
+    @classmethod
+    def _one_a_name(cls, servers: tuple[McpSection, ...]) -> tuple[McpSection, ...]:
+        if len({server.name for server in servers}) < len(servers):
+            raise ValueError("two of one name; rename one")
+        return servers
+
+
+class ServingSection(Section):
+    """How `agentloop policies serve` starts vLLM."""
+
+    python: str | None = None
+    """Of the environment that has vLLM, `.../bin/python`; left out, the one that runs agentloop."""
+    start_timeout_s: float = Field(default=900.0, gt=0.0)
+    """A large model takes minutes to load."""
+
+
+class WarmStartSection(Section):
+    """How the tiny policy learns to use tools at all, before it learns to use them well."""
+
+    demonstrator: str | None = None
+    """Like `[policy] script`: the program that is imitated; left out, the reference solutions are."""
+    n_demonstrations: int = Field(default=2000, ge=1)
+    """Episodes of the demonstrator. A literal handful cannot teach copying to a model made from scratch."""
+    max_steps: int = Field(default=900, ge=1)
+    """Gradient steps after which the warm start gives up."""
+
+
+class TrainSection(Section):
+    """How a turn of the loop trains."""
+
+    max_turns: int = Field(default=6, ge=1)
+    """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
+    steps_per_turn: int = Field(default=15, ge=1)
+    """Updates between two versions."""
+    n_tasks: int = Field(default=12, ge=1)
+    """Tasks of one update."""
+    group_size: int = Field(default=16, ge=2)
+    """Episodes a task: what an episode's reward is compared with."""
+    learning_rate: float = Field(default=4e-4, gt=0.0)
+    stop_at: float = Field(default=0.97, gt=0.0, le=1.0)
+    """Success on the validation split at which the loop has nothing left to learn."""
+    n_threads: int = Field(default=1, ge=1)
+    """Torch threads. One is the cheapest for models this small, and keeps a run repeatable."""
+
+
+class GateSection(Section):
+    """What a version must show before it is promoted."""
+
+    trials: int = Field(default=4, ge=1)
+    """Episodes of each held-out task."""
+    alpha: float = Field(default=0.05, gt=0.0, lt=0.5)
+    """Probability, per candidate, of promoting a version that is no better."""
+    n_min: int = Field(default=20, ge=1)
+    """Fewer tasks than this never promote."""
+
+
+class LeafSection(Section):
+    """One type of failure of a project's own."""
+
+    type: FailureType
+    """`GROUP.NAME`; the groups are infra, budget, call, obs, plan and outcome, and the name is none of ours."""
+    definition: str = Field(min_length=1)
+    """One sentence."""
+
+
+class ReaderSection(Section):
+    """A model that says why a run failed where rules do not know; see `judge.reader.Reader`."""
+
+    model: str
+    """As the endpoint, or litellm, has it."""
+    base_url: str | None = None
+    """Of an endpoint of the OpenAI dialect; without it litellm is asked."""
+    api_key: str = "${AGENTLOOP_JUDGE_KEY:-}"
+    """With `${NAME}`, the variable that has it."""
+    votes: int = Field(default=3, ge=1)
+    max_characters: int = Field(default=40_000, ge=1)
+    temperature: float = Field(default=1.0, ge=0)
+    usd_per_million: tuple[float, float] | None = None
+    """Price of prompt and completion tokens, where nobody else knows it."""
+
+
+class FailuresSection(Section):
+    """What counts as a failure, beyond the types that are there."""
+
+    leaf: tuple[LeafSection, ...] = ()
+    """Tables `[[failures.leaf]]`, one a type."""
+    reader: ReaderSection | None = None
+    """Table `[failures.reader]`."""
+
+    @field_validator("leaf")
+    @classmethod
+    def _new_ones(cls, leaves: tuple[LeafSection, ...]) -> tuple[LeafSection, ...]:
+        types = [leaf.type for leaf in leaves]
+        taken = next((kind for n, kind in enumerate(types) if kind in [*FailureType, *types[:n]]), None)
+        if taken is not None:
+            raise ValueError(f"{taken.value} is there already; call it something else")
+        return leaves
+
+
+class UpstreamSection(Section):
+    """A server of models behind the gateway."""
+
+    name: str = Field(min_length=1)
+    base_url: str = ""
+    """Up to and without `/chat/completions`, as in `http://127.0.0.1:8000/v1`; of `via = "litellm"` none is needed."""
+    api_key: str = ""
+    """With `${NAME}`, the variable that has it."""
+    via: Literal["http", "litellm"] = "http"
+    """`litellm` knows every other provider, and costs several times as much CPU."""
+    dialects: tuple[Literal["chat", "responses", "messages"], ...] = ("chat",)
+    """What it speaks itself; from any other dialect calls are translated to chat."""
+    models: tuple[str, ...] = ("*",)
+    """Names, or patterns such as `gpt-*`, that it answers for."""
+    serves_versions: bool = False
+    """True for the server that has this project's versions, each as `policy-vN`."""
+    gives_tokens: bool | None = None
+    """Whether it gives token ids and log-probabilities, as vLLM does; left out, it is asked which server it is."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Of a whole call."""
+    silent_s: float = Field(default=120.0, gt=0)
+    """How long it may say nothing."""
+
+
+class AliasSection(Section):
+    """A name that agents ask for, and who answers."""
+
+    name: str = Field(min_length=1)
+    to: dict[str, Annotated[float, Field(gt=0)]] = Field(min_length=1)
+    """Name -> weight; all calls of an episode have the same answerer. `policy/live` and `policy/N` are versions."""
+
+
+class GatewaySection(Section):
+    """Models for agents that were written elsewhere; see docs/gateway.md."""
+
+    upstream: tuple[UpstreamSection, ...] = ()
+    """Tables `[[gateway.upstream]]`, the first one that answers for a name is asked."""
+    alias: tuple[AliasSection, ...] = ()
+    """Tables `[[gateway.alias]]`."""
+
+    @field_validator("upstream", "alias")
+    @classmethod
+    def _one_a_name(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [each.name for each in given]
+        twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
+        if twice is not None:
+            raise ValueError(f"two are called {twice!r}; leave one out")
+        return given
+
+
+class PriceSection(Section):
+    """What a model's tokens cost, in USD per million."""
+
+    model: str = Field(min_length=1)
+    """Its name as traces have it; `*` is any letters. The first table that fits counts."""
+    input: float = Field(ge=0, allow_inf_nan=False)
+    output: float = Field(ge=0, allow_inf_nan=False)
+    cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)
+    """Of prompt tokens that the endpoint had kept; left out, they cost what others do."""
+
+
+def from_environment(text: str) -> str:
+    """`text` with `${NAME}` and `${NAME:-default}` replaced by this process's variables. Raises ConfigError."""
+
+    def value(found: re.Match[str]) -> str:
+        known = os.environ.get(found[1], found[2])
+        if known is None:
+            raise ConfigError(f"the variable {found[1]} is not set, which {text!r} asks for; set it and run again")
+        return known
+
+    return re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, text)
