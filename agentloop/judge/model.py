@@ -11,19 +11,18 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from agentloop.config import from_environment
-from agentloop.errors import PluginError, PolicyError, extra
+from agentloop.errors import PluginError, PolicyError
+from agentloop.policies.litellm import LiteLLMPolicy, refuse_litellm
 from agentloop.policies.openai import OpenAIPolicy
+from agentloop.protocols import Policy
+from agentloop.sections import from_environment
 from agentloop.types import Graded, Message, content_hash
 
-COMPROMISED = {"1.82.7", "1.82.8"}
-"""Releases of litellm that steal credentials (24 March 2026, BerriAI/litellm#24518)."""
 MAX_TOKENS = 2048
 Form = TypeVar("Form", bound=BaseModel)
 
@@ -74,9 +73,9 @@ class JudgeModel:
         self._prices = usd_per_million
         self._cache = None if cache is None else Path(cache)
         self._known: dict[str, str] = {}
-        self._policies: dict[type[BaseModel], OpenAIPolicy] = {}
+        self._policies: dict[type[BaseModel], Policy] = {}
         if base_url is None:
-            refuse_litellm()
+            refuse_litellm(f"judge model {model!r}")
         elif not base_url.startswith(("http://", "https://")):
             raise PluginError(f"judge model {model!r}: base_url {base_url!r} must begin with http:// or https://")
 
@@ -101,44 +100,20 @@ class JudgeModel:
     async def _said(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, Spent]:
         schema = {"name": form.__name__.lower(), "strict": True, "schema": strict_schema(form)}
         shape = {"response_format": {"type": "json_schema", "json_schema": schema}}
-        if self._base_url is None:
-            return await self._by_litellm(system, user, shape, repeat)
         policy = self._policies.get(form)
         if policy is None:  # kept, because reading the certificates anew costs 20 ms
-            policy = self._policies[form] = OpenAIPolicy(
-                self._base_url,
-                self.model,
-                api_key=SecretStr(self._key) if self._key else None,
-                temperature=self._temperature,
-                extra=shape,
-            )
+            policy = self._policies[form] = self._policy(shape)
         messages = [Message(role="system", content=system), Message(role="user", content=user)]
         done = await policy.complete(messages, (), max_tokens=MAX_TOKENS, seed=repeat)
         if done.finish_reason == "context":
             raise PolicyError(f"{self.model} has no room for the trace; lower max_characters")
         return done.message.content, self._priced(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
 
-    async def _by_litellm(self, system: str, user: str, shape: Mapping[str, Any], repeat: int) -> tuple[str, Spent]:
-        os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would fetch prices from the network
-        import litellm  # seconds
-
-        try:
-            done: Any = await litellm.acompletion(
-                model=self.model,
-                messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
-                temperature=self._temperature,
-                max_tokens=MAX_TOKENS,
-                seed=repeat,
-                drop_params=True,
-                num_retries=2,
-                **({"api_key": self._key} if self._key else {}),
-                **shape,
-            )
-        except Exception as error:  # it raises the classes of every provider's client
-            raise PolicyError(f"judge model {self.model}: {type(error).__name__}: {error}"[:500]) from error
-        usage = done.usage
-        cost = getattr(done, "_hidden_params", {}).get("response_cost")
-        return done.choices[0].message.content or "", self._priced(usage.prompt_tokens, usage.completion_tokens, cost)
+    def _policy(self, shape: Mapping[str, Any]) -> Policy:
+        key = SecretStr(self._key) if self._key else None
+        if self._base_url is None:
+            return LiteLLMPolicy(self.model, api_key=key, temperature=self._temperature, extra=shape)
+        return OpenAIPolicy(self._base_url, self.model, api_key=key, temperature=self._temperature, extra=shape)
 
     def _priced(self, n_in: int, n_out: int, cost: float | None) -> Spent:
         if self._prices is not None:
@@ -170,22 +145,6 @@ class Unreadable(ValueError):
     def __init__(self, message: str, spent: Spent) -> None:
         super().__init__(message)
         self.spent = spent
-
-
-def refuse_litellm() -> None:
-    """Raises PluginError when litellm cannot be used, before any trace is there to be judged."""
-    try:
-        found = version("litellm")
-    except PackageNotFoundError:
-        raise PluginError(
-            f"a judge model without base_url needs litellm: {extra('hosted')}; or give the base_url of an "
-            "OpenAI-compatible endpoint"
-        ) from None
-    if found in COMPROMISED:
-        raise PluginError(
-            f"litellm {found} is a compromised release that steals credentials; remove it, change every key that this "
-            "machine knew, and install another"
-        )
 
 
 def last_object(text: str) -> str:

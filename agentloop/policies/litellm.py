@@ -1,0 +1,170 @@
+"""Hosted models by litellm's names for them (`anthropic/…`, `gemini/…`), each over its provider's own dialect.
+
+litellm is an extra, and takes seconds to import: that is done when the first answer is asked for. Its table of prices
+is the one that it was installed with; nothing is fetched. Token ids and log-probabilities of the sampled tokens are
+what few of these providers give, so what is to be trained is asked by `openai.py` or `vllm.py` instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentloop.errors import ConfigError, PluginError, PolicyError, extra
+from agentloop.policies.openai import RETRIES, TIMEOUT_S, TOO_LONG, read_completion, wire
+from agentloop.types import Completion, Message, ToolSpec
+
+COMPROMISED = {"1.82.7", "1.82.8"}
+"""Releases of litellm that steal credentials (24 March 2026, BerriAI/litellm#24518)."""
+PASSING = (408, 429)
+"""Refusals that may pass, beside what begins with a 5."""
+NO_KEY = ("missing credentials", "api key - a call is being made", "api_key client option must be set")
+"""In what litellm says where a provider needs a key and none was found: it has no class of its own for that."""
+
+
+class LiteLLMPolicy:
+    """One model of one provider."""
+
+    name = "litellm"
+
+    def __init__(
+        self,
+        model: str | None,
+        *,
+        base_url: str | None = None,
+        api_key: SecretStr | None = None,
+        temperature: float = 1.0,
+        usd_per_million: tuple[float, float] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """base_url: in place of the provider's own. api_key: in place of the variable that the provider's key has.
+
+        usd_per_million: price of prompt and completion tokens, in place of litellm's. extra: further keys of every
+        request. Raises ConfigError without a model, PluginError where litellm is missing or compromised.
+        """
+        if not model:
+            raise ConfigError("policy 'litellm' needs a model, such as anthropic/NAME; set it under [policy]")
+        refuse_litellm("policy 'litellm'")
+        self.model, self.temperature, self._prices = model, temperature, usd_per_million
+        self._request = {
+            "model": model,
+            "temperature": temperature,
+            **({"api_base": base_url} if base_url else {}),
+            **({"api_key": api_key.get_secret_value()} if api_key else {}),
+            **(extra or {}),
+        }
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises PolicyError with the provider's own words and, where one is known, the remedy.
+
+        Finishes with `context`, saying nothing, when the model has no room for the conversation. A parameter that the
+        provider does not have, as many have no seed, is left out.
+        """
+        body = {**self._request, "messages": _wire(messages), "max_tokens": max_tokens, "seed": seed % 2**31}
+        if tools:
+            body["tools"] = [{"type": "function", "function": tool.model_dump()} for tool in tools]
+        answer = await self._ask(body)
+        if answer is None:
+            return Completion(message=Message(role="assistant"), finish_reason="context")
+        try:
+            done = read_completion(answer.model_dump())
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+            raise PolicyError(f"{self.model} answered with no chat completion ({error!r})") from error
+        return done.model_copy(update={"cost_usd": self._cost(done, answer)})
+
+    async def _ask(self, body: dict[str, Any]) -> Any:
+        """litellm's answer; None when the conversation is too long."""
+        litellm, problem = load_litellm(), ""
+        for attempt in range(RETRIES):
+            if attempt:
+                await asyncio.sleep(2.0**attempt / 2)
+            try:
+                # Retries are made here. `_skip_mcp_handler`: with tools it would import what none of its extras needs
+                # but the proxy's, which is not installed.
+                return await litellm.acompletion(
+                    **body, drop_params=True, num_retries=0, max_retries=0, timeout=TIMEOUT_S, _skip_mcp_handler=True
+                )
+            except litellm.ContextWindowExceededError:
+                return None
+            except Exception as error:  # it raises the classes of every provider's client
+                said, status = " ".join(str(error).split()), getattr(error, "status_code", None) or 0
+                if status == 400 and any(words in said.lower() for words in TOO_LONG):
+                    return None
+                problem = f"{type(error).__name__}: {said.removeprefix(f'litellm.{type(error).__name__}: ')}"[:300]
+                if remedy := _remedy(status, said):
+                    problem = f"{problem}; {remedy}"
+                    break
+                if status not in PASSING and status < 500:
+                    break
+        raise PolicyError(f"model {self.model}: {problem}")
+
+    def _cost(self, done: Completion, answer: Any) -> float | None:
+        if self._prices is not None:
+            return (done.n_prompt_tokens * self._prices[0] + done.n_completion_tokens * self._prices[1]) / 1e6
+        cost: float | None = getattr(answer, "_hidden_params", {}).get("response_cost")
+        return cost
+
+
+def list_price(done: Completion) -> float | None:
+    """What `done` costs in USD by litellm's table; None where the table does not have its model, or has no usage."""
+    litellm = load_litellm()
+    if done.model is None or not done.n_prompt_tokens + done.n_completion_tokens:
+        return None
+    try:
+        sums = litellm.cost_per_token(
+            done.model,
+            prompt_tokens=done.n_prompt_tokens,
+            completion_tokens=done.n_completion_tokens,
+            cache_read_input_tokens=done.n_cached_tokens,
+        )
+    except Exception:  # an unknown model is a plain Exception there
+        return None
+    return float(sum(sums))
+
+
+def load_litellm() -> Any:
+    """The module, quiet and offline. Raises PluginError as `refuse_litellm` does."""
+    refuse_litellm("a hosted model")
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would fetch prices from the network
+    import litellm  # seconds
+
+    litellm.suppress_debug_info = True  # it prints advice on stdout, where results are
+    return litellm
+
+
+def refuse_litellm(what: str) -> None:
+    """Raises PluginError, naming `what` needs it, when litellm cannot be used: before anything is rolled out."""
+    try:
+        found = version("litellm")
+    except PackageNotFoundError:
+        raise PluginError(
+            f"{what} without base_url needs litellm: {extra('hosted')}; or give the base_url of an "
+            "OpenAI-compatible endpoint"
+        ) from None
+    if found in COMPROMISED:
+        raise PluginError(
+            f"litellm {found} is a compromised release that steals credentials; remove it, change every key that this "
+            "machine knew, and install another"
+        )
+
+
+def _wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """As `openai.wire`, but a turn of calls alone has no content: of an empty one litellm makes words of its own."""
+    sent = wire(messages)
+    return [{**m, "content": m["content"] or None} if "tool_calls" in m else m for m in sent]
+
+
+def _remedy(status: int, said: str) -> str:
+    """What to do about a refusal that stays one; empty for others."""
+    if status == 401 or any(words in said.lower() for words in NO_KEY):
+        return "set AGENTLOOP_POLICY__API_KEY, or the variable that litellm names for this provider"
+    if "LLM Provider NOT provided" in said:
+        return "name it PROVIDER/MODEL, such as anthropic/NAME or openai/NAME (docs.litellm.ai/docs/providers)"
+    return ""

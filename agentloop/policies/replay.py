@@ -1,0 +1,162 @@
+"""Plays the answers of recorded traces back, with their token ids and log-probabilities: no model, no cost.
+
+An answer is found by the conversation that it was given to. The n-th time that an equal conversation asks, the n-th
+recorded answer is given, so a group of episodes gets every one of its answers once. What a trace does not tell is not
+compared: which tools were offered, the seed, and what a model thought. Nor does it tell what was left of a context
+that was compacted, so such a trace is played up to there. With the sandbox backend `replay` a whole episode runs again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import orjson
+from pydantic import ValidationError
+
+from agentloop.errors import ConfigError, PolicyError, counted
+from agentloop.store.store import Store
+from agentloop.types import Completion, Message, ToolSpec, Trace
+
+SHOWN = 60
+"""Characters of a message that are shown of a difference."""
+SQLITE = b"SQLite format 3\0"
+
+
+class ReplayPolicy:
+    """Every answer of some traces, and of their sub-agents, in memory."""
+
+    name = "replay"
+
+    def __init__(self, traces: Path | str | Iterable[Trace] | None) -> None:
+        """traces: themselves, a file that `agentloop traces export` wrote, or a store.
+
+        Raises ConfigError for a file that is not there, is none of the two, or has no answer in it.
+        """
+        if traces is None:
+            raise ConfigError("policy 'replay' needs traces, a file or a store; set it under [policy]")
+        self._answers: dict[str, list[Completion]] = {}
+        self._given: dict[str, int] = {}
+        self._known: list[list[Message]] = []
+        """Each trace's whole conversation, to say where another one departs from it."""
+        for trace in _read(Path(traces)) if isinstance(traces, Path | str) else traces:
+            self._add(trace)
+        if not self._answers:
+            raise ConfigError(f"policy 'replay': no answer of a model in {_named(traces)}; name another")
+
+    @property
+    def hash(self) -> str:
+        """Of everything that is played (hex)."""
+        rows = (f"{key} {done.model_dump_json()}" for key, them in self._answers.items() for done in them)
+        return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises PolicyError, with the first difference, where nothing was recorded."""
+        key = _key(messages)
+        recorded = self._answers.get(key)
+        if recorded is None:
+            raise PolicyError(f"nothing was recorded for this conversation: {self._difference(messages)}")
+        n = self._given[key] = self._given.get(key, 0) + 1
+        if n > len(recorded):
+            raise PolicyError(
+                f"the same conversation of {counted(len(messages), 'message')} was asked {n} times and recorded "
+                f"{counted(len(recorded), 'time')}; record as many episodes as are played"
+            )
+        return recorded[n - 1]
+
+    def _add(self, trace: Trace) -> None:
+        said = list(trace.messages)
+        for step in trace.steps:
+            if step.compacted:
+                break
+            said += step.heard
+            if not step.copied:
+                self._answers.setdefault(_key(said), []).append(step.completion)
+            said.append(step.completion.message)
+            said += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in step.results]
+        self._known.append(said)
+        for child in trace.children:
+            self._add(child.trace)
+
+    def _difference(self, asked: Sequence[Message]) -> str:
+        """Where `asked` departs from the recorded conversation that goes along with it for longest."""
+        shared, nearest = max(((_n_shared(known, asked), known) for known in self._known), key=lambda pair: pair[0])
+        if shared == len(asked):
+            return f"after message {shared} no answer of a model follows"
+        if shared == len(nearest):
+            return f"diverged at message {shared + 1}: recorded nothing more, asked {_shown(asked[shared])}"
+        return f"diverged at message {shared + 1}: {_apart(nearest[shared], asked[shared])}"
+
+
+def _read(path: Path) -> Iterator[Trace]:
+    try:
+        with path.open("rb") as file:
+            is_store = file.read(len(SQLITE)) == SQLITE
+    except OSError as error:
+        raise ConfigError(f"policy 'replay': {path}: {error.strerror}; name an export of traces, or a store") from None
+    yield from _stored(path) if is_store else _exported(path)
+
+
+def _stored(path: Path) -> Iterator[Trace]:
+    """In the order in which they were stored; those sent as spans are not whole, and are left out."""
+    store = Store(path, create=False)
+    try:
+        for row in reversed(list(store.every())):
+            imported, _ = store.whole(row)
+            if imported is not None:
+                yield imported.trace
+    finally:
+        store.close()
+
+
+def _exported(path: Path) -> Iterator[Trace]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield Trace.model_validate_json(orjson.dumps(orjson.loads(line)["trace"]))
+                except (ValueError, KeyError, TypeError, ValidationError) as error:
+                    why = " ".join(str(error).split())[:200]
+                    raise ConfigError(
+                        f"policy 'replay': {path}:{number}: no trace as `agentloop traces export` writes it: {why}"
+                    ) from None
+
+
+def _named(traces: object) -> str:
+    return str(traces) if isinstance(traces, Path | str) else "these traces"
+
+
+def _key(messages: Sequence[Message]) -> str:
+    return hashlib.sha256(orjson.dumps([_seen(message) for message in messages])).hexdigest()
+
+
+def _seen(message: Message) -> tuple[object, ...]:
+    """What of a message decides an answer."""
+    calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+    return message.role, message.content, calls, message.tool_call_id, message.name
+
+
+def _n_shared(known: Sequence[Message], asked: Sequence[Message]) -> int:
+    pairs = zip(known, asked, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if _seen(a) != _seen(b)), min(len(known), len(asked)))
+
+
+def _apart(known: Message, asked: Message) -> str:
+    """Both from where they differ; of messages that differ in their calls alone, the calls."""
+    if known.role == asked.role and known.content != asked.content:
+        pairs = zip(known.content, asked.content, strict=False)
+        shortest = min(len(known.content), len(asked.content))
+        start = max(0, next((n for n, (a, b) in enumerate(pairs) if a != b), shortest) - SHOWN // 3)
+        said = [repr(m.content[start : start + SHOWN]) for m in (known, asked)]
+        where = f", from character {start}" if start else ""
+        return f"{known.role} said {said[0]}{where}, asked {said[1]}"
+    return f"recorded {_shown(known)}, asked {_shown(asked)}"
+
+
+def _shown(message: Message) -> str:
+    calls = "".join(f" {call.name} {call.arguments}"[:SHOWN] for call in message.tool_calls)
+    answers = f" to {message.tool_call_id}" if message.tool_call_id else ""
+    return f"{message.role}{answers} {message.content[:SHOWN]!r}{calls}"

@@ -1,0 +1,245 @@
+"""A vLLM server as a process of ours: started, watched, started again when it dies, and ended with all it started.
+
+`Server` is one such process and its adapters; `supervise` keeps it up. What it serves is asked by `policies/vllm.py`.
+It does not choose what is served: `agentloop policies serve` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPException
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from agentloop.errors import ConfigError, PolicyError, counted
+from agentloop.policies import guard
+
+LOG_BYTES, N_LOGS = 10_000_000, 3
+N_LAST_LINES = 12
+"""Of the log, in the message of a server that will not stay up."""
+
+
+class Server:
+    """A server that answers `/health`, and the adapters that it was given.
+
+    command: what serves at `url` (without `/v1`). log: file for what it prints, kept to some files of 10 MB.
+    variables: what it finds in its environment beside ours. It ends with this process, by `kill -9` too.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        url: str,
+        *,
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.url, self.log = url.rstrip("/"), log
+        self.adapters: dict[str, Path] = {}
+        self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
+        self._command, self._variables = list(command), dict(variables or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._hold: int | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def status(self) -> int | None:
+        """What the process ended with; None while it runs, and before it was started."""
+        return None if self._process is None else self._process.poll()
+
+    def start(self) -> None:
+        """Start the process; it answers later, see `wait`. Raises OSError where there can be no log."""
+        self.last_lines.clear()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        kept = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
+        read, self._hold = os.pipe()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-E", guard.__file__, *self._command],
+                stdin=read,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._variables},
+                start_new_session=True,  # Ctrl-C is for us, who then end it in order
+            )
+        finally:
+            os.close(read)
+        self._reader = threading.Thread(target=self._keep_log, args=(self._process.stdout, kept), daemon=True)
+        self._reader.start()
+
+    def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> None:
+        """Until it is healthy; `waiting` is called each second with the seconds so far.
+
+        Raises PolicyError when it ends before, or takes longer; ConfigError when it refuses an adapter.
+        """
+        started = time.monotonic()
+        while self.status is not None or not self.is_healthy():
+            if self.status is not None:
+                raise PolicyError(self.ended())
+            waited = time.monotonic() - started
+            if waited > timeout_s:
+                raise PolicyError(f"the server did not answer {self.url}/health within {timeout_s:.0f} s{self._tail()}")
+            waiting(waited)
+            time.sleep(min(1.0, max(0.05, waited)))
+        for name, folder in list(self.adapters.items()):
+            try:
+                self.load_adapter(name, folder)
+            except PolicyError as error:
+                if self.is_healthy():  # so starting it again would not help
+                    raise ConfigError(f"{error}; mend the adapter, or leave it out") from None
+                raise
+
+    def is_healthy(self, timeout_s: float = 5.0) -> bool:
+        """Whether `/health` says so in time."""
+        try:
+            with _open(f"{self.url}/health", timeout_s) as response:
+                return bool(response.status == 200)
+        except (OSError, HTTPException):
+            return False
+
+    def load_adapter(self, name: str, folder: Path) -> None:
+        """Serve the adapter in `folder` as model `name`, now and after each restart. Raises PolicyError.
+
+        A new version needs a new name: a server may answer an old one from what it has cached.
+        """
+        self._post("load_lora_adapter", lora_name=name, lora_path=str(folder.resolve()))
+        self.adapters[name] = folder
+
+    def unload_adapter(self, name: str) -> None:
+        """Free its slot. Raises PolicyError for one that is not loaded."""
+        self._post("unload_lora_adapter", lora_name=name)
+        self.adapters.pop(name, None)
+
+    def stop(self) -> None:
+        """End it and everything that it started. Stopping twice is harmless."""
+        if self._process is None:
+            return
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
+        try:
+            self._process.wait(guard.GRACE_S + 10)
+        except subprocess.TimeoutExpired:  # the guard itself was stopped or hangs
+            self._process.kill()
+            self._process.wait()
+        if self._reader is not None:
+            self._reader.join()
+
+    def ended(self) -> str:
+        """In words, with its last lines."""
+        if self._reader is not None:
+            self._reader.join(5)  # what it said last is still on the way
+        return f"the server ended with status {self.status}{self._tail()}"
+
+    def _tail(self) -> str:
+        lines = "".join(f"\n  {line}" for line in self.last_lines)
+        return f"; {self.log} has all it said, which ends with:{lines}" if lines else "; it said nothing"
+
+    def _post(self, what: str, **body: str) -> None:
+        try:
+            _open(f"{self.url}/v1/{what}", 120.0, body).close()
+        except urllib.error.HTTPError as error:
+            with error:
+                said = error.read().decode(errors="replace")
+            raise PolicyError(f"{self.url}: {what} {body['lora_name']}: HTTP {error.code}: {said[:300]}") from None
+        except (OSError, HTTPException) as error:
+            raise PolicyError(f"{self.url}: {what} {body['lora_name']}: {error}") from None
+
+    def _keep_log(self, printed: IO[bytes], kept: logging.Handler) -> None:
+        """All of it goes to the log, and its last lines are remembered."""
+        with printed as lines, suppress(ValueError):
+            for raw in lines:
+                line = raw.decode(errors="replace").rstrip()
+                self.last_lines.append(line[:300])
+                kept.emit(logging.LogRecord("vllm", logging.INFO, "", 0, line, (), None))
+        kept.close()
+
+
+def _open(url: str, timeout_s: float, body: Mapping[str, str] | None = None) -> Any:
+    """urllib, because nothing else is needed of a client here, and no proxy is between us and our own server."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310 - ours, http
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout_s)
+
+
+class Patience(NamedTuple):
+    """How long what may take."""
+
+    start_s: float = 900.0
+    check_every_s: float = 5.0
+    hung_s: float = 60.0
+    """Without an answer to `/health` the server is as good as dead."""
+    quick_s: float = 120.0
+    """A server that was healthy for less long has died quickly."""
+    max_quick: int = 5
+    """Quick deaths in a row before it is given up."""
+    pause_s: float = 1.0
+    """Before the first start anew; doubled with each quick death, up to a minute."""
+
+
+def supervise(server: Server, say: Callable[[str], object], patience: Patience | None = None) -> None:
+    """Start the server and keep it up, until KeyboardInterrupt or another exception; then it is ended.
+
+    say: told of each change, in a line. Raises PolicyError when it will not stay up, with its last lines.
+    """
+    p = patience or Patience()
+    n_quick = 0
+    try:
+        while True:
+            server.start()
+            healthy_since = None
+            try:
+                server.wait(p.start_s, _each(10, lambda s: say(f"starting, {s:.0f} s so far")))
+                healthy_since = time.monotonic()
+                say(f"ready: {server.url}/v1")
+                why = _until_broken(server, p)
+            except PolicyError as error:
+                why = str(error)
+            server.stop()
+            is_quick = healthy_since is None or time.monotonic() - healthy_since < p.quick_s
+            n_quick = n_quick + 1 if is_quick else 1
+            if n_quick >= p.max_quick:
+                raise PolicyError(f"given up after {counted(n_quick, 'quick death')} in a row: {why}")
+            pause_s = min(60.0, p.pause_s * 2 ** (n_quick - 1))
+            say(f"{why}\nstarting again in {pause_s:.0f} s")
+            time.sleep(pause_s)
+    finally:
+        server.stop()
+
+
+def _until_broken(server: Server, p: Patience) -> str:
+    """What happened to a healthy server."""
+    answered = time.monotonic()
+    while True:
+        time.sleep(p.check_every_s)
+        if server.status is not None:  # asked first: somebody else's server may answer in its place
+            return server.ended()
+        if server.is_healthy(min(p.hung_s, 10.0)):
+            answered = time.monotonic()
+        elif time.monotonic() - answered > p.hung_s:
+            return f"the server has not answered {server.url}/health for {p.hung_s:.0f} s{server._tail()}"
+
+
+def _each(n_s: float, tell: Callable[[float], object]) -> Callable[[float], None]:
+    """`tell`, but no more often than each `n_s` seconds."""
+    told = 0.0
+
+    def maybe(now: float) -> None:
+        nonlocal told
+        if now - told >= n_s:
+            told = now
+            tell(now)
+
+    return maybe

@@ -1,0 +1,149 @@
+"""A policy that vLLM serves, with the exact tokens: which ids were the prompt, which were sampled, how probable.
+
+The first turn's prompt is the server's. Every later one is the ids of the turn before it, as they were, and behind
+them what the template makes of the messages since: a decoded answer, encoded anew, would be other ids (BPE is no
+bijection, and templates write JSON in their own way). The server still reads messages, tools and calls; it is given
+the prompt's ids beside them, as vLLM 0.32 takes them from a prefill stage. Where a conversation does not go on from
+an answer as it was given (it was compacted, or the tools changed), the prompt is the server's again: such a turn is a
+fork, which the ids that are kept of both show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from pydantic import SecretStr
+
+from agentloop.errors import PolicyError
+from agentloop.policies.openai import NO_ROOM, Answer, OpenAIPolicy, wire, wire_tools
+from agentloop.types import Completion, Message, ToolSpec
+
+EXACT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
+"""What a request asks for. `top_logprobs: 0` keeps the alternatives out."""
+MAX_KEPT = 16_000_000
+"""Token ids of conversations that are remembered, at 4 bytes each; the least recently used go first."""
+OPENING = Message(role="user", content="-")
+"""Stands for all that came before an answer when what follows it is rendered: it is not in the result."""
+
+
+class VLLMPolicy:
+    """One model, or one adapter (`policy-v7`), behind the base URL of a vLLM server, which ends with `/v1`."""
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        base_url: str | None,
+        model: str | None,
+        *,
+        api_key: SecretStr | None = None,
+        temperature: float = 1.0,
+        extend: bool = True,
+    ) -> None:
+        """extend: False leaves every prompt to the server, for one that takes no ids."""
+        self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, extra=EXACT)
+        self.model, self._extend = self._chat.model, extend
+        self._said: OrderedDict[int, array[int]] = OrderedDict()
+        self._n_kept = 0
+        self._ends: set[int] = set()
+        self.n_forks = 0
+        """Later turns whose prompt does not begin with the ids of the turn before."""
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises PolicyError, naming the field, for an answer without exact tokens."""
+        before = self._before(messages, tools)
+        prompt = await self._extended(messages, before) if before is not None and self._extend else None
+        given = {"kv_transfer_params": {"prompt_token_ids": prompt}} if prompt else {}
+        answer = await self._chat.ask(messages, tools, max_tokens=max_tokens, seed=seed, **given)
+        if answer is None:
+            return NO_ROOM
+        done = self._exact(answer)
+        if prompt and list(done.prompt_token_ids) != prompt:
+            raise PolicyError(
+                f"{self._chat.base_url}: the prompt's ids are not those that were given; vLLM takes them from 0.32 on; "
+                "name the address of such a server, or use policy 'openai'"
+            )
+        self.n_forks += any(m.token_ids for m in messages) and not self._extends(done, before)
+        self._remember(messages, tools, done)
+        return done
+
+    def _exact(self, answer: Answer) -> Completion:
+        done = self._chat.read(answer)
+        if done.message.token_ids and done.prompt_token_ids and done.logprobs:  # which are kept only if they fit
+            return done
+        choice = json.loads(answer.body)["choices"][0]
+        content = (choice.get("logprobs") or {}).get("content") or ()
+        n_ids = len(done.message.token_ids)
+        if not n_ids:
+            problem = "no choices[0].token_ids"
+        elif not done.prompt_token_ids:
+            problem = "no prompt_token_ids"
+        elif not content:
+            problem = "no choices[0].logprobs.content"
+        else:
+            problem = f"{n_ids} choices[0].token_ids and {len(content)} choices[0].logprobs.content"
+        raise PolicyError(
+            f"{self._chat.base_url}: the answer has {problem}; policy 'vllm' needs them all: "
+            "name the address of a vLLM server, or use policy 'openai'"
+        )
+
+    # ------------------------------------------------------------------------------- the next prompt
+
+    async def _extended(self, messages: Sequence[Message], before: array[int]) -> list[int] | None:
+        """The ids before, and what the template puts behind them; None where it has no end that was ever sampled."""
+        last = max(i for i, m in enumerate(messages) if m.role == "assistant")
+        closed, following = await asyncio.gather(
+            self._render([OPENING, messages[last]], ending=True),
+            self._render([OPENING, *messages[last:]], ending=False),
+        )
+        ends = [i for i, token in enumerate(closed) if token in self._ends]
+        if not ends or following[: len(closed)] != closed:
+            return None
+        is_ended = before[-1] in self._ends
+        return [*before, *following[ends[-1] + is_ended :]]
+
+    async def _render(self, messages: Sequence[Message], *, ending: bool) -> list[int]:
+        """Ids of a conversation; ending: as it stands, without the mark that lets the assistant speak."""
+        url = f"{self._chat.base_url.removesuffix('/v1')}/tokenize"
+        body = {"model": self.model, "messages": wire(messages), "add_generation_prompt": not ending}
+        answer = await self._chat.post(url, body)
+        try:
+            tokens: list[int] = json.loads(answer.body)["tokens"]
+        except (ValueError, KeyError, TypeError):
+            raise PolicyError(f"{url} answered with no tokens: {answer.text[:200]}") from None
+        return tokens
+
+    def _before(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> array[int] | None:
+        """Prompt and sampled ids of the last answer in `messages`, if it was ours to exactly this."""
+        last = max((i for i, m in enumerate(messages) if m.role == "assistant"), default=None)
+        if last is None:
+            return None
+        key = _key(messages[: last + 1], tools)
+        if key in self._said:
+            self._said.move_to_end(key)
+        return self._said.get(key)
+
+    def _remember(self, messages: Sequence[Message], tools: Sequence[ToolSpec], done: Completion) -> None:
+        # No `stop` is ever sent, so what ends an answer is the model's end mark.
+        if done.finish_reason in ("stop", "tool_calls"):
+            self._ends.add(done.message.token_ids[-1])
+        key, ids = _key([*messages, done.message], tools), array("i", done.prompt_token_ids + done.message.token_ids)
+        self._n_kept += len(ids) - len(self._said.pop(key, ()))
+        self._said[key] = ids
+        while self._n_kept > MAX_KEPT:
+            self._n_kept -= len(self._said.popitem(last=False)[1])
+
+    @staticmethod
+    def _extends(done: Completion, before: array[int] | None) -> bool:
+        return before is not None and done.prompt_token_ids[: len(before)] == tuple(before)
+
+
+def _key(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
+    """Of a conversation. The sampled ids are in it, so that equal words of other tokens are another conversation."""
+    return hash((tuple(messages), json.dumps(wire_tools(tools))))

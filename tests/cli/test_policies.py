@@ -1,0 +1,92 @@
+"""`agentloop policies`: which versions there are, and what can be served; `tests/serving` serves."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+
+from .conftest import Run
+from .test_errors import refused
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A live version with a folder, which has a model, and a candidate of others' weights."""
+    store = Store(tmp_path / "traces" / "store.db")
+    registry = Registry(store)
+    common = {"sha256": "0" * 64, "config_hash": "c"}
+    registry.add(number=1, parent=None, kind="weights", artifact="policies/v0001", note="from scratch", **common)
+    registry.add(number=2, parent=1, kind="remote", artifact=None, note="", **common)
+    registry.add(number=3, parent=1, kind="weights", artifact="policies/v0003", note="", **common)
+    store.close()
+    (tmp_path / "policies" / "v0001" / "weights").mkdir(parents=True)
+    (tmp_path / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+@pytest.mark.usefixtures("project")
+def test_versions_are_listed(agentloop: Run) -> None:
+    shown = agentloop("policies", "ls").stdout.splitlines()
+    assert [line.split()[:3] for line in shown[1:]] == [
+        ["v1", "live", "weights"],
+        ["v2", "candidate", "v1"],
+        ["v3", "candidate", "v1"],
+    ]
+    listed = json.loads(agentloop("policies", "ls", "--json").stdout)["versions"]
+    assert [(v["number"], v["artifact"]) for v in listed] == [(1, "policies/v0001"), (2, None), (3, "policies/v0003")]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "what is to be served? Name the folder of a model, or `live`, or a version's number"),
+        (["nowhere"], "no folder nowhere; name one, or `live`, or a version's number"),
+        (["liv"], "no folder liv; did you mean 'live'?; name one, or `live`, or a version's number"),
+        (["empty"], "empty has no config.json; name the folder of a model in the Hugging Face layout"),
+        (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
+        (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
+        (["2"], "v2 has no weights of ours (remote); serve the folder of a model"),
+        (["3"], "no folder policies/v0003; name one, or `live`, or a version's number"),
+        (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
+        (["live", "--lora", "a=empty"], "--lora 'a=empty': empty has no adapter_config.json; name the folder of an"),
+        (["live", "--url", "http://x"], "--url starts nothing: leave out what is to be served, or leave out --url"),
+        (["--url", "x:80"], "--url 'x:80' must begin with http:// or https://"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(agentloop: Run, words: list[str], said: str) -> None:
+    assert refused(agentloop, 2, "policies", "serve", *words).startswith(said)
+
+
+@pytest.mark.usefixtures("project")
+def test_vllm_that_is_not_there_is_one_line_with_the_remedy(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = refused(agentloop, 2, "policies", "serve", "live", "--port", "0")
+    assert said.startswith(f"{sys.executable} has no vLLM (No module named 'vllm'); make an environment of its own")
+    assert said.rstrip().endswith('and name it: [serving] python = "ENV/bin/python"')
+    monkeypatch.setenv("AGENTLOOP_SERVING__PYTHON", "/nowhere/bin/python")
+    said = refused(agentloop, 2, "policies", "serve", "live", "--port", "0")
+    assert said.startswith("[serving] python /nowhere/bin/python: No such file or directory; make")
+
+
+@pytest.mark.usefixtures("project")
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(agentloop: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = refused(agentloop, 2, "policies", "serve", "live", "--port", str(port))
+    assert said.startswith(f"cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port")
+
+
+def test_no_versions(agentloop: Run, tmp_path: Path) -> None:
+    assert "no trace store" in refused(agentloop, 4, "policies", "ls")
+    Store(tmp_path / "traces" / "store.db").close()
+    assert agentloop("policies", "ls").stdout == "no versions; `agentloop loop` makes them\n"

@@ -1,0 +1,188 @@
+"""What becomes of a server that starts late, dies, hangs or will not end: real processes, and none is left."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from api.serving import free_port
+
+from agentloop.errors import ConfigError, PolicyError
+from agentloop.policies import guard
+from agentloop.policies.serving import Patience, Server, supervise
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).with_name("scripted.py")
+QUICKLY = Patience(start_s=10, check_every_s=0.1, hung_s=0.8, quick_s=0.3, max_quick=3, pause_s=0.05)
+DOZING = Patience(start_s=10, check_every_s=0.1, hung_s=0.8, quick_s=60, max_quick=3, pause_s=0.05)
+
+
+class Enough(Exception):
+    """The test has seen what it waited for."""
+
+
+class Scripted:
+    """A server that does `acts`, start by start."""
+
+    def __init__(self, folder: Path, *acts: str) -> None:
+        port = free_port()
+        self.folder = folder
+        self.command = [sys.executable, str(SCRIPT), str(port), str(folder), *acts]
+        self.server = Server(self.command, f"http://127.0.0.1:{port}", log=folder / "logs" / "log")
+        self.told: list[str] = []
+
+    def until(self, words: str, times: int = 1) -> Callable[[str], None]:
+        """Listens until `words` were said so often, then ends the supervision."""
+
+        def say(line: str) -> None:
+            self.told.append(line)
+            if sum(words in told for told in self.told) == times:
+                raise Enough
+
+        return say
+
+    @property
+    def pids(self) -> list[int]:
+        kept = self.folder / "pids"
+        return [int(word) for word in kept.read_text().split()] if kept.exists() else []
+
+    @property
+    def left(self) -> list[int]:
+        """Those that are still there, after a moment; also one that is dead and that nobody has waited for."""
+        for _ in range(40):
+            if not (there := [pid for pid in self.pids if Path(f"/proc/{pid}").exists()]):
+                break
+            time.sleep(0.05)
+        return there
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[..., Scripted]]:
+    made: list[Scripted] = []
+
+    def make(*acts: str) -> Scripted:
+        made.append(Scripted(tmp_path, *acts))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.server.stop()
+        assert one.left == []
+
+
+def test_one_that_starts_late_is_waited_for(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("late")
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready"), QUICKLY)
+    assert it.told == [f"ready: {it.server.url}/v1"]
+    assert it.left == []
+    assert it.server.log.read_text() == "start 0: late\n"
+
+
+def test_one_that_dies_is_started_again_with_its_adapters(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
+    it = scripted("crash", "serve")
+    it.server.adapters["policy-v1"] = tmp_path / "v1"
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready", 2), QUICKLY)
+    assert "the server ended with status 9" in it.told[1]
+    assert "start 0: crash" in it.told[1]
+    asked = f'/v1/load_lora_adapter {{"lora_name": "policy-v1", "lora_path": "{tmp_path / "v1"}"}}\n'
+    assert (tmp_path / "asked").read_text() == asked * 2
+    assert it.left == []
+
+
+def test_one_that_hangs_is_ended_and_started_again(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("hang", "serve")
+    started = time.monotonic()
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready", 2), QUICKLY)
+    assert "has not answered" in it.told[1]
+    assert time.monotonic() - started > QUICKLY.hung_s
+    assert it.left == []
+
+
+def test_one_that_will_not_start_is_given_up_with_its_last_words(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("die")
+    with pytest.raises(PolicyError, match=r"given up after 3 quick deaths in a row: .*status 1[^§]*no such model"):
+        supervise(it.server, it.told.append, QUICKLY)
+    assert len(it.pids) == 3 * 3
+    assert [line.rpartition("\n")[2] for line in it.told] == ["starting again in 0 s"] * 2
+
+
+def test_one_that_dies_soon_after_each_start_is_given_up_too(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("crash")
+    with pytest.raises(PolicyError, match="given up after 3 quick deaths"):
+        supervise(it.server, it.told.append, DOZING)
+
+
+def test_deaths_that_are_not_quick_are_no_reason_to_give_up(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("crash")
+    with pytest.raises(Enough):
+        supervise(it.server, it.until("ready", 5), QUICKLY)
+
+
+def test_one_that_never_answers_is_not_waited_for_longer_than_was_said(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("late")
+    it.server.start()
+    with pytest.raises(PolicyError, match=r"did not answer .*/health within 0 s"):
+        it.server.wait(0.2)
+
+
+def test_one_that_ignores_sigterm_is_killed(scripted: Callable[..., Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
+    short = it_with_less_grace(Path(guard.__file__), monkeypatch, scripted)
+    short.server.start()
+    short.server.wait(10)
+    short.server.stop()
+    assert short.left == []
+
+
+def it_with_less_grace(source: Path, monkeypatch: pytest.MonkeyPatch, scripted: Callable[..., Scripted]) -> Scripted:
+    """The guard is a file that is run: one with a shorter grace stands in its place."""
+    it = scripted("deaf")
+    hasty = it.folder / "guard.py"
+    hasty.write_text(source.read_text().replace("GRACE_S = 15.0", "GRACE_S = 0.3"))
+    monkeypatch.setattr(guard, "__file__", str(hasty))
+    return it
+
+
+def test_an_adapter_that_is_refused_is_not_kept(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
+    it = scripted("serve")
+    it.server.start()
+    it.server.wait(10)
+    it.server.load_adapter("policy-v2", tmp_path)
+    with pytest.raises(PolicyError, match="load_lora_adapter missing: HTTP 400: no such adapter"):
+        it.server.load_adapter("missing", tmp_path)
+    assert list(it.server.adapters) == ["policy-v2"]
+    it.server.unload_adapter("policy-v2")
+    assert not it.server.adapters
+
+
+def test_a_server_that_refuses_an_adapter_is_not_started_again(scripted: Callable[..., Scripted]) -> None:
+    it = scripted("serve")
+    it.server.adapters["missing"] = it.folder
+    with pytest.raises(ConfigError, match="missing: HTTP 400: no such adapter; mend the adapter"):
+        supervise(it.server, it.told.append, QUICKLY)
+    assert it.told == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_it_ends_with_whoever_started_it(scripted: Callable[..., Scripted], number: int) -> None:
+    it = scripted("serve")
+    program = (
+        "import sys; from pathlib import Path; from agentloop.policies.serving import Server, supervise\n"
+        f"supervise(Server({it.command!r}, {it.server.url!r}, log=Path({str(it.server.log)!r})), print)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    with owner:
+        assert owner.stdout is not None
+        assert "ready" in owner.stdout.readline()
+        assert all(Path(f"/proc/{pid}").exists() for pid in it.pids)
+        owner.send_signal(number)
+    assert it.left == []
