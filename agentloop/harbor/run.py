@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agentloop.energy import Meter
 from agentloop.errors import CapabilityError, counted
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial
@@ -15,6 +17,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import images
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
+from agentloop.store.tables import StageRow
 from agentloop.types import RewardState
 
 STORE = Path("traces") / "store.db"
@@ -56,7 +59,7 @@ async def run_tasks(
 ) -> list[Trial]:
     """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it.
 
-    planted: with canaries in the agent's box.
+    planted: with canaries in the agent's box. What the whole took is stored, too, with its energy where that is known.
     """
     run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     slots = asyncio.Semaphore(n_concurrent)
@@ -68,10 +71,23 @@ async def run_tasks(
         on_done(trial)
         return trial
 
-    async with asyncio.TaskGroup() as group:
-        trials = [task for task in tasks for _ in range(n_trials)]
-        running = [group.create_task(one(place, task)) for place, task in enumerate(trials)]
-    return [task.result() for task in running]
+    started, started_cpu = time.perf_counter(), time.process_time()
+    with Meter() as meter:
+        async with asyncio.TaskGroup() as group:
+            trials = [task for task in tasks for _ in range(n_trials)]
+            running = [group.create_task(one(place, task)) for place, task in enumerate(trials)]
+        done = [task.result() for task in running]
+        store.put_stage(
+            StageRow(
+                name=run,
+                n_episodes=len(done),
+                n_tool_calls=sum(len(trial.trace.tool_calls) for trial in done),
+                wall_s=time.perf_counter() - started,
+                cpu_s=time.process_time() - started_cpu,
+                metrics=meter.read().metrics,
+            )
+        )
+    return done
 
 
 def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""Joules and GPU-seconds of this machine, while the meter is on: RAPL by the kernel's powercap files, GPUs by NVML.
+
+It measures whole packages and whole GPUs, with whatever else runs on them: on a shared machine a figure is an upper
+bound, and what a model server on another machine uses is not in it. What cannot be read is not in the figures, and
+`missing` says why; nothing is ever estimated.
+Source: https://docs.kernel.org/power/powercap/powercap.html; NVML API reference, `nvmlDeviceGetTotalEnergyConsumption`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from agentloop.errors import extra
+
+POWERCAP = Path("/sys/class/powercap")
+ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+"""Also on AMD. `intel-rapl-mmio` tells of the same packages again, and is left out."""
+COUNTED = re.compile(r"package-\d+|dram")
+"""Domains that add up to what was used: `core` and `uncore` are within a package, and packages within `psys`."""
+CPU_PERIOD_S, GPU_PERIOD_S = 30.0, 0.5
+"""How often counters are read. The smallest range of a package, 65 kJ, lasts for a minute at 1000 W; NVML's
+utilisation is a mean over at most a second."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """What was used since a meter was started, or between two readings of it."""
+
+    joules: Mapping[str, float] = field(default_factory=dict)
+    """By domain: `package-0`, `dram-0`, `gpu-0`, ..., each beside the others."""
+    gpu_s: float | None = None
+    """Seconds in which a GPU was busy, over all GPUs; None where there is none to be read."""
+
+    def since(self, before: Used) -> Used:
+        """The difference. Domains that were not there before are left out."""
+        both = {name: value - before.joules[name] for name, value in self.joules.items() if name in before.joules}
+        known = self.gpu_s is not None and before.gpu_s is not None
+        return Used(both, (self.gpu_s or 0.0) - (before.gpu_s or 0.0) if known else None)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """As `StageRow.metrics` has it, with what is known alone."""
+        named = {f"joules {name}": value for name, value in self.joules.items()}
+        total = {"joules": sum(self.joules.values())} if self.joules else {}
+        return {**total, **named, **({"gpu_s": self.gpu_s} if self.gpu_s is not None else {})}
+
+
+class Source(Protocol):
+    """Something that counts."""
+
+    def read(self, elapsed_s: float) -> Used:
+        """What was used since it was last read, `elapsed_s` seconds ago, without what cannot be read."""
+        ...
+
+
+class Meter:
+    """Counts from `with` on, in a thread that reads the counters before they come around."""
+
+    def __init__(self, powercap: Path | None = None) -> None:
+        self.missing: dict[str, str] = {}
+        """`cpu` and `gpu`, where that cannot be measured -> why."""
+        rapl, why_no_rapl = _rapl(powercap or POWERCAP)
+        gpus, why_no_gpus = _nvml()
+        self._sources: list[Source] = [source for source in (rapl, gpus) if source is not None]
+        for name, why in (("cpu", why_no_rapl), ("gpu", why_no_gpus)):
+            if why is not None:
+                self.missing[name] = why
+        self._period_s = GPU_PERIOD_S if gpus is not None else CPU_PERIOD_S
+        self._total: Used | None = None
+        self._read_at = time.monotonic()
+        self._lock, self._over = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Meter:
+        self.read()
+        if self._sources:
+            self._thread = threading.Thread(target=self._keep_reading, name="energy", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def read(self) -> Used:
+        """What was used since the start."""
+        with self._lock:
+            now = time.monotonic()
+            elapsed_s, self._read_at = now - self._read_at, now
+            new = [source.read(elapsed_s) for source in self._sources]
+            joules = {name: more for used in new for name, more in used.joules.items()}
+            busy = [used.gpu_s for used in new if used.gpu_s is not None]
+            # What was lost on the way is not known for the rest either.
+            if self._total is None:
+                self._total = Used(joules, sum(busy) if busy else None)
+            else:
+                before = self._total
+                kept = {name: known + joules[name] for name, known in before.joules.items() if name in joules}
+                self._total = Used(kept, before.gpu_s + sum(busy) if busy and before.gpu_s is not None else None)
+            return self._total
+
+    def _keep_reading(self) -> None:
+        while not self._over.wait(self._period_s):
+            self.read()
+
+
+class Rapl:
+    """The counters of CPU packages and of their memory."""
+
+    def __init__(self, zones: Mapping[str, Path]) -> None:
+        """zones: name -> its folder. Raises OSError where a counter cannot be read."""
+        self._zones = dict(zones)
+        self._range = {name: _number(zone / "max_energy_range_uj") for name, zone in zones.items()}
+        self._last = {name: _number(zone / "energy_uj") for name, zone in zones.items()}
+
+    def read(self, elapsed_s: float) -> Used:
+        """See `Source`."""
+        joules = {}
+        for name, zone in list(self._zones.items()):
+            try:
+                now = _number(zone / "energy_uj")
+            except (OSError, ValueError):
+                del self._zones[name]
+                continue
+            joules[name] = microjoules(self._last[name], now, self._range[name]) / 1e6
+            self._last[name] = now
+        return Used(joules)
+
+
+def microjoules(before: int, now: int, largest: int) -> int:
+    """From one reading of a counter to the next; after `largest` it begins at 0 again, at most once in between."""
+    return now - before if now >= before else now + largest + 1 - before
+
+
+class Nvml:
+    """The counters of NVIDIA GPUs."""
+
+    def __init__(self, nvml: Any, handles: list[Any]) -> None:
+        self._nvml, self._handles = nvml, handles
+        self._last = [self._energy(handle) for handle in handles]
+
+    def read(self, elapsed_s: float) -> Used:
+        """See `Source`. A GPU too old for a counter of energy has its seconds alone."""
+        joules: dict[str, float] = {}
+        busy_s: float | None = 0.0
+        for n, handle in enumerate(self._handles):
+            before, now = self._last[n], self._energy(handle)
+            if before is not None and now is not None:
+                joules[f"gpu-{n}"] = (now - before) / 1e3
+            self._last[n] = now
+            try:
+                percent = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            except self._nvml.NVMLError:
+                busy_s = None
+            else:
+                busy_s = None if busy_s is None else busy_s + percent / 100 * elapsed_s
+        return Used(joules, busy_s)
+
+    def _energy(self, handle: Any) -> int | None:
+        """Millijoules since the driver was loaded."""
+        try:
+            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+        except self._nvml.NVMLError:
+            return None
+
+
+def _rapl(powercap: Path) -> tuple[Rapl | None, str | None]:
+    found = sorted(path for path in powercap.glob("intel-rapl:*") if ZONE.fullmatch(path.name))
+    if not found:
+        return None, f"not available: no counter of energy in {powercap}, as in most virtual machines"
+    zones: dict[str, Path] = {}
+    try:
+        for path in found:
+            name = (path / "name").read_text().strip()
+            if COUNTED.fullmatch(name):
+                zones[name if name.startswith("package") else f"{name}-{path.name.split(':')[1]}"] = path
+        return Rapl(zones), None
+    except PermissionError as error:
+        return None, f"not available: {error.filename} is for root alone; run as root, or let your group read it"
+    except (OSError, ValueError) as error:
+        return None, f"not available: {error}"
+
+
+def _nvml() -> tuple[Nvml | None, str | None]:
+    try:
+        import pynvml
+    except ImportError:
+        return None, f"not available: NVML is read by nvidia-ml-py; {extra('energy')}"
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return None, f"not available: {error}"
+    return (Nvml(pynvml, handles), None) if handles else (None, "not available: no GPU")
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())

@@ -1,0 +1,110 @@
+"""`agentloop costs`: what the episodes in a store took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+
+if TYPE_CHECKING:
+    from agentloop.costs import Spent
+    from agentloop.store.store import Store
+
+UNKNOWN = "-"
+COLUMNS = (
+    ("episodes", "episodes", "{:,}"),
+    ("solved", "solved", "{:,}"),
+    ("prompt_tokens", "tokens in", "{:,}"),
+    ("completion_tokens", "out", "{:,}"),
+    ("usd", "USD", "{:.4g}"),
+    ("usd_per_solved", "USD per solved", "{:.4g}"),
+    ("gpu_s", "GPU s", "{:,.1f}"),
+    ("joules", "joules", "{:,.0f}"),
+    ("joules_per_solved", "J per solved", "{:,.0f}"),
+)
+
+
+class By(StrEnum):
+    """What the rows of the table are."""
+
+    version = "version"
+    task = "task"
+    model = "model"
+
+
+def costs(
+    filter: Annotated[
+        list[str] | None, typer.Argument(help="Terms that all must hold, such as purpose:evaluate since:7d.")
+    ] = None,
+    by: Annotated[By, typer.Option(help="What the rows are.")] = By.version,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    tenant: Tenant = None,
+    as_json: AsJson = False,
+) -> None:
+    """What episodes took: tokens, money, GPU-seconds and joules; `-` is what nobody knows.
+
+    Prices are your own, the tables `prices` of agentloop.toml, else what was
+    recorded with an answer, else litellm's list where it is installed. Energy
+    was measured for whole stages of a loop on this machine, whoever else used
+    it; episodes have their share of it by wall time.
+    """
+    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.costs import price, tabulate
+
+    own = load_config(project).prices if (project / CONFIG_FILE).exists() else ()
+    store = open_store(where, project=project, create=False)
+    try:
+        known = price(own, _listed) if find_spec("litellm") else price(own)
+        rows = tabulate(_episodes(store, " ".join(filter or ()), tenant), by.value, known)
+    finally:
+        store.close()
+    if as_json:
+        print_json({"by": by.value, "rows": rows})
+    elif not rows:
+        stderr.print("no such traces; `agentloop traces ls` shows those that there are")
+    else:
+        stdout.print(_table(by.value, rows))
+
+
+def _episodes(store: Store, words: str, tenant: str | None) -> Iterator[Spent]:
+    from agentloop.costs import shares, spent
+    from agentloop.formats.stored import read_each
+
+    stages, times = store.stages(), {}
+    for stored in read_each(store, store.every(words, project=tenant)):
+        stage = stages.get(stored.row.stage or "")
+        energy = {}
+        if stage is not None:
+            if stage.name not in times:
+                times[stage.name] = [row.duration_s for row in store.every(f'stage:"{stage.name}"')]
+            all_of_them = times[stage.name]
+            energy = shares(stage.metrics, len(all_of_them), stored.row.duration_s, sum(all_of_them))
+        yield spent(stored.trace, stored.verdict, energy)
+
+
+def _listed(completion: Any) -> float | None:
+    from agentloop.policies.litellm import list_price
+
+    return list_price(completion)
+
+
+def _table(by: str, rows: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))  # ten columns fit into 80 characters
+    table.add_column(by)
+    for _, heading, _ in COLUMNS:
+        table.add_column(heading, justify="right")
+    for name, row in rows.items():
+        shown = [UNKNOWN if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS]
+        label = f"v{name}" if by == "version" and name != UNKNOWN else name
+        table.add_row(Text(on_one_line(label)), *shown)
+    return table
