@@ -1,6 +1,6 @@
 """The trace service: what `agentloop serve` runs.
 
-Counted (metrics.py) -> Guard (auth.py) -> Bounded (bounded.py)
+Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) -> Bounded (bounded.py)
     -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  Committer  ->  Store
     -> /api/v1/... (query.py)                                            ->  Store
     -> /healthz, /readyz, /metrics (health.py)
@@ -32,6 +32,9 @@ from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
 from agentloop.api.refusals import JSON, content_type, refusal
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
+from agentloop.gateway.app import Gateway
+from agentloop.gateway.calls import Calls, Price, unknown
+from agentloop.gateway.routes import Routes
 from agentloop.store.store import Store
 
 RETRY_S = 5
@@ -40,28 +43,38 @@ MAX_TOLD = 500
 """Characters of why a body or a parameter is none."""
 
 
-def make_app(store: Store) -> ASGIApp:
-    """The service over `store`, which stays the caller's to close."""
+def make_app(
+    store: Store, routes: Routes | None = None, price: Price = unknown, *, only_models: bool = False
+) -> ASGIApp:
+    """The service over `store`, which stays the caller's to close. routes: of the gateway; None for no gateway.
+
+    only_models: the gateway alone, which takes no spans and answers no questions.
+    """
     committer = Committer(store.put_spans)
     metrics = Metrics(lambda: committer.n_commits, lambda: committer.n_waiting_bytes, store.size)
     readiness = Readiness(store.check)
     ingest = Ingest(committer, readiness, metrics)
+    calls = Calls(routes, committer.put, price=price) if routes else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        if calls is not None:
+            await calls.close()
         committer.close()
 
     app = FastAPI(title="agentloop", version=__version__, lifespan=lifespan, redoc_url=None, responses=REFUSALS)
-    app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
-    app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
-    app.include_router(router(store))
+    if not only_models:
+        app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
+        app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
+        app.include_router(router(store))
     app.include_router(health(readiness, metrics))
     app.add_exception_handler(AgentLoopError, _explained)
     app.add_exception_handler(RequestValidationError, _told)
     app.add_exception_handler(HTTPException, _said)
     describe(app)
-    return Counted(Guard(Bounded(app), store), metrics)
+    inner: ASGIApp = Bounded(app)
+    return Counted(Guard(Gateway(inner, calls) if calls else inner, store), metrics)
 
 
 def _explained(request: Request, error: Exception) -> Response:

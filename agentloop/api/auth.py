@@ -25,12 +25,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentloop.api.refusals import OTLP, refusal
 from agentloop.errors import StoreError
+from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
 from agentloop.store.tables import DEFAULT_PROJECT
 
-INGEST, READ, ADMIN = "ingest", "read", "admin"
-SCOPES = (INGEST, READ, ADMIN)
-"""Write traces and scores; read and export them; `/metrics`, which counts all projects, and what no other covers."""
+INGEST, READ, CALL, ADMIN = "ingest", "read", "call", "admin"
+SCOPES = (INGEST, READ, CALL, ADMIN)
+"""Write traces and scores; read and export them; call models; `/metrics`, which counts all projects, and what no other
+covers."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 """What a load balancer asks without a key, and what says how to ask with one: no data is in it."""
@@ -61,7 +63,7 @@ def new_key(project: str, scopes: Iterable[str]) -> tuple[str, Key]:
 
 
 class Guard:
-    """ASGI middleware that refuses, or sets `project` in the request's state."""
+    """ASGI middleware that refuses, or sets `project` in the request's state, and `key` where there is one."""
 
     def __init__(self, app: ASGIApp, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
         self.app, self._keys, self._clock = app, keys, clock
@@ -84,7 +86,8 @@ class Guard:
 
     async def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         words = _words(headers)
-        if words is None:
+        is_call = route_of(scope) is not None
+        if words is None or (is_call and not KEY.fullmatch(words)):  # clients of models cannot send none
             if await self._has_keys():
                 why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
                 return refusal(scope, 401, why)
@@ -96,11 +99,11 @@ class Guard:
         key = await self._find(words)
         if key is None:
             return refusal(scope, 401, "no such key, or it was revoked; `agentloop keys ls` shows those there are")
-        needed = needed_scope(scope["method"], scope["path"])
+        needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
         if needed not in key.scopes and ADMIN not in key.scopes:
             why = f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}"
             return refusal(scope, 403, why)
-        scope.setdefault("state", {})["project"] = key.project
+        scope.setdefault("state", {}).update(project=key.project, key=key)
         return None
 
     async def _has_keys(self) -> bool:
@@ -115,9 +118,11 @@ class Guard:
             return None
         looked_up, key = self._known.get(match[1], (-FRESH_S, None))
         if self._clock() - looked_up >= FRESH_S:
+            read_at = time.monotonic()
             key = await to_thread(self._keys.key, match[1])  # a store that is slow holds up nobody else
             if len(self._known) > 10_000:  # ids that somebody made up
                 self._known.clear()
+            key = key and key._replace(read_at=read_at)
             self._known[match[1]] = (self._clock(), key)
         return key if key and hmac.compare_digest(key.sha256, _digest(words)) else None
 
@@ -134,10 +139,8 @@ def needed_scope(method: str, path: str) -> str:
 
 
 def _words(headers: Headers) -> str | None:
-    scheme, _, words = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return words.strip()
-    return headers.get("x-api-key") or headers.get("authorization")
+    found = words_of(headers)
+    return found and found.partition(EPISODE)[0]
 
 
 def _is_local(headers: Headers) -> bool:

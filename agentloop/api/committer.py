@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agentloop.errors import StoreError
+from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 MAX_WAITING = 96 << 20
@@ -20,10 +22,13 @@ MAX_WAITING = 96 << 20
 MAX_COMMIT = 2048
 """Spans in one transaction, unless one request has more."""
 
-Put = Callable[[str, Sequence[Span]], None]
+Put = Callable[[str, Sequence[Span], Mapping[str, Spent]], None]
 
 
-class Busy(Exception):
+NOTHING: Mapping[str, Spent] = MappingProxyType({})
+
+
+class Busy(StoreError):
     """429: too much waits already."""
 
 
@@ -31,6 +36,7 @@ class _Batch(NamedTuple):
     project: str
     spans: Sequence[Span]
     n_bytes: int
+    spent: Mapping[str, Spent]
     done: asyncio.Future[None]
     loop: asyncio.AbstractEventLoop
 
@@ -39,7 +45,7 @@ class Committer:
     """One thread that writes; `put` from any event loop."""
 
     def __init__(self, put: Put) -> None:
-        """put: writes spans of one project in one transaction."""
+        """put: writes spans of one project, and what keys have spent, in one transaction."""
         self._put = put
         self._waiting: deque[_Batch] = deque()
         self._n_bytes = 0
@@ -54,12 +60,14 @@ class Committer:
         """Bytes of bodies that wait."""
         return self._n_bytes
 
-    async def put(self, project: str, spans: Sequence[Span], n_bytes: int) -> None:
+    async def put(
+        self, project: str, spans: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent] = NOTHING
+    ) -> None:
         """Return once they are on disk. Raises Busy, StoreError and whatever the write raised."""
         if not spans:
             return
         loop = asyncio.get_running_loop()
-        batch = _Batch(project, spans, n_bytes, loop.create_future(), loop)
+        batch = _Batch(project, spans, n_bytes, spent, loop.create_future(), loop)
         with self._changed:
             if self._closed:
                 raise StoreError("the server is ending; send it again")
@@ -97,7 +105,7 @@ class Committer:
 
     def _commit(self, batches: list[_Batch]) -> None:
         try:
-            self._put(batches[0].project, [span for batch in batches for span in batch.spans])
+            self._put(batches[0].project, [span for batch in batches for span in batch.spans], _summed(batches))
             problem: Exception | None = None
         except Exception as error:
             problem = error
@@ -113,6 +121,15 @@ class Committer:
                 batch.loop.call_soon_threadsafe(_settle, batch.done, problem)
             except RuntimeError:  # its event loop has ended, and nobody waits there
                 continue
+
+
+def _summed(batches: Sequence[_Batch]) -> Mapping[str, Spent]:
+    made: dict[str, Spent] = {}
+    for batch in batches:
+        for key, (n_calls, n_tokens, cost_usd) in batch.spent.items():
+            was = made.get(key, Spent())
+            made[key] = Spent(was.n_calls + n_calls, was.n_tokens + n_tokens, was.cost_usd + cost_usd)
+    return made
 
 
 def _settle(done: asyncio.Future[None], problem: Exception | None) -> None:

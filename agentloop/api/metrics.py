@@ -13,8 +13,9 @@ from prometheus_client.core import CounterMetricFamily
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentloop.api.refusals import OTLP
+from agentloop.gateway.app import route_of as route_of_call
 
-ROUTES = (*OTLP.values(), "api", "health", "other")
+ROUTES = (*OTLP.values(), "call", "api", "health", "other")
 """What `route` may be."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -97,6 +98,8 @@ def route_of(path: str) -> str:
     """One of ROUTES."""
     if path in OTLP:
         return OTLP[path]
+    if route_of_call({"path": path}) is not None:
+        return "call"
     if path.startswith("/api/v1/"):
         return "api"
     return "health" if path in ("/healthz", "/readyz", "/metrics") else "other"

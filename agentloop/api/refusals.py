@@ -1,6 +1,7 @@
 """What a request that is refused is answered with: one line, in the words of the protocol it came by.
 
-OTLP has a google.rpc.Status in the encoding of the request; every other route has `{"error": why}`.
+OTLP has a google.rpc.Status in the encoding of the request, a call of a model its dialect's error; every other route
+has `{"error": why}`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pydantic import BaseModel, Field
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
+
+from agentloop.gateway.app import dialect_of
 
 PROTOBUF, JSON = "application/x-protobuf", "application/json"
 OTLP = {"/v1/traces": "traces", "/v1/logs": "logs"}
@@ -36,6 +39,8 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
     if code == 408:
         headers["Connection"] = "close"  # what is left of a body that drips in would be read for ever
     why = why.encode(errors="replace").decode()
+    if (told := dialect_of(scope)) is not None:
+        return JSONResponse(told.error(code, why), code, headers)
     if scope["path"] not in OTLP:
         return JSONResponse({"error": why}, code, headers)
     if content_type(Headers(scope=scope)) == JSON:

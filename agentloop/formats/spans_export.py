@@ -66,7 +66,7 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
 
 
 def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
-    context += step.heard
+    context[:] = step.context or [*context, *step.heard]
     completion, message = step.completion, step.completion.message
     told = context if len(context) <= MAX_CONTEXT else step.heard
     output = {**_told(message), "finish_reason": completion.finish_reason}

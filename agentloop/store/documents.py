@@ -50,6 +50,7 @@ def _exchange(trace: dict[str, Any], turn: Callable[[Any], Any]) -> None:
     trace["messages"] = [turn(message) for message in trace["messages"]]
     for step in trace["steps"]:
         step["heard"] = [turn(message) for message in step["heard"]]
+        step["context"] = [turn(message) for message in step.get("context", ())]
         step["completion"]["message"] = turn(step["completion"]["message"])
         step["results"] = [turn(result) for result in step["results"]]
     for child in trace["children"]:

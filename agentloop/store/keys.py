@@ -1,15 +1,33 @@
-"""Keys of the trace service, by what is kept of them: never the words that open it."""
+"""Keys of the service, by what is kept of them: never the words that open it. And what each may spend, and has."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlmodel import col
 
 from agentloop.store.database import Database
 from agentloop.store.tables import KeyRow
+
+
+class Budget(NamedTuple):
+    """What a key may spend on calls of models; None is no bound."""
+
+    n_calls: int | None = None
+    n_tokens: int | None = None
+    """Of prompts and answers together."""
+    cost_usd: float | None = None
+
+
+class Spent(NamedTuple):
+    """What it has."""
+
+    n_calls: int = 0
+    n_tokens: int = 0
+    cost_usd: float = 0.0
 
 
 class Key(NamedTuple):
@@ -20,6 +38,10 @@ class Key(NamedTuple):
     """Of the whole key, in hex."""
     project: str
     scopes: tuple[str, ...]
+    budget: Budget = Budget()
+    spent: Spent = Spent()
+    read_at: float = 0.0
+    """`time.monotonic()` before it was looked up, by who keeps what he found."""
 
 
 class Keys:
@@ -31,7 +53,13 @@ class Keys:
         """Remember a new key."""
         row = {"id": key.id, "sha256": key.sha256, "project": key.project, "scopes": " ".join(key.scopes)}
         with self._database.session(write=True) as session:
-            session.add(KeyRow(**row, made_at=datetime.now(UTC)))
+            session.add(KeyRow.model_validate({**row, "made_at": datetime.now(UTC), **_columns(key.budget)}))
+
+    def set_budget(self, key_id: str, budget: Budget) -> bool:
+        """Let a key spend so much in all; whether there is such a key."""
+        changed = update(KeyRow).where(col(KeyRow.id) == key_id).values(_columns(budget))
+        with self._database.write() as connection:
+            return connection.execute(changed).rowcount > 0
 
     def key(self, key_id: str) -> Key | None:
         """The key of that id, unless it was revoked."""
@@ -55,5 +83,36 @@ class Keys:
             return connection.execute(delete(KeyRow).where(col(KeyRow.id) == key_id)).rowcount > 0
 
 
+_SPEND = (
+    update(KeyRow)
+    .where(col(KeyRow.id) == bindparam("key_id"))
+    .values(
+        n_calls=col(KeyRow.n_calls) + bindparam("calls"),
+        n_tokens=col(KeyRow.n_tokens) + bindparam("tokens"),
+        cost_usd=col(KeyRow.cost_usd) + bindparam("usd"),
+    )
+)
+
+
+def spend(connection: Connection, spent: Mapping[str, Spent]) -> None:
+    """Count what keys have spent, by their ids."""
+    rows = [
+        {"key_id": key_id, "calls": s.n_calls, "tokens": s.n_tokens, "usd": s.cost_usd} for key_id, s in spent.items()
+    ]
+    if rows:
+        connection.execute(_SPEND, sorted(rows, key=lambda row: str(row["key_id"])))
+
+
+def _columns(budget: Budget) -> dict[str, int | float | None]:
+    return {"max_calls": budget.n_calls, "max_tokens": budget.n_tokens, "max_usd": budget.cost_usd}
+
+
 def _key(row: KeyRow) -> Key:
-    return Key(row.id, row.sha256, row.project, tuple(row.scopes.split()))
+    return Key(
+        row.id,
+        row.sha256,
+        row.project,
+        tuple(row.scopes.split()),
+        Budget(row.max_calls, row.max_tokens, row.max_usd),
+        Spent(row.n_calls, row.n_tokens, row.cost_usd),
+    )

@@ -20,6 +20,7 @@ from agentloop.errors import ConfigError
 from agentloop.store.bodies import compress_head, decompress, pack_keys, unpack_keys
 from agentloop.store.calls import counted_calls, is_told_twice
 from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.keys import Spent, spend
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed
 from agentloop.store.sums import EVENT, SUMMED, Sums
@@ -79,8 +80,10 @@ class _Ready(NamedTuple):
     """The name of its error's text, which is searched too."""
 
 
-def put_spans(database: Database, shared: SharedBodies, project: str, spans: Sequence[Span]) -> None:
-    """Store what is new of `spans`, in one transaction; a span that is there already is left as it is."""
+def put_spans(
+    database: Database, shared: SharedBodies, project: str, spans: Sequence[Span], spent: Mapping[str, Spent]
+) -> None:
+    """Store what is new of `spans`, and what keys spent, in one transaction; a span that is there stays as it is."""
     if not spans:
         return
     batch = shared.batch(project)
@@ -103,6 +106,7 @@ def put_spans(database: Database, shared: SharedBodies, project: str, spans: Seq
                     del traces[trace_id][known]
         keys = batch.put(connection)
         _write(connection, [(before[trace_id], list(ready.values())) for trace_id, ready in traces.items()], keys)
+        spend(connection, spent)
     batch.done()
 
 

@@ -7,7 +7,7 @@ Whatever is written was redacted before (`redact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from agentloop.store import find, history, past, retention, spans, traces, verdi
 from agentloop.store.database import Database, insert_rows
 from agentloop.store.failures import Failures
 from agentloop.store.history import History
-from agentloop.store.keys import Keys
+from agentloop.store.keys import Keys, Spent
 from agentloop.store.migrations import migrate
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
@@ -147,9 +147,12 @@ class Store(Record, Keys, History, Failures):
 
     # ------------------------------------------------------------------ traces from anywhere
 
-    def put_spans(self, project: str, new: Sequence[Span]) -> None:
-        """Store spans of any traces in one transaction; those that are there already are left as they are."""
-        spans.put_spans(self._database, self._shared, project, new)
+    def put_spans(self, project: str, new: Sequence[Span], spent: Mapping[str, Spent] | None = None) -> None:
+        """Store spans of any traces in one transaction; those that are there already are left as they are.
+
+        spent: by keys, counted in the same transaction.
+        """
+        spans.put_spans(self._database, self._shared, project, new, spent or {})
 
     def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> spans.SpanPage:
         """Spans of a trace by start time, a page at a time; none for an unknown trace."""

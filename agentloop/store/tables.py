@@ -256,6 +256,14 @@ class KeyRow(SQLModel, table=True):
     scopes: str
     """Separated by blanks."""
     made_at: datetime
+    max_calls: int | None = Field(default=None, sa_type=BigInteger)
+    """What it may spend at the gateway: this, and the next two; None is no bound."""
+    max_tokens: int | None = Field(default=None, sa_type=BigInteger)
+    max_usd: float | None = None
+    n_calls: int = Field(default=0, sa_type=BigInteger)
+    """What it has spent: this, and the next two."""
+    n_tokens: int = Field(default=0, sa_type=BigInteger)
+    cost_usd: float = 0.0
 
 
 class PolicyRow(SQLModel, table=True):

@@ -14,12 +14,14 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.audit import audit
+from agentloop_cli.costs import costs
 from agentloop_cli.detectors import fit_scorer, show_detectors
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
 from agentloop_cli.failures import failures
 from agentloop_cli.imports import import_traces
 from agentloop_cli.judge import judge
+from agentloop_cli.policies import policies
 from agentloop_cli.prune import prune_traces
 from agentloop_cli.render import AsJson, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
@@ -31,8 +33,8 @@ from agentloop_cli.traces import traces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentloop.config import SecretSection
     from agentloop.protocols import SandboxBackend
+    from agentloop.sections import SecretSection
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -53,11 +55,13 @@ traces.command("export")(export_traces)
 traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
 app.command()(failures)
+app.command()(costs)
 judge.command("audit")(audit)
 judge.command("fit")(fit_scorer)
 judge.command("detectors")(show_detectors)
 app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
+app.add_typer(policies, name="policies")
 app.command()(serve)
 app.add_typer(keys, name="keys")
 app.command()(doctor)

@@ -1,11 +1,12 @@
-"""`agentloop serve` and `agentloop keys`: the trace service, and who may use it."""
+"""`agentloop serve` and `agentloop keys`: the trace service with the gateway, and who may use it."""
 
 from __future__ import annotations
 
 import socket
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 from rich.table import Table
@@ -16,10 +17,20 @@ from agentloop_cli.prune import Limits, pruning
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import Where, open_store
 
+if TYPE_CHECKING:
+    from agentloop.gateway.calls import Price
+    from agentloop.gateway.routes import Routes
+    from agentloop.store.store import Store
+
 keys = typer.Typer(help="Keys of the trace service.", no_args_is_help=True)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
 ENDING_S = 10
 """How long requests that are under way may take when the service ends."""
+
+
+MaxCalls = Annotated[int | None, typer.Option("--max-calls", min=0, help="Calls of models in all.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of prompts and answers in all.")]
+MaxUsd = Annotated[float | None, typer.Option("--max-usd", min=0, help="Money in all, where prices are known.")]
 
 
 class Scope(StrEnum):
@@ -27,6 +38,7 @@ class Scope(StrEnum):
 
     ingest = "ingest"
     read = "read"
+    call = "call"
     admin = "admin"
 
 
@@ -34,6 +46,11 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen at; beyond this machine only with a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8321,
     where: Where = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="Serve the models of this OpenAI-compatible endpoint, http://127.0.0.1:8000/v1, say."),
+    ] = None,
+    only_models: Annotated[bool, typer.Option(help="The gateway alone: take no spans, answer no questions.")] = False,
     older_than: Annotated[
         str | None, typer.Option("--prune-older-than", help="Let go of traces that nothing was added to for 30d, say.")
     ] = None,
@@ -41,10 +58,14 @@ def serve(
         str | None, typer.Option("--prune-larger-than", help="Let go of the oldest when the store has 10GB, say.")
     ] = None,
 ) -> None:
-    """Take traces by OTLP over HTTP, keep them, and answer questions about them.
+    """Take traces by OTLP over HTTP, or as a gateway to models; answer questions.
 
     Point any OpenTelemetry exporter at it:
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:8321
+
+    With --upstream, or tables `gateway.upstream` in agentloop.toml, it is a
+    gateway to models, too: an agent whose base URL is http://127.0.0.1:8321/v1
+    (OpenAI's SDK; without /v1 for Anthropic's) leaves a trace of every call.
 
     Secrets are left out of what is stored: what looks like one, and the values
     of this project's settings and of variables called …_KEY, …_TOKEN, …_SECRET
@@ -52,6 +73,7 @@ def serve(
     """
     from agentloop.config import known_secrets
 
+    project = Path()
     try:
         import uvicorn
 
@@ -59,23 +81,73 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"{error}; the service needs an extra: {extra('serve')}") from error
     limits = Limits(older_than, larger_than)
-    store = open_store(where, secrets=known_secrets(Path()))
+    store = open_store(where, secrets=known_secrets(project))
     try:
+        routes = _routes(project, store, upstream or [])
+        if only_models and routes is None:
+            raise ConfigError("--only-models needs an --upstream, or [[gateway.upstream]] in agentloop.toml")
         if host not in LOOPBACK and not store.n_keys():
             raise ConfigError(
                 f"--host {host} can be reached from other machines and there is no key; "
                 "make one with `agentloop keys add PROJECT`, or leave --host out"
             )
         config = uvicorn.Config(
-            make_app(store), host, port, log_level="warning", access_log=False, timeout_graceful_shutdown=ENDING_S
+            make_app(store, routes, _price(project, routes), only_models=only_models),
+            host,
+            port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=ENDING_S,
         )
         with _listening(host, port) as listening:
             at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-            stderr.print(f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  Ctrl-C ends it", markup=False)
+            models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
+            traces = "" if only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
+            stderr.print(f"{models}{traces}Ctrl-C ends it", markup=False)
             with pruning(store, limits):
                 uvicorn.Server(config).run(sockets=[listening])
     finally:
         store.close()
+
+
+def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
+    """What the settings and the command line say of models; None for no gateway."""
+    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.gateway.routes import Routes, Upstream, versions_of
+    from agentloop.registry.versions import Registry
+    from agentloop.sections import GatewaySection, from_environment
+
+    settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
+    upstreams = [Upstream(urlsplit(url).netloc.rpartition("@")[2] or url, url.rstrip("/")) for url in urls]
+    for each in settings.upstream:
+        given = each.model_dump(exclude={"api_key", "base_url", "dialects"})
+        upstreams.append(
+            Upstream(
+                **given,
+                base_url=each.base_url.rstrip("/"),
+                api_key=from_environment(each.api_key) or None,
+                dialects=frozenset(each.dialects),
+            )
+        )
+
+    if not upstreams:
+        return None
+    aliases = {alias.name: alias.to for alias in settings.alias}
+    return Routes(upstreams, aliases, versions_of(Registry(store)))
+
+
+def _price(project: Path, routes: Routes | None) -> Price:
+    """`[[prices]]` of the settings, and litellm's list where calls go through litellm anyway: it takes 200 MB."""
+    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.costs import price
+    from agentloop.gateway.prices import by_usage
+    from agentloop.policies.litellm import list_price, load_litellm
+
+    own = load_config(project).prices if (project / CONFIG_FILE).exists() else ()
+    listed = routes is not None and any(upstream.via == "litellm" for upstream in routes.upstreams)
+    if listed:
+        load_litellm()  # takes seconds, and says what is missing before anybody is served
+    return by_usage(price(own, list_price) if listed else price(own))
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -94,13 +166,18 @@ def add(
     scope: Annotated[
         list[Scope] | None, typer.Option(help="May be given more than once; default: ingest, read.")
     ] = None,
+    calls: MaxCalls = None,
+    tokens: MaxTokens = None,
+    usd: MaxUsd = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key. It is shown once: only its hash is kept."""
     from agentloop.api.auth import new_key
+    from agentloop.store.keys import Budget
 
     words, key = new_key(project, [each.value for each in scope or (Scope.ingest, Scope.read)])
+    key = key._replace(budget=Budget(calls, tokens, usd))
     store = open_store(where)
     try:
         store.put_key(key)
@@ -112,6 +189,35 @@ def add(
         stdout.print(words, markup=False, soft_wrap=True)
 
 
+@keys.command()
+def budget(
+    key_id: Annotated[str, typer.Argument(help="The id that `keys ls` shows.")],
+    calls: MaxCalls = None,
+    tokens: MaxTokens = None,
+    usd: MaxUsd = None,
+    where: Where = None,
+) -> None:
+    """Let a key spend so much on models in all; bounds that are left out stay as they are."""
+    from agentloop.store.keys import Budget
+
+    if calls is None and tokens is None and usd is None:
+        raise ConfigError("name a bound: --max-calls, --max-tokens or --max-usd")
+    store = open_store(where, create=False)
+    try:
+        key = store.key(key_id)
+        if key is None:
+            raise ConfigError(f"no key {key_id!r}; `agentloop keys ls` shows them")
+        was = key.budget
+        more = Budget(
+            was.n_calls if calls is None else calls,
+            was.n_tokens if tokens is None else tokens,
+            was.cost_usd if usd is None else usd,
+        )
+        store.set_budget(key_id, more)
+    finally:
+        store.close()
+
+
 @keys.command("ls")
 def list_keys(where: Where = None, as_json: AsJson = False) -> None:
     """List keys by id."""
@@ -119,15 +225,29 @@ def list_keys(where: Where = None, as_json: AsJson = False) -> None:
     found = store.keys()
     store.close()
     if as_json:
-        print_json({"keys": [{"id": k.id, "project": k.project, "scopes": list(k.scopes)} for k in found]})
+        shown = [
+            {
+                "id": key.id,
+                "project": key.project,
+                "scopes": list(key.scopes),
+                "budget": key.budget._asdict(),
+                "spent": key.spent._asdict(),
+            }
+            for key in found
+        ]
+        print_json({"keys": shown})
     elif not found:
         stdout.print("no keys; `agentloop keys add PROJECT` makes one")
     else:
         table = Table(box=None, pad_edge=False)
-        for heading in ("id", "project", "scopes"):
+        for heading in ("id", "project", "scopes", "calls", "tokens", "USD"):
             table.add_column(heading)
         for key in found:
-            table.add_row(key.id, Text(key.project), ", ".join(key.scopes))
+            spent = (
+                f"{used:,.4g}{'' if bound is None else f' of {bound:,.4g}'}"
+                for used, bound in zip(key.spent, key.budget, strict=True)
+            )
+            table.add_row(key.id, Text(key.project), ", ".join(key.scopes), *spent)
         stdout.print(table)
 
 

@@ -51,7 +51,7 @@ def list_traces(
 ) -> None:
     """List traces, the newest first, wherever they came from.
 
-    Terms: id source session task stage pool split purpose state stop failure
+    Terms: id source session episode task stage pool split purpose state stop failure
     label tool model agent (a name; * is any letters; a,b is either); reward
     version steps tools spans errors duration cost tokens score.NAME (with
     : < <= > >=); error:true; since:7d until:2026-01-31; text:"some words".

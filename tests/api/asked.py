@@ -23,7 +23,10 @@ def asked(request: dict[str, Any], prefix: str = "") -> list[Said]:
 def told(trace: dict[str, Any], n: int) -> list[Said]:
     """What the model was told before its step `n`."""
     made: list[Said] = [(message["role"], message["content"]) for message in trace["messages"]]
-    for step in trace["steps"][:n]:
+    for step in trace["steps"][: n + 1]:
+        made += [(message["role"], message["content"]) for message in step["heard"]]
+        if step["index"] == n:
+            break
         answer = step["completion"]["message"]
         calls = [(call["id"], call["name"], json.loads(call["arguments"])) for call in answer["tool_calls"]]
         made.append(("assistant", answer["content"], calls))

@@ -39,12 +39,19 @@ def numbered(n: int, **fields: Any) -> dict[str, Any]:
 class Server:
     """A process of `agentloop serve`."""
 
-    def __init__(self, store: Path | str, *options: str, port: int | None = None, env: dict[str, str] | None = None):
+    def __init__(
+        self,
+        store: Path | str,
+        *options: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        folder: Path | None = None,
+    ):
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "agentloop_cli", "serve", "--store", str(store), "--port", str(self.port)]
         self.process = subprocess.Popen(
-            [*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}
+            [*command, *options], stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=folder
         )
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from agentloop.api import committer
 from agentloop.api.committer import Busy, Committer
 from agentloop.errors import StoreError
+from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 
@@ -23,9 +24,10 @@ class Disk:
 
     def __init__(self) -> None:
         self.written: list[tuple[str, list[str]]] = []
+        self.spent: list[dict[str, Spent]] = []
         self.go = threading.Event()
 
-    def put(self, project: str, spans: Sequence[Span]) -> None:
+    def put(self, project: str, spans: Sequence[Span], spent: Mapping[str, Spent]) -> None:
         assert self.go.wait(5)
         names = [span.name for span in spans]
         if "full" in names:
@@ -33,6 +35,7 @@ class Disk:
         if "bad" in names:
             raise ValueError("a span that no database takes")
         self.written.append((project, names))
+        self.spent.append(dict(spent))
 
 
 def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:
@@ -123,3 +126,23 @@ def test_a_client_that_goes_away_takes_nothing_back_and_closing_writes_what_wait
 
     asyncio.run(scene())
     assert [name for _, names in disk.written for name in names] == ["gone", "kept"]
+
+
+def test_what_keys_spent_is_counted_once_in_the_commit_of_its_calls() -> None:
+    disk = Disk()
+    disk.go.set()
+    made = Committer(disk.put)
+
+    async def scene() -> None:
+        calls = [({"k": Spent(1, 10, 0.25)}, "a"), ({"k": Spent(1, 5, 0.5), "l": Spent(1, 1, 0.0)}, "b"), ({}, "c")]
+        await asyncio.gather(*(made.put("p", [span(name)], 1, spent) for spent, name in calls))
+        with pytest.raises(ValueError, match="no database takes"):
+            await made.put("p", [span("bad")], 1, {"k": Spent(1, 100, 100.0)})
+
+    asyncio.run(scene())
+    made.close()
+    total: dict[str, list[float]] = {}
+    for commit in disk.spent:
+        for key, spent in commit.items():
+            total[key] = [was + now for was, now in zip(total.get(key, [0, 0, 0]), spent, strict=True)]
+    assert total == {"k": [2, 15, 0.75], "l": [1, 1, 0.0]}

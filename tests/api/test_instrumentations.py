@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from tests.api import asked
-from tests.api.environments import need, python_with
 from tests.api.instrumented.agent import COUNTS, QUESTION, SYSTEM
 from tests.api.model_server import MODEL, Answer, Call, ModelServer, answering
 from tests.api.serving import serving
+from tests.environments import need, python_with
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

@@ -36,8 +36,13 @@ Said = tuple[str, list[Call], Messages]
 class Client:
     """What they share; one that failed is not asked again but by `patient`."""
 
+    client: openai.OpenAI | anthropic.Anthropic
+
     def __init__(self, *, stream: bool) -> None:
         self.stream = stream
+
+    def close(self) -> None:
+        self.client.close()
 
     def ask(self, messages: Messages) -> Said:
         raise NotImplementedError
@@ -62,7 +67,8 @@ class Chat(Client):
 
     def __init__(self, url: str, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.create = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0).chat.completions.create
+        self.client = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
+        self.create = self.client.chat.completions.create
         self.tools: Any = [
             {"type": "function", "function": {"name": name, "parameters": parameters}}
             for name, parameters in PARAMETERS.items()
@@ -105,7 +111,8 @@ class Responses(Client):
 
     def __init__(self, url: str, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.create = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0).responses.create
+        self.client = openai.OpenAI(api_key="none", base_url=f"{url}/v1", max_retries=0)
+        self.create = self.client.responses.create
         self.tools: Any = [
             {"type": "function", "name": name, "parameters": parameters, "strict": False}
             for name, parameters in PARAMETERS.items()
@@ -136,7 +143,8 @@ class Claude(Client):
 
     def __init__(self, url: str, *, stream: bool) -> None:
         super().__init__(stream=stream)
-        self.messages = anthropic.Anthropic(api_key="none", base_url=url, max_retries=0).messages
+        self.client = anthropic.Anthropic(api_key="none", base_url=url, max_retries=0)
+        self.messages = self.client.messages
         self.tools: Any = [{"name": name, "input_schema": parameters} for name, parameters in PARAMETERS.items()]
 
     def ask(self, messages: Messages) -> Said:

@@ -45,6 +45,10 @@ def upgrade() -> None:
         sa.Column("id", sa.String, primary_key=True),
         *(sa.Column(name, sa.String, nullable=False) for name in ("sha256", "project", "scopes")),
         sa.Column("made_at", _TIME, nullable=False),
+        *(sa.Column(name, sa.BigInteger) for name in ("max_calls", "max_tokens")),
+        sa.Column("max_usd", sa.Float),
+        *(sa.Column(name, sa.BigInteger, nullable=False) for name in ("n_calls", "n_tokens")),
+        sa.Column("cost_usd", sa.Float, nullable=False),
     )
     op.add_column("stage", sa.Column("position", sa.Integer, nullable=False, server_default="0"))
     is_sqlite = op.get_bind().dialect.name == "sqlite"

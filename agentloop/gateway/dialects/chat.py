@@ -1,0 +1,46 @@
+"""OpenAI chat completions: the dialect that every upstream speaks and every call is recorded in.
+
+Source: platform.openai.com/docs/api-reference/chat; token ids as vLLM adds them.
+"""
+
+from __future__ import annotations
+
+from agentloop.gateway.dialects import given
+from agentloop.gateway.dialects.chat_stream import Asked, ChatEncoder, ChatListener
+from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Encoder, Json, Listener
+from agentloop.gateway.dialects.openai_error import error
+
+__all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "path", "to_chat"]
+
+name = "chat"
+path = "/v1/chat/completions"
+
+
+def to_chat(body: Json, *, record: bool = False) -> Json:
+    """The request as it is, when it has messages. What is in them is the upstream's to judge."""
+    given.table(body.get("stream_options") or {}, "stream_options")
+    messages = given.array(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages", "there is none; send at least one")
+    for n, message in enumerate(messages):
+        given.text(given.table(message, f"messages.{n}").get("role"), f"messages.{n}.role")
+    return body
+
+
+def from_chat(answer: Json, body: Json) -> Json:
+    """The answer as it is, without log-probabilities and token ids that the client did not ask for."""
+    if not answer.get("choices"):
+        raise BadAnswer("the upstream's answer has no choices")
+    return Asked(body).strip(answer)
+
+
+def encoder(body: Json) -> Encoder:
+    return ChatEncoder(body)
+
+
+def listener(body: Json) -> Listener:
+    return ChatListener(body)
+
+
+def answer_to_chat(answer: Json) -> Json:
+    return answer

@@ -1,0 +1,164 @@
+"""A chat completion read once, for the dialects that say it in other words."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from agentloop.gateway.dialects.dialect import BadAnswer, Json
+
+LARGEST = 2**53
+"""Of whole numbers that every reader of JSON takes for the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens. n_cached and n_written are of the prompt's, n_reasoning of the completion's."""
+
+    n_prompt: int = 0
+    n_completion: int = 0
+    n_cached: int = 0
+    n_written: int = 0
+    n_reasoning: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    key: str
+    """What the server calls it by, without its prefix; ours where it gave none."""
+    model: str
+    created: int
+    """Seconds since the epoch."""
+    text: str = ""
+    reasoning: str = ""
+    refusal: str = ""
+    calls: list[Called] = field(default_factory=list)
+    finish: str | None = None
+    stop: str | None = None
+    """The stop sequence that ended it, where the server tells (vLLM)."""
+    usage: Usage | None = None
+    logprobs: list[Json] = field(default_factory=list)
+
+
+def completion_of(answer: Json, body: Json) -> Completion:
+    """The first choice. Raises BadAnswer when there is none, or when it has no message."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise BadAnswer("the upstream's answer has no message in its first choice")
+    created = answer.get("created")
+    return Completion(
+        key=key_of(answer),
+        model=text_of(answer, "model") or text_of(body, "model"),
+        created=created if isinstance(created, int) else int(time.time()),
+        text=text_of(message, "content"),
+        reasoning=reasoning_of(message),
+        refusal=text_of(message, "refusal"),
+        calls=_calls(message),
+        finish=text_of(choice, "finish_reason") or None,
+        stop=text_of(choice, "stop_reason") or None,
+        usage=usage_of(answer.get("usage")),
+        logprobs=tables(table_of(choice, "logprobs"), "content"),
+    )
+
+
+def key_of(answer: Json) -> str:
+    return re.sub(r"[^0-9A-Za-z]", "", text_of(answer, "id").removeprefix("chatcmpl-")) or uuid4().hex
+
+
+def text_of(said: Json, name: str) -> str:
+    value = said.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def table_of(said: Json, name: str) -> Json:
+    value = said.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def tables(said: Json, name: str) -> list[Json]:
+    """The objects in a list."""
+    value = said.get(name)
+    return [held for held in value if isinstance(held, dict)] if isinstance(value, list) else []
+
+
+def reasoning_of(message: Json) -> str:
+    """Of a message or a delta. vLLM says `reasoning`, most others `reasoning_content`."""
+    return text_of(message, "reasoning_content") or text_of(message, "reasoning")
+
+
+def _calls(message: Json) -> list[Called]:
+    made = []
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not text_of(function, "name"):
+            raise BadAnswer("the upstream's answer has a tool call without a function's name")
+        call_id = text_of(call, "id") or f"call_{uuid4().hex}"
+        made.append(Called(call_id, text_of(function, "name"), text_of(function, "arguments")))
+    return made
+
+
+def usage_of(usage: Any) -> Usage | None:
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    return Usage(
+        n_prompt=number(usage, "prompt_tokens"),
+        n_completion=number(usage, "completion_tokens"),
+        n_cached=number(prompt, "cached_tokens"),
+        n_written=number(prompt, "cache_write_tokens"),
+        n_reasoning=number(completion, "reasoning_tokens"),
+    )
+
+
+def number(given: Any, name: str) -> int:
+    """A count, as of tokens; 0 for what is none."""
+    value = given.get(name) if isinstance(given, dict) else None
+    return value if type(value) is int and 0 <= value < LARGEST else 0
+
+
+def chat_answer(
+    answer_id: str, model: str, created: int, message: Json, finish: str | None, usage: Usage | None
+) -> Json:
+    """A chat completion out of another dialect's answer. finish: None when it broke off."""
+    made: Json = {
+        "id": answer_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
+    }
+    if usage:
+        made["usage"] = {
+            "prompt_tokens": usage.n_prompt,
+            "completion_tokens": usage.n_completion,
+            "total_tokens": usage.n_prompt + usage.n_completion,
+            "prompt_tokens_details": {"cached_tokens": usage.n_cached, "cache_write_tokens": usage.n_written},
+            "completion_tokens_details": {"reasoning_tokens": usage.n_reasoning},
+        }
+    return made
+
+
+def chat_message(text: str, reasoning: str, refusal: str, calls: list[Json], other: list[Any]) -> Json:
+    message: Json = {"role": "assistant", "content": text or (None if calls or refusal else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if refusal:
+        message["refusal"] = refusal
+    if calls:
+        message["tool_calls"] = calls
+    if other:
+        message["other"] = other
+    return message

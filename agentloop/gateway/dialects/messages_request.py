@@ -1,0 +1,214 @@
+"""A request of the Anthropic messages API as one of chat completions.
+
+Source: platform.claude.com/docs/en/api/messages; the types of the `anthropic` SDK.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop.gateway.dialects.dialect import BadRequest, Json
+from agentloop.gateway.dialects.given import (
+    Keep,
+    array,
+    as_text,
+    dumped,
+    file_part,
+    function_call,
+    image_part,
+    joined,
+    only,
+    refuse,
+    table,
+    text,
+    text_part,
+    tool_messages,
+)
+
+RENAMED = {"max_tokens": "max_completion_tokens", "stop_sequences": "stop"}
+READ = {"messages", "system", "tools", "tool_choice", "metadata", "output_config", "stream"}
+"""Fields that are translated below. A field in none of these tables goes to the upstream as it is."""
+DROPPED = {
+    "cache_control",  # the upstream caches as it does
+    "context_management",  # trims what is long, at a server that can
+    "diagnostics",
+    "inference_geo",
+    "service_tier",
+    "speed",
+    "thinking",  # whether a policy thinks is its own; `output_config.effort` is passed on
+    "user_profile_id",
+    "workspace_id",
+}
+REFUSED = {"container", "mcp_servers"}
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def to_chat(body: Json, *, record: bool = False) -> Json:
+    keep = as_text if record else refuse
+    chat = {RENAMED.get(name, name): value for name, value in body.items() if name not in READ | DROPPED}
+    for name in REFUSED & body.keys():
+        if body[name]:
+            keep(name, f"`{name}`", body[name])
+    chat["messages"] = _messages(body, keep)
+    if tools := [_tool(tool, f"tools.{n}", keep) for n, tool in enumerate(array(body.get("tools"), "tools"))]:
+        chat["tools"] = tools
+        if body.get("tool_choice") is not None:
+            chat |= _tool_choice(table(body["tool_choice"], "tool_choice"))
+    if body.get("output_config") is not None:
+        chat |= _output(table(body["output_config"], "output_config"))
+    if body.get("metadata") is not None and (user := table(body["metadata"], "metadata").get("user_id")):
+        chat["user"] = user
+    if "stream" in body:
+        chat["stream"] = body["stream"]
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return chat
+
+
+def _messages(body: Json, keep: Keep) -> list[Json]:
+    made = []
+    if system := _parts(body.get("system"), "system", keep):
+        made.append({"role": "system", "content": joined(system)})
+    messages = array(body.get("messages"), "messages")
+    if not messages:
+        raise BadRequest("messages", "there is none; send at least one")
+    for n, message in enumerate(messages):
+        field = f"messages.{n}"
+        role = only(table(message, field).get("role"), f"{field}.role", {"user", "assistant", "system"})
+        content = message.get("content")
+        if role == "assistant":
+            made.append(_assistant(content, f"{field}.content", keep))
+        elif role == "user":
+            made += _user(content, f"{field}.content", keep)
+        else:
+            made.append({"role": role, "content": joined(_parts(content, f"{field}.content", keep))})
+    return made
+
+
+def _blocks(content: Any, field: str) -> list[tuple[str, Json, str]]:
+    """(kind, block, field) of each block; a text alone is one."""
+    if isinstance(content, str):
+        return [("text", text_part(content), field)]
+    made = []
+    for n, block in enumerate(array(content, field)):
+        where = f"{field}.{n}"
+        made.append((text(table(block, where).get("type"), f"{where}.type"), block, where))
+    return made
+
+
+def _assistant(content: Any, field: str, keep: Keep) -> Json:
+    said: list[str] = []
+    thoughts: list[str] = []
+    calls: list[Json] = []
+    for kind, block, where in _blocks(content, field):
+        if kind == "text":
+            said.append(text(block.get("text"), f"{where}.text"))
+        elif kind == "thinking":
+            thoughts.append(text(block.get("thinking"), f"{where}.thinking"))
+        elif kind == "tool_use":
+            arguments = dumped(table(block.get("input"), f"{where}.input"), f"{where}.input")
+            call_id, name = text(block.get("id"), f"{where}.id"), text(block.get("name"), f"{where}.name")
+            calls.append(function_call(call_id, name, arguments))
+        elif kind != "redacted_thinking":  # which only Anthropic can read
+            said.append(keep(where, f"a block of type {kind!r} in an assistant's message", block))
+    message: Json = {"role": "assistant", "content": "".join(said) or (None if calls else "")}
+    if any(thoughts):
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _user(content: Any, field: str, keep: Keep) -> list[Json]:
+    """The tools' messages first: in chat they follow the calls at once."""
+    results: list[Json] = []
+    parts: list[Json] = []
+    for kind, block, where in _blocks(content, field):
+        if kind == "tool_result":
+            call_id = text(block.get("tool_use_id"), f"{where}.tool_use_id")
+            held = _parts(block.get("content"), f"{where}.content", keep)
+            result, shown = tool_messages(call_id, held, failed=bool(block.get("is_error")))
+            results.append(result)
+            parts += shown
+        else:
+            parts += _part(kind, block, where, keep)
+    if parts or not results:
+        results.append({"role": "user", "content": joined(parts)})
+    return results
+
+
+def _parts(content: Any, field: str, keep: Keep) -> list[Json]:
+    return [part for kind, block, where in _blocks(content, field) for part in _part(kind, block, where, keep)]
+
+
+def _part(kind: str, block: Json, field: str, keep: Keep) -> list[Json]:
+    if kind == "text":
+        return [text_part(text(block.get("text"), f"{field}.text"))]
+    if kind == "image":
+        source = table(block.get("source"), f"{field}.source")
+        if source.get("type") == "base64":
+            return [image_part(_data_url(source, f"{field}.source"))]
+        if source.get("type") == "url":
+            return [image_part(text(source.get("url"), f"{field}.source.url"))]
+    if kind == "document" and (parts := _document(block, field, keep)) is not None:
+        return parts
+    if kind == "search_result":
+        found = _parts(block.get("content"), f"{field}.content", keep)
+        return [text_part(f"{block.get('title')} ({block.get('source')})"), *found]
+    what = f"a block of type {kind!r}"
+    if kind in ("image", "document"):
+        what += f" with a source of type {block['source'].get('type')!r}"
+    return [text_part(keep(field, what, block))]
+
+
+def _document(block: Json, field: str, keep: Keep) -> list[Json] | None:
+    source, where = table(block.get("source"), f"{field}.source"), f"{field}.source"
+    about = [text_part(said) for name in ("title", "context") if isinstance(said := block.get(name), str) and said]
+    if source.get("type") == "base64":
+        return [*about, file_part(_data_url(source, where), "document.pdf")]
+    if source.get("type") == "text":
+        return [*about, text_part(text(source.get("data"), f"{where}.data"))]
+    if source.get("type") == "content":
+        return about + _parts(source.get("content"), f"{where}.content", keep)
+    return None
+
+
+def _data_url(source: Json, field: str) -> str:
+    media_type = text(source.get("media_type"), f"{field}.media_type")
+    return f"data:{media_type};base64,{text(source.get('data'), f'{field}.data')}"
+
+
+def _tool(tool: Any, field: str, keep: Keep) -> Json:
+    if table(tool, field).get("type") not in (None, "custom"):
+        keep(f"{field}.type", f"a tool of type {tool['type']!r}, which its server knows or runs", tool)
+        return dict(tool)
+    parameters = table(tool.get("input_schema"), f"{field}.input_schema")
+    function: Json = {"name": text(tool.get("name"), f"{field}.name"), "parameters": parameters}
+    for name in ("description", "strict"):
+        if tool.get(name) is not None:
+            function[name] = tool[name]
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(choice: Json) -> Json:
+    kind = only(choice.get("type"), "tool_choice.type", {*CHOICES, "tool"})
+    made: Json = {"tool_choice": CHOICES.get(kind)}
+    if kind == "tool":
+        function = {"name": text(choice.get("name"), "tool_choice.name")}
+        made["tool_choice"] = {"type": "function", "function": function}
+    if choice.get("disable_parallel_tool_use") is not None:
+        made["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    return made
+
+
+def _output(config: Json) -> Json:
+    made: Json = {}
+    if config.get("effort") is not None:
+        made["reasoning_effort"] = config["effort"]
+    if config.get("format") is not None:
+        form = table(config["format"], "output_config.format")
+        only(form.get("type"), "output_config.format.type", {"json_schema"})
+        schema = table(form.get("schema"), "output_config.format.schema")
+        named = {"name": "output", "schema": schema, "strict": True}
+        made["response_format"] = {"type": "json_schema", "json_schema": named}
+    return made

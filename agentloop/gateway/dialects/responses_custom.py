@@ -1,0 +1,40 @@
+"""Custom tools of the responses API, which take plain text, as functions of one argument that is that text.
+
+A grammar is told to the model, not enforced.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from agentloop.gateway.dialects.completion import table_of, tables, text_of
+from agentloop.gateway.dialects.dialect import Json
+from agentloop.gateway.dialects.given import dumped
+
+PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def names_of(body: Json) -> set[str]:
+    """The custom tools of a request."""
+    return {text_of(tool, "name") for tool in tables(body, "tools") if tool.get("type") == "custom"}
+
+
+def function_of(tool: Json) -> Json:
+    described, form = text_of(tool, "description"), table_of(tool, "format")
+    if grammar := text_of(form, "definition"):
+        described = f"{described}\n\nThe input follows this grammar ({text_of(form, 'syntax')}):\n{grammar}".strip()
+    return {"name": tool.get("name"), "description": described, "parameters": PARAMETERS}
+
+
+def arguments_of(given: str, field: str) -> str:
+    return dumped({"input": given}, field)
+
+
+def input_of(arguments: str) -> str:
+    """What the model wrote, as it is, where it did not keep to the one argument: the tool will say so."""
+    try:
+        made = orjson.loads(arguments)
+    except ValueError:
+        return arguments
+    given = made.get("input") if isinstance(made, dict) else None
+    return given if isinstance(given, str) else arguments

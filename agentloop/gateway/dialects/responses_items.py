@@ -1,0 +1,140 @@
+"""The items of a responses API's input as the messages of a chat.
+
+The API lists reasoning, text and calls each by itself; in chat they are one message of the assistant. What follows
+one another is one message, until text or reasoning comes after text: a model thinks, speaks, and then calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentloop.gateway.dialects.dialect import Json
+from agentloop.gateway.dialects.given import (
+    Keep,
+    array,
+    file_part,
+    function_call,
+    image_part,
+    joined,
+    only,
+    table,
+    text,
+    text_part,
+    tool_messages,
+)
+from agentloop.gateway.dialects.responses_custom import arguments_of
+
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+"""Chat templates of open models know no developer."""
+
+
+def messages_of(body: Json, keep: Keep) -> list[Json]:
+    """All of the request's. What instructs at the beginning is one message: many templates take no second one."""
+    made = Messages(keep)
+    given = body.get("input")
+    for n, item in enumerate([given] if isinstance(given, str) else array(given, "input")):
+        made.add(item, "input" if isinstance(given, str) else f"input.{n}")
+    messages = made.close()
+    first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    said = [text(body["instructions"], "instructions")] if body.get("instructions") else []
+    said += [message["content"] for message in messages[:first] if isinstance(message["content"], str)]
+    if len(said) < first:  # one of them shows something
+        return [*([{"role": "system", "content": said[0]}] if body.get("instructions") else []), *messages]
+    return [*([{"role": "system", "content": "\n\n".join(said)}] if said else []), *messages[first:]]
+
+
+class Messages:
+    def __init__(self, keep: Keep) -> None:
+        self._keep = keep
+        self._made: list[Json] = []
+        self._reasoning: list[str] = []
+        self._said: list[str] = []
+        self._calls: list[Json] = []
+        self._shown: list[Json] = []
+
+    def add(self, item: Any, field: str) -> None:
+        if isinstance(item, str):
+            item = {"role": "user", "content": item}
+        kind = table(item, field).get("type") or "message"
+        if kind in ("function_call_output", "custom_tool_call_output"):
+            self._close_answer()
+            parts = self._parts(item.get("output"), f"{field}.output")
+            result, shown = tool_messages(text(item.get("call_id"), f"{field}.call_id"), parts)
+            self._made.append(result)
+            self._shown += shown
+            return
+        self._close_results()
+        if kind == "message":
+            self._message(item, field)
+        elif kind == "reasoning":
+            if self._said and not self._calls:
+                self._close_answer()
+            self._reasoning += self._thoughts(item, field)
+        elif kind in ("function_call", "custom_tool_call"):
+            call_id, name = text(item.get("call_id"), f"{field}.call_id"), text(item.get("name"), f"{field}.name")
+            if kind == "function_call":
+                arguments = text(item.get("arguments"), f"{field}.arguments")
+            else:
+                arguments = arguments_of(text(item.get("input"), f"{field}.input"), f"{field}.input")
+            self._calls.append(function_call(call_id, name, arguments))
+        else:
+            self._said.append(self._keep(field, f"an item of type {kind!r:.60}", item))
+
+    def close(self) -> list[Json]:
+        self._close_answer()
+        self._close_results()
+        return self._made
+
+    def _message(self, item: Json, field: str) -> None:
+        role = ROLES[only(item.get("role"), f"{field}.role", ROLES)]
+        parts = self._parts(item.get("content"), f"{field}.content")
+        if role != "assistant":
+            self._close_answer()
+            self._made.append({"role": role, "content": joined(parts)})
+            return
+        if self._said and not self._calls:
+            self._close_answer()
+        self._said.append("".join(part["text"] for part in parts if part["type"] == "text"))
+
+    def _thoughts(self, item: Json, field: str) -> list[str]:
+        """The full text, else the summary. What is encrypted only OpenAI can read: it is left out."""
+        for name in ("content", "summary"):
+            where = f"{field}.{name}"
+            if parts := array(item.get(name), where):
+                return [text(table(part, where).get("text"), f"{where}.text") for part in parts]
+        return []
+
+    def _close_answer(self) -> None:
+        reasoning, said, calls = "\n".join(self._reasoning), "".join(self._said), self._calls
+        if not (reasoning or self._said or calls):
+            return
+        message: Json = {"role": "assistant", "content": said or (None if calls else "")}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        self._made.append(message)
+        self._reasoning, self._said, self._calls = [], [], []
+
+    def _close_results(self) -> None:
+        if self._shown:
+            self._made.append({"role": "user", "content": self._shown})
+            self._shown = []
+
+    def _parts(self, content: Any, field: str) -> list[Json]:
+        if isinstance(content, str):
+            return [text_part(content)]
+        return [self._part(table(part, f"{field}.{n}"), f"{field}.{n}") for n, part in enumerate(array(content, field))]
+
+    def _part(self, part: Json, field: str) -> Json:
+        kind = part.get("type")
+        if kind in ("input_text", "output_text", "text"):
+            return text_part(text(part.get("text"), f"{field}.text"))
+        if kind == "refusal":
+            return text_part(text(part.get("refusal"), f"{field}.refusal"))
+        if kind == "input_image" and part.get("image_url"):
+            return image_part(text(part["image_url"], f"{field}.image_url"), part.get("detail"))
+        if kind == "input_file" and part.get("file_data"):
+            name = part.get("filename")
+            return file_part(text(part["file_data"], f"{field}.file_data"), name if isinstance(name, str) else "file")
+        return text_part(self._keep(field, f"a part of type {kind!r:.60} that holds no data itself", part))

@@ -1,0 +1,78 @@
+"""Server-sent events, from bytes that may be cut anywhere and to bytes.
+
+Source: WHATWG HTML §9.2.6. `id` and `retry` are passed over: nobody reconnects to an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+LIMIT_BYTES = 16 * 1024 * 1024
+"""The last event of a response holds all of it, a file that was written included."""
+
+
+class Event(NamedTuple):
+    name: str
+    """`message` when the event has none."""
+    data: bytes
+
+
+class Events:
+    """Events out of the pieces of one stream. An event whose end does not come is dropped, as the standard says."""
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit = limit_bytes
+        self._held = bytearray()
+        self._is_first = True
+        self._ends_in_cr = False
+
+    def feed(self, data: bytes) -> list[Event]:
+        """The events that `data` completes. Raises ValueError for one that is larger than the limit."""
+        if self._ends_in_cr:  # it may have been the first half of an end of line
+            data = b"\r" + data
+        self._ends_in_cr = data.endswith(b"\r")
+        if self._ends_in_cr:
+            data = data[:-1]
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        held, made = self._held, []
+        begin, look = 0, max(len(held) - 1, 0)
+        held += data
+        while (end := held.find(b"\n\n", look)) >= 0:
+            self._check(end - begin)
+            if event := self._read(bytes(held[begin:end])):
+                made.append(event)
+            begin = look = end + 2
+        del held[:begin]
+        self._check(len(held))
+        return made
+
+    def _check(self, n_bytes: int) -> None:
+        if n_bytes > self._limit:
+            raise ValueError(f"an event of more than {self._limit} bytes")
+
+    def _read(self, block: bytes) -> Event | None:
+        if self._is_first:
+            block, self._is_first = block.removeprefix(b"\xef\xbb\xbf"), False
+        if block.startswith(b"data: ") and b"\n" not in block:
+            return Event("message", block[6:])
+        name, lines = b"", []
+        for line in block.split(b"\n"):
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                lines.append(value.removeprefix(b" "))
+            elif field == b"event":
+                name = value.removeprefix(b" ")
+        return Event(name.decode(errors="replace") or "message", b"\n".join(lines)) if lines else None
+
+
+def data(value: dict[str, Any]) -> bytes:
+    """An event without a name."""
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def named(value: dict[str, Any]) -> bytes:
+    """An event called after the `type` of its data."""
+    return b"event: %b\ndata: %b\n\n" % (value["type"].encode(), orjson.dumps(value))

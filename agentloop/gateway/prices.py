@@ -1,0 +1,33 @@
+"""What a call costs: the prices of `agentloop/costs.py`, asked with the usage that an upstream told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentloop import costs
+from agentloop.gateway.calls import Price
+from agentloop.types import Completion, Message
+
+
+def by_usage(price: costs.Price) -> Price:
+    """`price` for calls of the gateway. A usage that is none costs what nobody knows."""
+
+    def of(model: str, usage: Mapping[str, Any]) -> float | None:
+        details = usage.get("prompt_tokens_details")
+        counts = (usage.get("prompt_tokens"), usage.get("completion_tokens"))
+        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            return None
+        return price(
+            Completion(
+                message=Message(role="assistant"),
+                finish_reason="stop",
+                model=model,
+                n_prompt_tokens=usage["prompt_tokens"],
+                n_cached_tokens=cached if isinstance(cached, int) else 0,
+                n_completion_tokens=usage["completion_tokens"],
+            )
+        )
+
+    return of

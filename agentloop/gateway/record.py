@@ -1,0 +1,179 @@
+"""A call of a model as a span: what was asked, what was answered or went wrong, and the exact tokens."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from agentloop.formats.attributes import EPISODE, VERSION
+from agentloop.formats.genai import ERROR, Said, span_of, where_of
+from agentloop.gateway.contexts import Place, Run
+from agentloop.gateway.dialects.completion import number, table_of, text_of
+from agentloop.gateway.routes import Target
+from agentloop.store.keys import Spent
+from agentloop.types import Span
+
+WHERE = where_of({"attributes": {"service.name": "agentloop"}}, {"name": "agentloop.gateway", "attributes": {}})
+INTERNAL, CLIENT = 1, 3
+"""Kinds of OpenTelemetry spans."""
+SETTINGS = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "max_completion_tokens": "gen_ai.request.max_tokens",
+    "seed": "gen_ai.request.seed",
+}
+"""Keys of a request that decide what is sampled."""
+
+
+@dataclass
+class Call:
+    """One call, from its request to its end."""
+
+    project: str
+    key: str | None
+    """Id of the key that it came by."""
+    episode: str | None
+    dialect: str
+    asked: dict[str, Any]
+    """As a request for a chat completion."""
+    target: Target
+    place: Place
+    started_ns: int
+    first_ns: int | None = None
+    """When the first piece of a streamed answer came."""
+    ended_ns: int = 0
+    answer: dict[str, Any] | None = None
+    """As a chat completion; of one that broke off, what there was."""
+    error: tuple[str, str] | None = None
+    """(kind, words) of what went wrong."""
+    is_recorded: bool = False
+    is_exact: bool = False
+    """Whether the upstream was asked for exact tokens."""
+    extends: bool | None = None
+    """Whether its tokens begin with those of the call before it in the conversation; None where nobody can tell."""
+    cost_usd: float | None = None
+    span_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What the policy said; empty where it said nothing."""
+        return table_of(self._choice, "message")
+
+    @property
+    def tokens(self) -> tuple[list[int], list[int], list[float]]:
+        """(ids of the prompt, ids of the answer, log-probability of each of these); empty where they are not known."""
+        said = table_of(self._choice, "logprobs").get("content")
+        found = [each.get("logprob") for each in said if isinstance(each, dict)] if isinstance(said, list) else []
+        logprobs = [each for each in found if isinstance(each, float | int)]
+        return _ids((self.answer or {}).get("prompt_token_ids")), _ids(self._choice.get("token_ids")), logprobs
+
+    @property
+    def usage(self) -> tuple[int, int]:
+        """(tokens of the prompt, tokens of the answer), as the upstream counted them, else as many ids as there are."""
+        found, (prompt, sampled, _) = (self.answer or {}).get("usage"), self.tokens
+        return number(found, "prompt_tokens") or len(prompt), number(found, "completion_tokens") or len(sampled)
+
+    @property
+    def charged(self) -> tuple[int, int]:
+        """The same, and where an answer broke off before anybody counted, one token for four letters of JSON."""
+        if self.answer is None or any(self.usage):
+            return self.usage
+        return _estimated(self.asked.get("messages")), _estimated(self.message)
+
+    @property
+    def spent(self) -> Spent:
+        """What it counts for."""
+        return Spent(1, sum(self.charged), self.cost_usd or 0.0)
+
+    @property
+    def _choice(self) -> dict[str, Any]:
+        return next(iter(self.choices), {})
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        """Of the answer: an upstream may send anything."""
+        found = (self.answer or {}).get("choices")
+        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+
+
+def spans_of_call(call: Call) -> list[Span]:
+    """The call's span, and before a sub-agent's first one those of the agents."""
+    run = call.place.run
+    run.started_ns = run.started_ns or call.started_ns
+    made = [_agent(call, each) for each in (run.parent, run) if run.parent and each and not each.is_told]
+    model = text_of(call.answer or {}, "model") or call.target.model
+    within = run.span_id if run.parent else None
+    times = (call.started_ns, call.ended_ns)
+    made.append(_span(call, call.span_id, within, f"chat {model}", times, _attributes(call, model), CLIENT))
+    return made
+
+
+def _agent(call: Call, run: Run) -> Span:
+    name = "sub-agent" if run.parent else "agent"
+    given = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": name, EPISODE: call.episode}
+    above = run.parent.span_id if run.parent else None
+    return _span(call, run.span_id, above, f"invoke_agent {name}", (run.started_ns, run.started_ns), given, INTERNAL)
+
+
+def _attributes(call: Call, model: str) -> dict[str, Any]:
+    prompt, sampled, logprobs = call.tokens
+    n_prompt, n_completion = call.usage
+    answer, asked = call.answer or {}, call.asked
+    details = table_of(table_of(answer, "usage"), "prompt_tokens_details")
+    outputs = [
+        {**table_of(choice, "message"), "finish_reason": text_of(choice, "finish_reason") or None}
+        for choice in call.choices
+    ]
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": call.target.upstream.name,
+        "gen_ai.request.model": asked.get("model"),
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": text_of(answer, "id") or None,
+        "gen_ai.response.finish_reasons": [o["finish_reason"] for o in outputs if o["finish_reason"]] or None,
+        "gen_ai.usage.input_tokens": n_prompt or len(prompt),
+        "gen_ai.usage.output_tokens": n_completion or len(sampled),
+        "gen_ai.usage.cache_read.input_tokens": details.get("cached_tokens"),
+        "gen_ai.input.messages": asked.get("messages"),
+        "gen_ai.output.messages": outputs or None,
+        "gen_ai.tool.definitions": asked.get("tools"),
+        **{name: asked[key] for key, name in SETTINGS.items() if asked.get(key) is not None},
+        EPISODE: call.episode,
+        VERSION: call.target.version,
+        "agentloop.dialect": call.dialect,
+        "agentloop.key": call.key,
+        "agentloop.cost_usd": call.cost_usd,
+        "agentloop.token_ids.prompt": prompt or None,
+        "agentloop.token_ids.completion": sampled or None,
+        "agentloop.logprobs": logprobs if len(logprobs) == len(sampled) and sampled else None,
+        "agentloop.tokens": None if call.extends is None else "extend" if call.extends else "fork",
+        "agentloop.first_piece_ns": call.first_ns and call.first_ns - call.started_ns,
+        "error.type": call.error and call.error[0],
+    }
+
+
+def _ids(given: Any) -> list[int]:
+    return given if isinstance(given, list) and {*map(type, given)} <= {int} else []
+
+
+def _span(
+    call: Call,
+    span_id: str,
+    parent_id: str | None,
+    name: str,
+    times: tuple[int, int],
+    attributes: dict[str, Any],
+    kind: int,
+) -> Span:
+    given = {key: value for key, value in attributes.items() if value is not None}
+    code, words = (ERROR, call.error[1]) if call.error and kind == CLIENT else (0, "")
+    trace_id = call.place.run.trace_id
+    return span_of(Said(trace_id, span_id, parent_id, name, *times, given, [], [], code, words, {"kind": kind}), WHERE)
+
+
+def _estimated(said: Any) -> int:
+    return len(orjson.dumps(said, default=str)) // 4 if said else 0

@@ -1,0 +1,132 @@
+"""The real service over a store with the gateway in it, in a thread; and what its traces say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agentloop.api.app import make_app
+from agentloop.api.auth import new_key
+from agentloop.gateway.calls import Price, unknown
+from agentloop.gateway.routes import Routes, Upstream, versions_of
+from agentloop.registry.versions import Registry
+from agentloop.store.keys import Budget, Key
+from agentloop.store.store import Store
+from agentloop.types import Span
+
+
+class Gateway:
+    """url: of the service; loop: the one that it runs in."""
+
+    def __init__(self, url: str, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        self.url, self.store, self.loop = url, store, loop
+
+    def key(self, *scopes: str, project: str = "default", budget: Budget = Budget()) -> tuple[str, Key]:  # noqa: B008
+        """(the words of a new key, what is kept of it)."""
+        words, key = new_key(project, scopes or ("call",))
+        key = key._replace(budget=budget)
+        self.store.put_key(key)
+        return words, key
+
+    def post(self, path: str, body: Any, **more: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=30, **more)
+
+    def spans(self, project: str = "default") -> list[dict[str, Any]]:
+        """Attributes of all calls, in order; `trace` and `words` (of the error) beside them."""
+        made = []
+        for row in sorted(self.store.every(project=project), key=lambda row: row.started_at):
+            for span in self.store.spans(project, row.id).spans:
+                said = attributes(span)
+                if said.get("gen_ai.operation.name") == "chat":
+                    made.append((span.start_ns, {**said, "trace": row.id, "words": span.error}))
+        return [said for _, said in sorted(made, key=lambda each: each[0])]
+
+    def traces(self, filter: str = "", project: str = "default") -> list[dict[str, Any]]:
+        """Traces in full, the oldest first, as the service shows them (it must have no keys)."""
+        found = httpx.get(f"{self.url}/api/v1/traces", params={"filter": filter, "limit": 200}).json()["traces"]
+        documents = [httpx.get(f"{self.url}/api/v1/traces/{row['id']}").json() for row in found]
+        return sorted(documents, key=lambda document: document["summary"]["started_at"])
+
+    def n_tasks(self) -> int:
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return asyncio.run_coroutine_threadsafe(count(), self.loop).result(5)
+
+    def n_sockets(self) -> int:
+        """Of this process: those of tests, gateway and model server together."""
+        return sum(_is_socket(name) for name in os.listdir("/proc/self/fd"))
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    """Of a stored span, whole."""
+
+    def whole(value: Any) -> Any:
+        if isinstance(value, dict):
+            n = value.get("$")
+            return json.loads(span.bodies[n]) if n is not None else {k: whole(v) for k, v in value.items()}
+        return [whole(each) for each in value] if isinstance(value, list) else value
+
+    found: dict[str, Any] = whole(json.loads(span.head)["attributes"])
+    return found
+
+
+def _is_socket(name: str) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    except OSError:
+        return False
+
+
+@contextmanager
+def gateway_here(
+    where: Path | str,
+    *upstreams: Upstream,
+    aliases: Mapping[str, Mapping[str, float]] | None = None,
+    price: Price = unknown,
+) -> Iterator[Gateway]:
+    """A gateway to `upstreams`, with the versions that the store's registry has."""
+    import uvicorn
+
+    store = Store(where)
+    routes = Routes(upstreams, aliases, versions_of(Registry(store)))
+    config = uvicorn.Config(
+        make_app(store, routes, price), port=0, log_level="warning", timeout_graceful_shutdown=1, lifespan="on"
+    )
+    server = uvicorn.Server(config)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+            loops.append(runner.get_loop())
+            runner.run(server.serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield Gateway(f"http://127.0.0.1:{port}", store, loops[0])
+    finally:
+        server.should_exit = True
+        thread.join()
+        store.close()
+
+
+def until(holds: Callable[[], bool], timeout_s: float = 5) -> bool:
+    """Whether it holds within that time."""
+    ends = time.monotonic() + timeout_s
+    while not (held := holds()) and time.monotonic() < ends:
+        time.sleep(0.02)
+    return held

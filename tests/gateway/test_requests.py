@@ -1,0 +1,137 @@
+"""Requests that are none: one clear line in the dialect's shape, and nothing of them goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from agentloop.gateway import exchange
+from tests.api.serving import answer, status
+from tests.gateway.serving import Gateway, until
+from tests.gateway.test_failures import PATHS, body_of, error_of
+from tests.gateway.upstream import ModelServer
+
+
+def deep(n: int) -> bytes:
+    return json.dumps({"model": "m", "messages": [{"role": "user", "content": "say Yes."}], "x": 0}).encode()[:-2] + (
+        b"[" * n + b"]" * n + b"}"
+    )
+
+
+BAD: dict[str, tuple[bytes, int, str]] = {
+    "empty": (b"", 400, "no JSON object"),
+    "text": (b"hello", 400, "no JSON object"),
+    "list": (b"[1]", 400, "no JSON object"),
+    "half": (b'{"model": "m", "messages": [', 400, "no JSON object"),
+    "not utf-8": (b'{"model": "\xff"}', 400, "no JSON object"),
+    "half a surrogate": (
+        b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}]}',
+        400,
+        "no JSON object",
+    ),
+    "NaN": (b'{"model": "m", "temperature": NaN}', 400, "no JSON object"),
+    "deep": (deep(200), 400, "more than 100 levels"),
+    "deeper": (deep(5000), 400, "no JSON object"),
+    "no model": (b'{"messages": []}', 400, "model"),
+    "model of another type": (b'{"model": ["m"], "messages": []}', 400, "model"),
+    "too large": (b'{"model": "m", "x": "' + b"y" * 120_000 + b'"}', 413, "a body of more than"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bodies_that_are_none(name: str, gateway: Gateway, model: ModelServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(exchange, "MAX_BODY", 100_000)
+    body, expected, words = BAD[name]
+    for dialect, path in PATHS.items():
+        refused = httpx.post(gateway.url + path, content=body)
+        assert refused.status_code == expected, refused.text
+        assert words in error_of(dialect, refused)
+    assert (model.asked, gateway.spans()) == ([], [])
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("said", [7, "text", None, [], [7], [{}], [{"role": 7, "content": []}]])
+def test_messages_that_are_none(said: Any, dialect: str, gateway: Gateway, model: ModelServer) -> None:
+    field = "input" if dialect == "responses" else "messages"
+    if dialect == "responses" and said == "text":
+        return
+    refused = gateway.post(PATHS[dialect], {**body_of(dialect, "x"), field: said})
+    assert refused.status_code == 400
+    assert field in error_of(dialect, refused)
+    assert (model.asked, gateway.spans()) == ([], [])
+
+
+WEIRD: list[dict[str, Any]] = [
+    {"role": "assistant", "content": None, "tool_calls": 7},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": ["x", {"function": "x"}, {"id": [1], "function": {"name": 7}}],
+    },
+    {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[" * 400 + "]" * 400}}]},
+    {"role": "tool", "tool_call_id": {"a": 1}, "content": 7},
+    {"role": "user", "content": [7, {"text": 8}, None]},
+    {"role": "user", "content": "\x00\x1f\x7f ￿ 🦉"},
+    {"role": "x" * 1000, "content": {"a": 2**63}},
+]
+
+
+@pytest.mark.parametrize("n", range(len(WEIRD)))
+def test_messages_that_are_the_upstreams_to_judge(n: int, gateway: Gateway, model: ModelServer) -> None:
+    """Passed on as they are, and kept."""
+    messages = [WEIRD[n], {"role": "user", "content": "status 400"}]
+    assert gateway.post(PATHS["chat"], {"model": "m", "messages": messages}).status_code == 400
+    assert model.bodies[0]["messages"] == messages
+    (said,) = gateway.spans()
+    kept = json.dumps(said["gen_ai.input.messages"])
+    assert kept == json.dumps(messages) or "\\u0000" in json.dumps(messages)
+    (row,) = gateway.store.find().traces
+    assert httpx.get(f"{gateway.url}/api/v1/traces/{row.id}").status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "image/png; x=\xff"])
+def test_the_type_of_a_body_is_not_asked(kind: str, gateway: Gateway) -> None:
+    body = json.dumps(body_of("chat", "say Yes.")).encode()
+    headers = {"content-type": kind.encode("latin-1")}
+    assert httpx.post(gateway.url + PATHS["chat"], content=body, headers=headers).status_code == 200
+
+
+def sent(gateway: Gateway, data: bytes, then: Callable[[socket.socket], bytes]) -> bytes:
+    port = int(gateway.url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), 10) as connection:
+        connection.sendall(data)
+        return then(connection)
+
+
+def test_a_body_that_is_cut(gateway: Gateway, model: ModelServer, monkeypatch: Any) -> None:
+    """By a client that leaves, and by one that waits for ever."""
+    monkeypatch.setattr(exchange, "BODY_S", 0.3)
+    n_tasks = gateway.n_tasks()
+    head = f"POST {PATHS['chat']} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n".encode() + b'{"model":'
+    sent(gateway, head, lambda connection: b"")
+    assert status(sent(gateway, head, answer)) == 408
+    assert until(lambda: gateway.n_tasks() == n_tasks)
+    assert (model.asked, gateway.spans()) == ([], [])
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+def test_methods(method: str, gateway: Gateway) -> None:
+    refused = httpx.request(method, f"{gateway.url}/v1/messages")
+    assert refused.status_code == 405
+    assert refused.json()["type"] == "error"
+
+
+def test_a_dialect_at_another_ones_path(gateway: Gateway) -> None:
+    """What chat has no form for is refused with its name; what it has no field for is the upstream's to judge."""
+    body = body_of("responses", "say Yes.")
+    refused = gateway.post(PATHS["chat"], body)
+    assert refused.status_code == 400
+    assert "messages" in error_of("chat", refused)
+    refused = gateway.post(PATHS["responses"], body_of("messages", "say Yes."))
+    assert refused.status_code == 400
+    assert "input" in error_of("responses", refused)
