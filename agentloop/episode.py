@@ -19,12 +19,15 @@ from typing import Protocol
 from agentloop.errors import PolicyError, SandboxError
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Policy, Sandbox
-from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, Task, Trace
+from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, SubTrace, Task, Trace
 
 MAX_RETRIES = 2
 """Further attempts at an episode that failed for reasons that are not the agent's."""
 MAX_INFRA_SHARE = 0.5
 """A cohort of which more than this failed for our reasons says nothing about the policy."""
+
+NO_ISOLATION = "none"
+"""Of what is done in an environment, which runs on the host."""
 
 
 class Pool(Protocol):
@@ -114,14 +117,14 @@ async def run_episode(
     on_end: Callable[[Task, Episode, Sandbox], Awaitable[None]] | None = None,
 ) -> Rollout:
     """One attempt at `task`. Raises only what ends the program (cancellation, interrupts)."""
-    steps: list[Step] = []
+    recorded: list[Step | SubTrace] = []
     started_at, started = datetime.now(UTC), time.perf_counter()
     stop, answer, problem = StopReason.error, None, None
     try:
-        async with pool.lease(task.sandbox, episode.id) as sandbox:
+        async with pool.lease(with_files(task.sandbox, agent), episode.id) as sandbox:
             if on_start is not None:
                 await on_start(task, episode, sandbox)
-            stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=steps.append)
+            stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=recorded.append)
             if on_end is not None:
                 await on_end(task, episode, sandbox)
     # The episode recorder: whatever an agent, a policy or a box raises becomes part of the trace.
@@ -132,9 +135,10 @@ async def run_episode(
         episode_id=episode.id,
         task_id=task.id,
         policy_version=episode.policy_version,
-        isolation=pool.isolation,
+        isolation=pool.isolation if task.environment is None else NO_ISOLATION,
         messages=agent.first_messages(task),
-        steps=tuple(steps),
+        steps=tuple(one for one in recorded if isinstance(one, Step)),
+        children=tuple(one for one in recorded if isinstance(one, SubTrace)),
         answer=answer if problem is None else None,
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
@@ -143,6 +147,12 @@ async def run_episode(
     )
     state = EpisodeState.finished if problem is None else EpisodeState.infra_failed
     return Rollout(task, episode.model_copy(update={"state": state}), trace)
+
+
+def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
+    """The box with the agent's own files, where it says that it has any."""
+    files = getattr(agent, "files", None)
+    return spec if files is None else spec.model_copy(update={"agent_files": files})
 
 
 async def roll_out(

@@ -7,53 +7,81 @@ policy sees, so a wrong call can be recovered from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from agentloop.agents.tools import SUBMIT, TOOLS, argument, refused, run_shell
-from agentloop.protocols import Policy, Sandbox
-from agentloop.types import Completion, Message, Step, StopReason, Task, ToolResult
+from agentloop.agents.budget import Budget
+from agentloop.agents.compaction import Compaction, Stop
+from agentloop.agents.conversation import Conversation
+from agentloop.agents.toolbox import Toolbox, opened
+from agentloop.agents.tools import Shell, Submit
+from agentloop.agents.toolset import Answer, Place, Toolset
+from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.types import Message, StopReason, Task, ToolCall, ToolResult
 
 
 class ToolLoop:
-    """Shell and submit, one conversation, no memory between episodes."""
+    """One conversation with tools, no memory between episodes. Unless told otherwise the tools are shell and submit."""
 
     name = "tool_loop"
+
+    def __init__(self, toolsets: Sequence[Toolset] = (Shell(), Submit()), compaction: Compaction | None = None) -> None:
+        """compaction: what to do when there is no more room; left out, that ends the episode."""
+        self._toolsets, self._compaction = toolsets, compaction or Stop()
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction alone: the tools' own descriptions say the rest."""
         return (Message(role="user", content=task.instruction),)
 
     async def run(
-        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
+        self,
+        task: Task,
+        policy: Policy,
+        sandbox: Sandbox,
+        *,
+        seed: int,
+        record: Record,
+        above: Place | None = None,
     ) -> tuple[StopReason, str | None]:
-        """Take up to `task.limits.max_steps` turns. See `protocols.Agent`."""
-        messages = list(self.first_messages(task))
-        for index in range(task.limits.max_steps):
+        """Take turns until an answer or a limit of `task.limits`. See `protocols.Agent`.
+
+        above: the place of the agent that called this one.
+        """
+        budget, depth = Budget(task.limits, above.budget if above else None), above.depth + 1 if above else 0
+        place = Place(self, task, policy, sandbox, seed, record, budget, depth)
+        async with opened(self._toolsets, place) as tools:
+            return await self._take_turns(place, tools)
+
+    async def _take_turns(self, place: Place, tools: Toolbox) -> tuple[StopReason, str | None]:
+        limits, budget = place.task.limits, place.budget
+        conversation = Conversation(self.first_messages(place.task), self._compaction, place)
+        for place.step in range(limits.max_steps):
             started = time.perf_counter()
-            completion = await policy.complete(messages, TOOLS, max_tokens=task.limits.max_tokens, seed=seed + index)
-            results, answer = await self._act(task, completion, sandbox)
-            record(Step(index=index, completion=completion, results=results, duration_s=time.perf_counter() - started))
+            if not await conversation.fits(tools.specs):
+                return budget.reached or StopReason.context_limit, None
+            if budget.reached:
+                return budget.reached, None
+            asked = place.policy.complete(
+                conversation.messages, tools.specs, max_tokens=limits.max_tokens, seed=place.seed + place.step
+            )
+            completion = await budget.in_time(asked)
+            if completion is None:
+                return StopReason.time_limit, None
+            conversation.heed(completion)
+            budget.spend(completion.cost_usd)
+            results, answer = await self._act(completion.message.tool_calls, tools)
+            place.record(conversation.step(completion, results, started))
             if answer is not None:
                 return StopReason.submitted, answer
-            if completion.finish_reason == "context":
-                return StopReason.context_limit, None
-            if not completion.message.tool_calls:
+            if not completion.message.tool_calls and not conversation.is_refused:
                 return StopReason.no_tool_call, None
-            messages.append(completion.message)
-            messages += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in results]
-        return StopReason.step_limit, None
+        return StopReason.context_limit if conversation.is_refused else StopReason.step_limit, None
 
-    async def _act(
-        self, task: Task, completion: Completion, sandbox: Sandbox
-    ) -> tuple[tuple[ToolResult, ...], str | None]:
-        """Make the calls in order; a submission ends the turn and leaves later calls unmade."""
+    async def _act(self, calls: Sequence[ToolCall], tools: Toolbox) -> tuple[tuple[ToolResult, ...], str | None]:
+        """Make the calls; a submission ends the turn and leaves later calls unmade."""
         results: list[ToolResult] = []
-        for call in completion.message.tool_calls:
-            value, why = argument(call)
-            if why is not None:
-                results.append(refused(call, why))
-            elif call.name == SUBMIT.name:
-                return tuple(results), value
-            else:
-                results.append(await run_shell(call, value, sandbox, task.limits))
+        for round_ in tools.rounds(calls):
+            for done in await tools.call_all(round_):
+                if isinstance(done, Answer):
+                    return tuple(results), done.text
+                results.append(done)
         return tuple(results), None

@@ -1,14 +1,20 @@
-"""The tools an agent offers to a policy, and what calling one does.
+"""Shell and submit, the tools that an agent has unless told otherwise.
 
-A tool that fails gives a result that the policy can read and recover from. Only a dead box raises.
+A command that fails gives a result that the policy can read and recover from. Only a dead box raises.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
+from agentloop.agents.arguments import refused, understood
+from agentloop.agents.toolset import Answer, Place, Tool
 from agentloop.protocols import Sandbox
 from agentloop.types import Limits, ToolCall, ToolResult, ToolSpec
+
+__all__ = ["SHELL", "STDERR_HIDDEN", "SUBMIT", "TOOLS", "Shell", "Submit", "argument", "refused", "run_shell"]
 
 SHELL = ToolSpec(
     name="shell",
@@ -35,22 +41,40 @@ STDERR_HIDDEN = "error: the command wrote to stderr"
 """What an agent is told of error output when the task does not show it."""
 
 
+class Shell:
+    """Commands in the box, one at a time."""
+
+    name = "shell"
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        """See `Toolset`."""
+
+        async def shell(call: ToolCall, arguments: dict[str, Any]) -> ToolResult:
+            return await run_shell(call, arguments["command"], place.sandbox, place.limits)
+
+        yield [Tool(SHELL, shell, timed=True)]
+
+
+class Submit:
+    """The answer."""
+
+    name = "submit"
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        """See `Toolset`."""
+
+        async def submit(call: ToolCall, arguments: dict[str, Any]) -> Answer:
+            return Answer(arguments["answer"])
+
+        yield [Tool(SUBMIT, submit, timed=True)]
+
+
 def argument(call: ToolCall) -> tuple[str, str | None]:
     """(value of the one string argument of `call`, None), or ("", why it cannot be used)."""
-    if call.error:
-        return "", f"malformed call: {call.error}"
-    tool = next((t for t in TOOLS if t.name == call.name), None)
-    if tool is None:
-        return "", f"no tool {call.name!r} (tools: {', '.join(t.name for t in TOOLS)})"
-    try:
-        arguments = json.loads(call.arguments)
-        json.dumps(arguments, ensure_ascii=False).encode()  # half a surrogate pair is JSON, but no text
-    except (ValueError, RecursionError) as error:
-        return "", f"malformed call: arguments are not JSON: {error}"
-    (key,) = tool.parameters["required"]
-    if not isinstance(arguments, dict) or set(arguments) != {key} or not isinstance(arguments[key], str):
-        return "", f"malformed call: {call.name} takes exactly one argument, the string {key!r}"
-    return arguments[key], None
+    arguments, why_not = understood(call, TOOLS)
+    return "".join(arguments.values()), why_not
 
 
 async def run_shell(call: ToolCall, command: str, sandbox: Sandbox, limits: Limits) -> ToolResult:
@@ -72,8 +96,3 @@ async def run_shell(call: ToolCall, command: str, sandbox: Sandbox, limits: Limi
         timed_out=done.timed_out,
         duration_s=done.duration_s,
     )
-
-
-def refused(call: ToolCall, why: str) -> ToolResult:
-    """The observable answer to a call that could not be made."""
-    return ToolResult(call_id=call.id, name=call.name, content=f"error: {why}", ok=False)

@@ -1,7 +1,7 @@
 """A suite on disk: the tasks that policies are compared on, in git beside the code.
 
     evals/NAME/suite.toml     name, [sandbox], [limits], [reward] and [[verifiers]] (for tasks that name none)
-    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution
+    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment
     evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`
 
 Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
@@ -29,7 +29,7 @@ from agentloop.types import Frozen, Limits, Part, RewardRule, SandboxSpec, Split
 HEAD = "suite.toml"
 TASKS = "tasks.jsonl"
 HEAD_KEYS = ("name", "sandbox", "limits", "reward", "verifiers")
-TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution")
+TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment")
 TESTS = "tests"
 """The option of a verifier that names a folder, relative to the suite's as a verifier's own file is."""
 
@@ -174,7 +174,8 @@ def _table(path: Path, text: str, head: Table, name: str, model: type[BaseModel]
     table = head.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{_toml_place(path, text, '', name)}: key {name!r} must be a table, [{name}]")
-    _refuse_unknown(table, tuple(model.model_fields), lambda key: _toml_place(path, text, name, key))
+    known = tuple(key for key in model.model_fields if key != "agent_files")  # which is the agent's to say
+    _refuse_unknown(table, known, lambda key: _toml_place(path, text, name, key))
     return table
 
 
@@ -200,6 +201,8 @@ def _parse_tasks(text: str, folder: Path, head: _Head) -> tuple[Task, ...]:
         tasks.append(task)
     if not tasks:
         raise ConfigError(f"{path}: no task in it; write one task a line, as JSON")
+    if len({task.environment is None for task in tasks}) > 1:
+        raise ConfigError(f"{path}: tasks with an environment and tasks without; write one suite for each")
     return tuple(tasks)
 
 
@@ -311,6 +314,8 @@ def _row(task: Task, folder: Path) -> Table:
     verifiers = [{"kind": _relative_kind(part.kind, folder), **_options(part, folder)} for part in task.verifiers]
     if task.reward is not None:
         row["reward"] = task.reward.model_dump(mode="json", exclude_defaults=True)
+    if task.environment is not None:
+        row["environment"] = task.environment.model_dump(mode="json", exclude_defaults=True)
     return {key: value for key, value in {**row, "verifiers": verifiers}.items() if value != []}
 
 
@@ -337,7 +342,8 @@ def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
         lines.append(f"files = {_toml(next(iter(files.values())))}")
     elif files:
         lines.append("files = { " + ", ".join(f"{split} = {_toml(path)}" for split, path in files.items()) + " }")
-    lines += ["", "[limits]", *(f"{key} = {_toml(value)}" for key, value in tasks[0].limits.model_dump().items())]
+    limits = tasks[0].limits.model_dump(exclude_none=True)
+    lines += ["", "[limits]", *(f"{key} = {_toml(value)}" for key, value in limits.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,61 @@
+"""How much time and money an episode has left. A sub-agent's budget is also its parent's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from agentloop.errors import ConfigError
+from agentloop.types import Limits, StopReason
+
+T = TypeVar("T")
+
+
+class Budget:
+    """Made when an episode begins: its clock runs from then on."""
+
+    def __init__(self, limits: Limits, above: Budget | None = None) -> None:
+        """above: the parent's, which ends this one, too, and pays for it."""
+        wall_s = math.inf if limits.max_wall_s is None else limits.max_wall_s
+        self.ends_at: float = min(time.monotonic() + wall_s, above.ends_at if above else math.inf)
+        self._max_usd, self._above = limits.max_cost_usd, above
+        self.spent_usd = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; below 0 after it, infinite without one."""
+        return self.ends_at - time.monotonic()
+
+    @property
+    def reached(self) -> StopReason | None:
+        """Which limit is reached; None for neither."""
+        if self.left_s <= 0:
+            return StopReason.time_limit
+        if self._max_usd is not None and self.spent_usd >= self._max_usd:
+            return StopReason.cost_limit
+        return self._above.reached if self._above else None
+
+    def spend(self, cost_usd: float | None) -> None:
+        """Count a model's answer. Raises ConfigError for one without a price where money is limited."""
+        if cost_usd is None and self._max_usd is not None:
+            raise ConfigError(
+                "max_cost_usd is set, and the policy does not say what an answer costs; "
+                "give its model a price, or leave the limit out"
+            )
+        self.spent_usd += cost_usd or 0.0
+        if self._above:
+            self._above.spend(cost_usd)
+
+    async def in_time(self, answer: Awaitable[T]) -> T | None:
+        """What `answer` gives; None when the time is up before it does."""
+        left_s = self.left_s
+        try:
+            async with asyncio.timeout(None if left_s == math.inf else left_s) as alarm:
+                return await answer
+        except TimeoutError:
+            if not alarm.expired():
+                raise
+            return None

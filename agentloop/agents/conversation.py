@@ -1,0 +1,109 @@
+"""What the policy is told, kept within the room that a model has."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from agentloop.agents.compaction import Compaction
+from agentloop.agents.toolset import Place
+from agentloop.types import Completion, Message, Step, StopReason, SubTrace, ToolResult, ToolSpec, Trace, content_hash
+
+TOKENS_PER_CHARACTER = 0.4
+"""Until an endpoint has said how many tokens a conversation has; rather too many than too few."""
+TOKENS_PER_MESSAGE = 4
+
+
+class Conversation:
+    """The messages of one run, and how much of the room they take."""
+
+    def __init__(self, first: Sequence[Message], compaction: Compaction, place: Place) -> None:
+        limits = place.task.limits
+        self.messages, self._n_first = list(first), len(first)
+        self._place, self._compaction = place, compaction
+        self._room = math.inf if limits.max_context_tokens is None else limits.max_context_tokens - limits.max_tokens
+        self._ratio = TOKENS_PER_CHARACTER
+        self._new: tuple[Message, ...] = ()
+        self._tools: Sequence[ToolSpec] = ()
+        self._compacted = False
+        self.is_refused = False
+        """The endpoint itself had no room for the last turn."""
+
+    async def fits(self, tools: Sequence[ToolSpec]) -> bool:
+        """Whether the policy can be asked, after the conversation was shortened if it had to be.
+
+        tools: what it is offered, also when it is asked for a summary.
+        """
+        self._compacted, self._new, self._tools = False, (), tools
+        if self._room == math.inf or self._share(self.messages) <= 1:
+            return True
+        before = self.messages
+        self.messages = await self._compaction.shorten(before, self._n_first, self._share, self._ask)
+        self._compacted = self.messages != before
+        self._new = tuple(m for m in self.messages if m.role != "tool" and m not in before)
+        return self._share(self.messages) <= 1
+
+    def step(self, completion: Completion, results: tuple[ToolResult, ...], started: float) -> Step:
+        """The turn that has just been taken; the next one follows upon it."""
+        step = Step(
+            index=self._place.step,
+            heard=self._new,
+            completion=completion,
+            results=results,
+            duration_s=time.perf_counter() - started,
+            compacted=self._compacted,
+            context=tuple(self.messages) if self._compacted else (),
+        )
+        self.is_refused = completion.finish_reason == "context"
+        if self.is_refused:
+            # The endpoint knows its room, and has less than was thought; next to nothing is left of it.
+            self._room = min(self._room, 0.9 * self._tokens(self.messages))
+        if not self.is_refused or completion.message.tool_calls:
+            self.messages = [*self.messages, *step.said]
+        return step
+
+    def heed(self, completion: Completion) -> None:
+        """Learn from an answer how many tokens this model makes of the messages that it answers."""
+        if completion.n_prompt_tokens:
+            self._ratio = completion.n_prompt_tokens / max(1, _characters(self.messages))
+
+    def _share(self, messages: Sequence[Message]) -> float:
+        return self._tokens(messages) / self._room if self._room > 0 else math.inf
+
+    def _tokens(self, messages: Sequence[Message]) -> float:
+        return _characters(messages) * self._ratio
+
+    async def _ask(self, messages: Sequence[Message]) -> Completion | None:
+        """The policy's answer, recorded as a child of this run; a call in it is not made.
+
+        It is offered the tools as ever: endpoints want them where a conversation has calls, and keep prompts by them.
+        """
+        place, started = self._place, time.perf_counter()
+        limits, seed = place.task.limits, place.seed + place.step
+        asked = place.policy.complete(messages, self._tools, max_tokens=limits.max_tokens, seed=seed)
+        completion = await place.budget.in_time(asked)
+        if completion is None:
+            return None
+        step = Step(index=0, completion=completion, duration_s=time.perf_counter() - started)
+        trace = Trace(
+            id=content_hash([self._compaction.name, place.task.id, place.seed, place.step, place.depth])[:32],
+            task_id=place.task.id,
+            agent=self._compaction.name,
+            isolation=place.sandbox.isolation,
+            messages=tuple(messages),
+            steps=(step,),
+            answer=completion.message.content,
+            stop_reason=StopReason.submitted,
+            duration_s=step.duration_s,
+        )
+        place.record(SubTrace(trace=trace, step=place.step))
+        place.budget.spend(completion.cost_usd)
+        return completion
+
+
+def _characters(messages: Sequence[Message]) -> int:
+    """Of all that is sent, with what stands around each message."""
+    around = round(TOKENS_PER_MESSAGE / TOKENS_PER_CHARACTER)
+    calls = (call for message in messages for call in message.tool_calls)
+    return sum(len(m.content) + around for m in messages) + sum(len(c.name) + len(c.arguments) for c in calls)

@@ -1,0 +1,249 @@
+"""Tools of an MCP server: a program in the box that is spoken to over stdio, or a URL that the host asks.
+
+The protocol is the official SDK's; ours is the way into the box (`mcp_pipe.py`), and what a policy is shown. A server
+is started for each episode and ends with it. What it does wrong in a call is a failed result. One that cannot be
+started, or that stood outside of the box and is gone, is infrastructure: SandboxError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from agentloop.agents.toolset import Place, Tool, ToolFailed
+from agentloop.errors import ConfigError, PluginError, SandboxError, extra
+from agentloop.types import ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from mcp import Client
+
+    from agentloop.agents.mcp_pipe import Pipe
+
+START_S = 60.0
+"""How long a server may take to start and to list its tools."""
+CLOSE_S = 5.0
+HEED_S = 0.02
+"""How long a result waits for word of a changed list of tools, which the next turn should be offered."""
+MAX_PAGES, MAX_TOOLS = 50, 500
+STRICT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+"""What strict endpoints take for the name of a function."""
+
+
+class Mcp:
+    """The tools of one server, called `name__tool`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        command: str | None = None,
+        url: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """command: of a server over stdio, run with `sh -c` in the box. url: of one by streamable HTTP, outside of it.
+
+        Raises ConfigError for both or neither, and PluginError when the SDK is not installed.
+        """
+        if (command is None) == (url is None):
+            raise ConfigError(f"MCP server {name!r} needs a command (in the box) or a url (outside); give it one")
+        try:
+            import mcp  # noqa: F401
+        except ImportError:
+            raise PluginError(f"MCP server {name!r} needs the MCP SDK; {extra('mcp')}") from None
+        self.name, self.command, self.url, self.headers = name, command, url, dict(headers or {})
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        """See `Toolset`. Raises SandboxError for a server that cannot be started or asked."""
+        server = Server(self, place)
+        living = server.living = asyncio.create_task(server.live())
+        try:
+            await asyncio.wait({living, server.ready}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if not server.ready.done():
+                raise await server.gone("did not start", f"no answer within {START_S:g} s")
+            yield server.tools
+            server.leave.set()
+            await asyncio.wait({living}, timeout=CLOSE_S)
+        finally:
+            living.cancel()
+            await asyncio.wait({living})
+
+
+class Server:
+    """One connection. It lives in a task of its own: what breaks there ends nothing else."""
+
+    def __init__(self, given: Mcp, place: Place) -> None:
+        self.tools: list[Tool] = []
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.leave = asyncio.Event()
+        self.living: asyncio.Task[None]
+        self._given, self._place = given, place
+        self._client: Client
+        self._pipe: Pipe | None = None
+        self._problem = ""
+        self._may_change, self._changed, self._listing = False, False, asyncio.Lock()
+
+    async def live(self) -> None:
+        """From its start to its end."""
+        from mcp import Client
+
+        try:
+            async with AsyncExitStack() as stack:
+                transport = await self._transport(stack)
+                self._client = await stack.enter_async_context(
+                    Client(transport, message_handler=self._heed, cache=None)
+                )
+                await self._list()
+                tools = self._client.server_capabilities.tools
+                self._may_change = bool(tools and tools.list_changed)
+                following = asyncio.create_task(self._follow())
+                self.ready.set_result(None)
+                try:
+                    await self.leave.wait()
+                finally:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+        # The edge to a program of others, whose connection may end in any way; `gone` tells it to whoever asks next.
+        except Exception as error:
+            self._problem = _one_line(error)
+
+    async def gone(self, what: str = "is gone", why: str = "it said nothing") -> SandboxError:
+        """What to raise of a server that cannot be asked any more. why: where nothing better is known."""
+        why = self._problem or why
+        if self._pipe is not None and self._pipe.is_over:
+            why = await self._pipe.why_over()
+        if self._pipe is not None and self._pipe.gone:
+            return self._pipe.gone
+        where = f"at {self._given.url}" if self._given.url else f"({self._given.command})"
+        return SandboxError(f"MCP server {self._given.name!r} {where} {what}: {why}")
+
+    async def call(self, tool: str, arguments: dict[str, Any]) -> str:
+        """What it gives, as text. Raises ToolFailed; SandboxError when a server outside, or the box, is gone."""
+        asked = asyncio.ensure_future(self._client.call_tool(tool, arguments))
+        try:
+            await asyncio.wait({asked, self.living}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise await self.gone()
+            result = asked.result()
+        except SandboxError:
+            raise
+        # Refusals, results that are none, a connection that closed: what the SDK makes of them.
+        except Exception as error:
+            if self._pipe is not None and self._pipe.is_over:
+                problem = await self.gone()
+                raise problem if self._pipe.gone else ToolFailed(str(problem)) from None
+            if self.living.done():
+                raise await self.gone() from None
+            raise ToolFailed(_one_line(error)) from None
+        finally:
+            asked.cancel()
+        if self._may_change:  # what it tells of that comes beside its results
+            await asyncio.sleep(HEED_S)
+            await self._relist()
+        if result.is_error:
+            raise ToolFailed(shown(result) or "the server does not say why")
+        return shown(result)
+
+    async def _transport(self, stack: AsyncExitStack) -> Any:
+        if self._given.url is None:
+            from agentloop.agents.mcp_pipe import Pipe
+
+            self._pipe = Pipe(self._place.start(self._given.command or ""))
+            return self._pipe.streams()
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp.shared._httpx_utils import create_mcp_http_client
+
+        client = await stack.enter_async_context(create_mcp_http_client(headers=self._given.headers))
+        return streamable_http_client(self._given.url, http_client=client)
+
+    async def _heed(self, message: object) -> None:
+        """Notifications: what a server logs or reports of its progress is nobody's business."""
+        from mcp_types import ToolListChangedNotification
+
+        if isinstance(message, ToolListChangedNotification):
+            self._changed = True
+
+    async def _follow(self) -> None:
+        """Hear when the tools have changed, of a server of the protocol in which that must be asked for."""
+        from mcp.client.subscriptions import ListenNotSupportedError
+
+        with suppress(ListenNotSupportedError):
+            if not self._may_change:
+                return
+            async with self._client.listen(tools_list_changed=True) as changes:
+                async for _ in changes:
+                    self._changed = True
+
+    async def _relist(self) -> None:
+        """The old list stays where there is no new one."""
+        async with self._listing:
+            if self._changed:
+                self._changed = False
+                try:
+                    await self._list()
+                except Exception as error:  # as with `call`
+                    self._problem = _one_line(error)
+
+    async def _list(self) -> None:
+        cursor, tools = None, []
+        for _ in range(MAX_PAGES):
+            page = await self._client.list_tools(cursor=cursor)
+            tools += [self._tool(tool) for tool in page.tools]
+            cursor = page.next_cursor
+            if cursor is None or len(tools) >= MAX_TOOLS:
+                break
+        self.tools[:] = {tool.spec.name: tool for tool in tools[:MAX_TOOLS]}.values()
+
+    def _tool(self, tool: Any) -> Tool:
+        async def call(_: ToolCall, arguments: dict[str, Any]) -> str:
+            return await self.call(tool.name, arguments)
+
+        parameters = {"type": "object", "properties": {}, **tool.input_schema}
+        spec = ToolSpec(
+            name=strict_name(f"{self._given.name}__{tool.name}"),
+            description=tool.description or tool.title or "",
+            parameters=parameters,
+        )
+        return Tool(spec, call, together=bool(tool.annotations and tool.annotations.read_only_hint))
+
+
+def strict_name(name: str) -> str:
+    """`name` as every endpoint takes it; of one that had to be changed, with a mark that keeps it apart from others."""
+    if STRICT_NAME.fullmatch(name):
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '_', name)[:57]}_{mark}"
+
+
+def shown(result: Any) -> str:
+    """A result as a policy reads it: texts as they are, what is no text by its kind and size."""
+    parts = [_part(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(parts)
+
+
+def _part(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type in ("image", "audio"):
+        return f"[{block.type} {block.mime_type}, {len(block.data) * 3 // 4:,} bytes]"
+    if block.type == "resource_link":
+        return f"[resource {block.uri}: {block.title or block.name}]"
+    resource = block.resource
+    if hasattr(resource, "text"):
+        return f"[resource {resource.uri}]\n{resource.text}"
+    return f"[resource {resource.uri}, {resource.mime_type}, {len(resource.blob) * 3 // 4:,} bytes]"
+
+
+def _one_line(error: BaseException) -> str:
+    """Its first cause, without what task groups put around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    said = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

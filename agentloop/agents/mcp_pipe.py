@@ -1,0 +1,111 @@
+"""The way to an MCP server in the box: a process of the box, one JSON-RPC message a line, as the SDK's streams.
+
+What a server prints that is no message is skipped. One whose line does not end is killed, and so is what is left when
+the connection closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+from mcp.shared.message import SessionMessage
+from mcp_types import jsonrpc_message_adapter
+
+from agentloop.errors import SandboxGone
+from agentloop.sandbox.process import Process
+
+MAX_MESSAGE = 4 << 20
+"""Bytes of one line."""
+MAX_SAID = 1000
+"""Characters of its error output that are told of a server that ended."""
+EXIT_S = 1.0
+"""How long a process whose output ended is waited for."""
+
+
+class Pipe:
+    """One server's streams."""
+
+    def __init__(self, process: Process) -> None:
+        self._process, self._said, self._problem = process, b"", ""
+        self.gone: SandboxGone | None = None
+        """Set when it was the box that ended."""
+        self.is_over = False
+        """True when it ended by itself, or with its box."""
+
+    @asynccontextmanager
+    async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
+        """What `mcp.Client` takes for a transport."""
+        to_session, from_box = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_box, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+        async with to_session, from_box, to_box, from_session, anyio.create_task_group() as group:
+            group.start_soon(self._read, to_session)
+            group.start_soon(self._write, from_session)
+            group.start_soon(self._listen)
+            try:
+                yield from_box, to_box
+            finally:
+                self._process.kill()
+                group.cancel_scope.cancel()
+
+    async def why_over(self) -> str:
+        """How it ended, with its last words."""
+        if not self._problem:
+            try:
+                async with asyncio.timeout(EXIT_S):
+                    self._problem = f"it ended with exit code {(await self._process.wait()).exit_code}"
+            except TimeoutError:
+                self._problem = "it closed its output"
+            except SandboxGone as error:
+                self.gone = error
+        words = " ".join(self._said.decode(errors="replace").split())[-MAX_SAID:]
+        return f"{self._problem}: {words}" if words else self._problem
+
+    async def _read(self, session: Any) -> None:
+        waiting = bytearray()
+        try:
+            async with session:
+                async for data in self._process.stdout:
+                    searched = len(waiting)
+                    waiting += data
+                    while (end := waiting.find(b"\n", searched)) >= 0:
+                        message = _message(bytes(waiting[:end]))
+                        del waiting[: end + 1]
+                        searched = 0
+                        if message is not None:
+                            await session.send(message)
+                    if len(waiting) > MAX_MESSAGE:
+                        self._problem = f"it sent a message of more than {MAX_MESSAGE:,} bytes"
+                        self._process.kill()
+                        break
+                self.is_over = True
+        except SandboxGone as error:
+            self.gone, self.is_over = error, True
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass  # the session has ended, and nobody listens any more
+
+    async def _write(self, session: Any) -> None:
+        try:
+            async for message in session:
+                line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                await self._process.stdin.write(line.encode(errors="replace") + b"\n")
+        except SandboxGone as error:
+            self.gone = error
+
+    async def _listen(self) -> None:
+        """What it writes to stderr is for its own people; the last of it tells why it ended."""
+        try:
+            async for data in self._process.stderr:
+                self._said = (self._said + data)[-4 * MAX_SAID :]
+        except SandboxGone as error:
+            self.gone = error
+
+
+def _message(line: bytes) -> SessionMessage | None:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError:
+        return None

@@ -1,0 +1,104 @@
+"""A program in a box, from its start to its end, whichever of them brings that about: itself, its time, its output."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from asyncio import FIRST_COMPLETED
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from agentloop.sandbox.process import Incoming, Process
+
+GRACE_S = 10.0
+"""How long a program may go on that was refused a call because a limit was reached."""
+END_S = 5.0
+"""How long the outputs of one that was killed may take to end."""
+MAX_PRINTED = 64 << 20
+"""Bytes of one output, after which the program is killed."""
+
+
+@runtime_checkable
+class Box(Protocol):
+    """What is asked of a sandbox here, beyond running commands (`sandbox/box.py`, `harbor/room.py`)."""
+
+    def start(self, command: str) -> Process: ...
+
+    async def write(self, path: str, data: bytes) -> None: ...
+
+    async def read(self, path: str, *, max_bytes: int) -> bytes: ...
+
+    def set_gateway(self, gateway: Path | None) -> None: ...
+
+
+class Ran(NamedTuple):
+    """How the program ended."""
+
+    exit_code: int
+    timed_out: bool
+    flooded: bool
+    said: str
+    """The end of what it printed, errors last."""
+    duration_s: float
+
+
+async def ran_to_its_end(box: Box, line: str, limit_s: float, max_output: int, stopped: asyncio.Event) -> Ran:
+    """Start `line`, and wait for its end or bring that about.
+
+    limit_s: math.inf is none. max_output: bytes of each output that are kept, the last ones. stopped: set when it
+    should come to an end by itself, and soon. Raises SandboxGone.
+    """
+    started = time.monotonic()
+    process = box.start(line)
+    process.stdin.close()
+    outputs = [_End(process.stdout, max_output), _End(process.stderr, max_output)]
+    reading = [asyncio.ensure_future(output.read()) for output in outputs]
+    ending, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stopped.wait())
+    any_end: list[asyncio.Future[Any]] = [ending, told, *(output.flooded for output in outputs)]
+    timed_out = False
+    try:
+        async with asyncio.timeout(None if limit_s == math.inf else limit_s):
+            await asyncio.wait(any_end, return_when=FIRST_COMPLETED)
+            if told.done() and not ending.done():
+                await asyncio.wait({ending}, timeout=GRACE_S)
+    except TimeoutError:
+        timed_out = True
+    finally:
+        process.kill()
+        try:
+            await asyncio.wait({ending, *reading}, timeout=END_S)
+        finally:
+            for task in (ending, told, *reading):
+                task.cancel()
+    done = await ending
+    return Ran(
+        exit_code=done.exit_code,
+        timed_out=timed_out,
+        flooded=any(output.flooded.done() for output in outputs),
+        said="\n".join(text for output in outputs if (text := output.text())),
+        duration_s=time.monotonic() - started,
+    )
+
+
+class _End:
+    """The end of an output, which is read to its end."""
+
+    def __init__(self, incoming: Incoming, n_kept: int) -> None:
+        self._incoming, self._n_kept = incoming, n_kept
+        self._kept, self._n = bytearray(), 0
+        self.flooded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when there was more than anybody prints."""
+
+    async def read(self) -> None:
+        async for data in self._incoming:
+            self._n += len(data)
+            self._kept = (self._kept + data)[-self._n_kept :]
+            if self._n > MAX_PRINTED and not self.flooded.done():
+                self.flooded.set_result(None)
+
+    def text(self) -> str:
+        text = self._kept.decode(errors="replace").rstrip("\n")
+        dropped = self._n - len(self._kept)
+        killed = f"\n[killed: it printed more than {MAX_PRINTED} bytes]" if self.flooded.done() else ""
+        return (f"[{dropped} bytes before]\n{text}" if dropped else text) + killed

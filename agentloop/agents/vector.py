@@ -1,0 +1,208 @@
+"""Environments that are stepped together: those of a group, as one `gymnasium.vector` environment.
+
+Whoever resets in the same turn of the event loop sits down together, and of them whoever steps in the same turn is
+stepped by one call. Episodes whose policy is batched (`policies/lockstep.py`) do both, because their answers come at
+once. An environment that is not stepped in a call keeps its place: its seat passes. So what one episode sees does not
+depend on the others.
+
+What it buys: with `processes` the environments step on as many cores, which pays where a step takes longer than a
+message to a process (about 0.1 ms). Without, it is a loop over them. They run on the host, with the rights of this
+process, and block its event loop while they step: an environment is trusted code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+from gymnasium.spaces import Discrete, Tuple
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from agentloop.errors import SandboxError
+from agentloop.types import EnvironmentSpec
+
+RAISED, TEXT = "raised", "text"
+Seen = tuple[Any, float, bool, bool, dict[str, Any]]
+Waiting = list[tuple[Any, asyncio.Future[Any]]]
+
+
+class Transition(NamedTuple):
+    """What a reset or a step gave."""
+
+    observation: Any
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    text: str | None = None
+    """What an environment with `render_mode = "ansi"` shows of itself."""
+
+
+class Fleet:
+    """Hands out places in environments that step together."""
+
+    def __init__(self) -> None:
+        self._arriving: dict[str, list[tuple[EnvironmentSpec, int, asyncio.Future[tuple[Place, Transition]]]]] = {}
+
+    async def reset(self, spec: EnvironmentSpec, seed: int) -> tuple[Place, Transition]:
+        """A new environment, beside those that are asked for in the same turn. Raises SandboxError when it breaks."""
+        arriving = self._arriving.setdefault(key := spec.model_dump_json(exclude={"seed"}), [])
+        if not arriving:
+            asyncio.get_running_loop().call_soon(self._seat, key)
+        future: asyncio.Future[tuple[Place, Transition]] = asyncio.get_running_loop().create_future()
+        arriving.append((spec, seed, future))
+        return await future
+
+    def _seat(self, key: str) -> None:
+        arrived = [one for one in self._arriving.pop(key) if not one[2].done()]
+        if not arrived:
+            return
+        spec = arrived[0][0]
+        try:
+            together = Together(spec, [seed for _, seed, _ in arrived])
+        except Exception as error:  # an environment may raise anything: each episode is told
+            for *_, future in arrived:
+                future.set_exception(broke(spec, "reset", error))
+            return
+        for index, (*_, future) in enumerate(arrived):
+            future.set_result((Place(together, index), together.first[index]))
+
+
+class Together:
+    """Environments of one kind in one vector, which ends when the last place is left."""
+
+    def __init__(self, spec: EnvironmentSpec, seeds: list[int]) -> None:
+        self._spec = spec
+        makers: list[Callable[[], gymnasium.Env[Any, Any]]] = [partial(_make, spec)] * len(seeds)
+        self._vector: VectorEnv[Any, Any, Any] = (
+            AsyncVectorEnv(makers, shared_memory=False) if spec.processes else SyncVectorEnv(makers)
+        )
+        try:
+            observations, infos = self._vector.reset(seed=list(seeds))
+        except BaseException:
+            self._vector.close()
+            raise
+        nothing = [0.0] * len(seeds)
+        self.first = self._transitions(observations, nothing, nothing, nothing, infos)
+        self._passes = (0, self._vector.single_action_space[1].sample())
+        self._waiting: dict[int, tuple[Any, asyncio.Future[Transition]]] = {}
+        self._taken = set(range(len(seeds)))
+        self._is_broken = False
+
+    async def step(self, index: int, action: Any) -> Transition:
+        """Step with everyone who asks in the same turn of the event loop. Raises SandboxError when it breaks."""
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._step)
+        future: asyncio.Future[Transition] = asyncio.get_running_loop().create_future()
+        self._waiting[index] = ((1, action), future)
+        return await future
+
+    def leave(self, index: int) -> None:
+        """Nobody steps it any more. Leaving twice is harmless."""
+        if index in self._taken:
+            self._taken.remove(index)
+            if not self._taken:
+                self._close()
+
+    def _step(self) -> None:
+        asked, self._waiting = self._waiting, {}
+        n, space = self._vector.num_envs, self._vector.single_action_space
+        actions = [asked[index][0] if index in asked else self._passes for index in range(n)]
+        try:
+            seen = self._transitions(*self._vector.step(concatenate(space, actions, create_empty_array(space, n))))
+        except Exception as error:  # of the vector itself; an environment's own are told by its seat
+            self._is_broken = True
+            for _, future in asked.values():
+                if not future.done():
+                    future.set_exception(broke(self._spec, "step", error))
+            return
+        for index, (_, future) in asked.items():
+            if future.done():
+                continue
+            found = seen[index]
+            if isinstance(found, str):
+                future.set_exception(broke(self._spec, "step", found))
+            else:
+                future.set_result(found)
+
+    def _close(self) -> None:
+        if self._is_broken and isinstance(self._vector, AsyncVectorEnv):
+            # Its own `close` waits for the answer of a process that is gone.
+            for process, pipe in zip(self._vector.processes, self._vector.parent_pipes, strict=True):
+                process.terminate()
+                process.join()
+                pipe.close()
+            self._vector.closed = True
+        else:
+            self._vector.close()
+
+    def _transitions(self, observations: Any, rewards: Any, ended: Any, cut: Any, infos: dict[str, Any]) -> list[Any]:
+        """One of each place; the words of one that raised."""
+        each = list(iterate(self._vector.observation_space, observations))
+        raised, texts = infos.get(RAISED), infos.get(TEXT)
+        return [
+            raised[i]
+            if raised is not None and raised[i]
+            else Transition(
+                each[i], float(rewards[i]), bool(ended[i]), bool(cut[i]), texts[i] if texts is not None else None
+            )
+            for i in range(self._vector.num_envs)
+        ]
+
+
+class Place:
+    """One episode's environment."""
+
+    def __init__(self, together: Together, index: int) -> None:
+        self._together, self._index = together, index
+
+    async def step(self, action: Any) -> Transition:
+        """See `Together.step`."""
+        return await self._together.step(self._index, action)
+
+    def leave(self) -> None:
+        """See `Together.leave`."""
+        self._together.leave(self._index)
+
+
+class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
+    """An environment that may pass: an action is (0, anything), which changes nothing, or (1, the action)."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.action_space = Tuple((Discrete(2), env.action_space))
+        self._last: Any = None
+        self._begun = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Once. The vector resets what has ended when it is stepped again, and nobody asked for that."""
+        if not self._begun:
+            self._last, _ = self.env.reset(seed=seed, options=options)
+            self._begun = True
+        return self._last, self._shown()
+
+    def step(self, action: Any) -> Seen:
+        """What the environment raises is told, and breaks nobody else's."""
+        if not action[0]:
+            return self._last, 0.0, False, False, {}
+        try:
+            self._last, reward, terminated, truncated, _ = self.env.step(action[1])
+            return self._last, float(reward), bool(terminated), bool(truncated), self._shown()
+        except Exception as error:  # other people's code, in another process perhaps
+            return self._last, 0.0, False, True, {RAISED: f"{type(error).__name__}: {error}"}
+
+    def _shown(self) -> dict[str, Any]:
+        return {TEXT: str(self.env.render())} if self.env.render_mode == "ansi" else {}
+
+
+def broke(spec: EnvironmentSpec, where: str, error: object) -> SandboxError:
+    """An environment that raises is infrastructure: the episode is tried again and never scored."""
+    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    return SandboxError(f"environment {spec.id!r} raised in {where}: {' '.join(str(said).split())[:300]}")
+
+
+def _make(spec: EnvironmentSpec) -> gymnasium.Env[Any, Any]:
+    return Seat(gymnasium.make(spec.id, **spec.options))

@@ -1,0 +1,239 @@
+"""Tools of other people: what is shown of a call that cannot be made, raises or hangs, and how they are found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.agents.arguments import understood
+from agentloop.agents.choose import choose_agent
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.toolbox import bounded
+from agentloop.agents.tools import TOOLS, Shell
+from agentloop.agents.toolset import Place, Tool, ToolFailed, number, schema, text
+from agentloop.errors import PathError, PluginError, PolicyError
+from agentloop.plugins import load_part
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sections import AgentSection, McpSection
+from agentloop.types import Limits, Message, StopReason, ToolCall, ToolSpec
+
+from .acting import act, asks, together
+from .box import calls
+
+LIMITS = Limits(tool_timeout_s=0.3, max_output=40)
+ADD = schema({"a": number("A number.", maximum=9), "b": number("Another.")}, {"how": text("In words.")})
+
+
+class Other:
+    """A family whose tools do what a test wants."""
+
+    name = "other"
+
+    def __init__(self, together: bool = False, **does: Callable[[dict[str, Any]], Any]) -> None:
+        self._together, self._does = together, does
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        def tool(name: str) -> Tool:
+            async def run(call: ToolCall, arguments: dict[str, Any]) -> Any:
+                done = self._does[name](arguments)
+                return await done if asyncio.iscoroutine(done) else done
+
+            spec = ToolSpec(name=name, description="", parameters=ADD if name == "add" else schema({}))
+            return Tool(spec, run, together=self._together)
+
+        yield [tool(name) for name in self._does]
+
+
+def raising(error: Exception) -> Callable[[dict[str, Any]], Any]:
+    def run(_: dict[str, Any]) -> str:
+        raise error
+
+    return run
+
+
+def add(given: dict[str, Any]) -> str:
+    return str(given["a"] + given["b"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "shown"),
+    [
+        (asks("addd", a=1, b=2), "error: no tool 'addd' (tools: add, raise, hang, submit); did you mean 'add'?"),
+        (asks("add", a=1), "error: malformed call: add: 'b' is a required property (takes: a, b, how)"),
+        (asks("add", a="1", b=2), "error: malformed call: add: a: '1' is not of type 'integer' (takes: a, b, how)"),
+        (asks("add", a=10, b=2), "error: malformed call: add: a: 10 is greater than the maximum of 9"),
+        (asks("add", a=1, b=2, c=3), "error: malformed call: add: Additional properties are not allowed ('c' was"),
+        (calls(("add", "[1, 2]")), "error: malformed call: add takes an object with its arguments"),
+        (calls(("add", "{'a': 1}")), "error: malformed call: arguments are not JSON: "),
+        (calls(("add", ""), error="cut off"), "error: malformed call: cut off"),
+        (asks("raise"), "failed: KeyError: 'x'"),
+        (asks("hang"), "timed out after 0.3 s"),
+    ],
+    ids=lambda value: str(value)[-30:],
+)
+def test_a_call_that_goes_wrong_can_be_recovered_from(
+    bubblewrap: BubblewrapBackend, wrong: Message, shown: str
+) -> None:
+    tools = Other(add=add, **{"raise": raising(KeyError("x")), "hang": lambda _: asyncio.sleep(60)})
+    done = act(bubblewrap, [tools], wrong, asks("add", a=1, b=2), limits=LIMITS.model_copy(update={"max_output": 999}))
+    assert done.said[0].startswith(shown)
+    assert (done.results[0].ok, done.results[0].timed_out) == (False, "timed out" in shown)
+    assert done.said[1] == "3"
+    assert done.player.told[1][-1].content == done.said[0]
+    assert done.trace.answer == "done"
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ToolFailed("no such thing"), "failed: no such thing"),
+        (PathError("a is a link"), "failed: a is a link"),
+        (TimeoutError("its own"), "failed: TimeoutError: its own"),
+        (ValueError("x" * 1000), f"failed: ValueError: \n[980 bytes left out]\n{'x' * 20}"),
+    ],
+)
+def test_what_a_tool_raises_is_what_it_has_to_say(bubblewrap: BubblewrapBackend, error: Exception, shown: str) -> None:
+    done = act(bubblewrap, [Other(it=raising(error))], asks("it"), limits=LIMITS)
+    assert done.said == [shown]
+
+
+def test_what_is_not_the_agents_fault_ends_the_episode(bubblewrap: BubblewrapBackend) -> None:
+    with pytest.raises(PolicyError):
+        act(bubblewrap, [Other(it=raising(PolicyError("the endpoint is gone")))], asks("it"))
+    pair = together(("it", {}), ("it", {}))
+    with pytest.raises(PolicyError):
+        act(bubblewrap, [Other(together=True, it=raising(PolicyError("the endpoint is gone")))], pair)
+
+
+def test_what_is_shown_is_bounded(bubblewrap: BubblewrapBackend) -> None:
+    done = act(bubblewrap, [Other(it=lambda _: "é" * 100)], asks("it"), limits=LIMITS)
+    assert done.said == [f"{'é' * 10}\n[160 bytes left out]\n{'é' * 10}"]
+    assert bounded("abc", 3) == "abc"
+    assert bounded("abcd", 3) == "ab\n[1 bytes left out]\nd"
+    assert bounded("a\ud800", 9) == "a?"
+
+
+def test_calls_are_made_together_where_the_tool_allows_it_and_answered_in_order(bubblewrap: BubblewrapBackend) -> None:
+    async def nap(_: dict[str, Any]) -> str:
+        started = time.monotonic()
+        await asyncio.sleep(0.2)
+        return f"{started}"
+
+    turn = together(*[("nap", {})] * 3, ("shell", {"command": "echo between"}), *[("nap", {})] * 2)
+    done = act(bubblewrap, [Shell(), Other(together=True, nap=nap)], turn, limits=Limits(tool_timeout_s=5.0))
+    assert [result.call_id for result in done.results] == [f"call_{n}" for n in range(6)]
+    starts = [float(said) for n, said in enumerate(done.said) if n != 3]
+    assert max(starts[:3]) - min(starts[:3]) < 0.1
+    assert starts[3] - starts[0] > 0.2
+    alone = act(bubblewrap, [Other(nap=nap)], together(*[("nap", {})] * 2))
+    assert float(alone.said[1]) - float(alone.said[0]) >= 0.2
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/x"}}},
+        {"type": "object", "properties": {"a": {"$ref": "#/properties/a"}}},
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}},
+        {"type": "object", "patternProperties": {"^(a+)+$": {}}, "additionalProperties": False},
+        {"type": "nonsense"},
+        {"type": "object", "properties": 7},
+    ],
+    ids=str,
+)
+def test_a_schema_of_others_costs_no_time_and_no_request(hostile: dict[str, Any]) -> None:
+    tool, given = ToolSpec(name="x", description="", parameters=hostile), {"a": "a" * 40 + "!", "a" * 40 + "!": 1}
+    started = time.monotonic()
+    understood(ToolCall(id="c", name="x", arguments=json.dumps(given)), [tool])
+    assert time.monotonic() - started < 1
+
+
+def test_a_schema_of_others_leads_nobody_anywhere() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/x"
+        tool = ToolSpec(name="x", description="", parameters={"type": "object", "properties": {"a": {"$ref": url}}})
+        assert understood(ToolCall(id="c", name="x", arguments='{"a": 1}'), [tool]) == ({"a": 1}, None)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+# ------------------------------------------------------------------------------------- chosen by name
+
+
+def test_the_default_is_shell_and_submit() -> None:
+    loop = choose_agent(AgentSection())
+    assert [toolset.name for toolset in loop._toolsets] == ["shell", "submit"]
+    assert [toolset.name for toolset in ToolLoop()._toolsets] == ["shell", "submit"]
+    assert tuple(tool for tool in TOOLS if tool.name in ("shell", "submit")) == TOOLS
+
+
+MINE = """
+from contextlib import asynccontextmanager
+from agentloop.agents.toolset import Tool, schema, text
+from agentloop.types import ToolSpec
+
+
+class Shout:
+    name = "shout"
+
+    @asynccontextmanager
+    async def open(self, place):
+        async def shout(call, arguments):
+            return arguments["words"].upper()
+
+        spec = ToolSpec(name="shout", description="Say it louder.", parameters=schema({"words": text("What.")}))
+        yield [Tool(spec, shout)]
+"""
+
+
+def test_a_tool_of_ones_own_is_a_file(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    loop = choose_agent(AgentSection(tools=("shell", "mine.py:Shout")), tmp_path)
+    done = act(bubblewrap, loop._toolsets[:-1], asks("shout", words="hey"))
+    assert done.player.offered[0] == ("shell", "shout", "submit")
+    assert done.said == ["HEY"]
+
+
+def test_a_tool_that_is_installed_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    metadata = tmp_path / "mine-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[agentloop.tools]\nshout = mine:Shout\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load_part("tools", "shout").name == "shout"
+
+
+def test_tools_that_are_not_there_say_which_are() -> None:
+    with pytest.raises(PluginError, match=r"no tools 'shel' \(installed: .*search, shell.*did you mean 'shell'"):
+        choose_agent(AgentSection(tools=("shel",)))
+
+
+def test_two_tools_of_one_name_are_refused(bubblewrap: BubblewrapBackend) -> None:
+    with pytest.raises(PluginError, match="two tools are called 'shell'; leave one of them out"):
+        act(bubblewrap, [Shell(), Shell()])
+
+
+def test_servers_and_compaction_are_chosen() -> None:
+    pytest.importorskip("mcp")
+    servers = (McpSection(name="a", command="x"), McpSection(name="b", url="http://c", headers={"K": "v"}))  # type: ignore[dict-item]
+    loop = choose_agent(AgentSection(mcp=servers, compaction="drop"))
+    assert [toolset.name for toolset in loop._toolsets] == ["shell", "a", "b", "submit"]
+    assert loop._toolsets[2].headers == {"K": "v"}  # type: ignore[attr-defined]
+    assert loop._compaction.name == "drop"
+
+
+def test_the_answer_comes_with_results_before_it(bubblewrap: BubblewrapBackend) -> None:
+    turn = together(("add", {"a": 1, "b": 2}), ("submit", {"answer": "3"}), ("add", {"a": 9, "b": 9}))
+    done = act(bubblewrap, [Other(together=True, add=add)], turn)
+    assert (done.trace.stop_reason, done.trace.answer, done.said) == (StopReason.submitted, "3", ["3"])
