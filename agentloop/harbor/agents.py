@@ -8,14 +8,15 @@ import random
 import re
 import shlex
 import time
+from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.config import from_environment
 from agentloop.errors import ConfigError
 from agentloop.harbor.room import MAX_OUTPUT, SOLUTION, Room
 from agentloop.harbor.task import HarborTask
 from agentloop.judge.audit import NOBODY, ORACLE, RANDOM, Cheat
-from agentloop.protocols import Policy
+from agentloop.protocols import Agent, Policy, Record
+from agentloop.sections import from_environment
 from agentloop.types import (
     Completion,
     Limits,
@@ -40,7 +41,7 @@ class Oracle:
 
     name = ORACLE
 
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         if not (task.folder / "solution" / "solve.sh").is_file():
             raise ConfigError(f"{task.folder}: no solution/solve.sh for the oracle to run")
@@ -49,7 +50,7 @@ class Oracle:
         # By the box's root, because the agent's user does not own what was brought.
         await room.box.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh", lease="")
         command = f"{exports}{SOLUTION}/solve.sh"
-        steps.append(await _step(room, command, f"{SOLUTION}/solve.sh", said="solution/solve.sh"))
+        record(await _step(room, command, f"{SOLUTION}/solve.sh", said="solution/solve.sh"))
         return StopReason.submitted
 
 
@@ -58,7 +59,7 @@ class Nobody:
 
     name = NOBODY
 
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         return StopReason.no_tool_call
 
@@ -69,11 +70,11 @@ class Cheater:
     def __init__(self, cheat: Cheat) -> None:
         self.name, self._cheat = cheat.name, cheat
 
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         run = self._cheat.run
         told = f"PATHS={shlex.quote(' '.join(_paths(task)))}; WORK=$(pwd); "
-        steps.append(await _step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
+        record(await _step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
         return StopReason.submitted
 
 
@@ -85,10 +86,10 @@ class Random:
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         draw = random.Random(f"{self._seed} {task.name}")
-        for _ in range(N_RANDOM):
+        for index in range(N_RANDOM):
             path = draw.choice([*_paths(task), f"/tmp/{draw.randrange(10)}"])  # noqa: S108 - the box's own
             text = " ".join(draw.choices((*task.instruction.split(), *"0123456789"), k=draw.randrange(8)))
             command = draw.choice(
@@ -101,30 +102,32 @@ class Random:
                     "true",
                 )
             )
-            steps.append(await _step(room, command, command, said=text, index=len(steps)))
+            record(await _step(room, command, command, said=text, index=index))
         return StopReason.submitted
 
 
-class ToolLoopAgent:
-    """The reference agent with a policy; its phase's time is the limit."""
+class PolicyAgent:
+    """An agent with a policy: the reference agent, or another; its phase's time is the limit."""
 
-    name = "tool_loop"
+    def __init__(self, policy: Policy, agent: Agent | None = None) -> None:
+        self._policy, self._agent = policy, agent or ToolLoop()
+        self.name = self._agent.name
+        self.files: Path | None = getattr(agent, "files", None)
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         limits = Limits(
             max_steps=MAX_STEPS,
             max_tokens=MAX_TOKENS,
             tool_timeout_s=task.agent.timeout_sec,
             max_output=MAX_OUTPUT,
+            max_wall_s=room.left_s,
         )
-        known = Task(id=task.name, instruction=task.instruction, sandbox=SandboxSpec(image=task.image), limits=limits)
-        stop, _ = await ToolLoop().run(known, self._policy, room, seed=0, record=steps.append)
+        spec = SandboxSpec(image=task.image, root=True)
+        known = Task(id=task.name, instruction=task.instruction, sandbox=spec, limits=limits)
+        stop, _ = await self._agent.run(known, self._policy, room, seed=0, record=record)
         # The work is in the box: having no more to do is how it is handed in.
-        return StopReason.submitted if stop is StopReason.no_tool_call and steps else stop
+        return StopReason.submitted if stop is StopReason.no_tool_call else stop
 
 
 async def _step(

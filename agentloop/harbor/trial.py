@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.episode import stable_id
+from agentloop.episode import stable_id, with_files
 from agentloop.errors import CapabilityError, ConfigError, SandboxError
 from agentloop.harbor.room import FOLDERS, ROOT, Room, must, words_as
 from agentloop.harbor.task import HarborTask, Phase
@@ -23,7 +23,7 @@ from agentloop.harbor.verification import Outcome, verified
 from agentloop.judge.canaries import plant
 from agentloop.judge.failures.tampering import changed_files
 from agentloop.judge.score import judge
-from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.protocols import Record, Sandbox, SandboxBackend
 from agentloop.sandbox.box import Box
 from agentloop.types import (
     Episode,
@@ -35,6 +35,7 @@ from agentloop.types import (
     SandboxSpec,
     Step,
     StopReason,
+    SubTrace,
     Task,
     Trace,
     Verdict,
@@ -55,12 +56,12 @@ class Trial:
 
 
 class TrialAgent(Protocol):
-    """Who works on a Harbor task; see `agents.py`."""
+    """Who works on a Harbor task; see `agents.py`. It may have `files`, as `protocols.Agent` may."""
 
     name: str
 
-    async def work(self, task: HarborTask, room: Room, steps: list[Step]) -> StopReason:
-        """Act until an end, adding what was done to `steps`."""
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
+        """Act until an end; `record` gets what was done, step by step."""
         ...
 
 
@@ -72,19 +73,20 @@ async def run_trial(
     planted: put canaries (`judge/canaries.py`) into the agent's box, in a folder that no verifier sees.
     """
     spec = sandbox_spec(task)
+    own = with_files(spec, agent)
     digest = stable_id(run, task.name, agent.name, n)
-    steps: list[Step] = []
+    recorded: list[Step | SubTrace] = []
     started_at, started = datetime.now(UTC), time.perf_counter()
     stop, problem, outcome = StopReason.error, None, Outcome(error="the tests were not run")
     box: Sandbox | None = None
     try:
-        box = await backend.create(spec)
+        box = await backend.create(own)
         if not isinstance(box, Box):
             raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
         await _prepare(task, box)
         if planted:
             await plant(box, digest)
-        stop = await agent.work(task, Room(box, task.agent, task.environment.env), steps)
+        stop = await agent.work(task, Room(box, task.agent, task.environment.env), recorded.append)
         outcome = await verified(task, box, backend, spec)
     # The episode recorder: whatever an agent or a box raises becomes part of the trace.
     except Exception as error:
@@ -92,6 +94,7 @@ async def run_trial(
     finally:
         if box is not None:
             await box.close()
+    steps = [one for one in recorded if isinstance(one, Step)]
     episode = Episode(
         id=digest,
         task_id=task.name,
@@ -109,13 +112,14 @@ async def run_trial(
         isolation=backend.isolation,
         messages=(Message(role="user", content=task.instruction),),
         steps=tuple(steps),
+        children=tuple(one for one in recorded if isinstance(one, SubTrace)),
         answer=steps[-1].completion.message.content if steps and stop is StopReason.submitted else None,
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )
-    known = Task(id=task.name, instruction=task.instruction, pool="harbor", sandbox=spec, limits=Limits(max_steps=100))
+    known = Task(id=task.name, instruction=task.instruction, pool="harbor", sandbox=own, limits=Limits(max_steps=100))
     verdict = await judge(known, trace, [outcome])
     return Trial(known, episode, trace, _labelled(trace, verdict, outcome.tampered) if outcome.tampered else verdict)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from agentloop.errors import SandboxGone
+from agentloop.errors import CapabilityError, SandboxGone
 from agentloop.protocols import Sandbox
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
@@ -91,9 +91,9 @@ class Box:
             return done.model_copy(update={"oom": True})
         return done
 
-    def start(self, command: str) -> Process:
+    def start(self, command: str, *, lease: str = "box") -> Process:
         """Run `command` and go on: its input and outputs are channels. Raises SandboxGone."""
-        return self._connection.start(command, lease="box")
+        return self._connection.start(command, lease=lease)
 
     def terminal(self, command: str, *, rows: int = 24, columns: int = 80) -> Process:
         """Run `command` in a terminal: what it shows is on `stdout`, what is typed goes to `stdin`."""
@@ -134,6 +134,14 @@ class Box:
         self._egress.allow(allowed_hosts)
         self._listen()
 
+    def set_gateway(self, gateway: Path | None) -> None:
+        """From now on `http://127.0.0.1:3128/` is, in the box, what listens at this unix socket of the host; or nobody.
+
+        Connections to the one before are cut. Raises CapabilityError where the box's first process leads to nothing.
+        """
+        self._egress.lead(gateway)
+        self._listen()
+
     def _listen(self) -> None:
         if self._egress.allows and not self._listens:
             self._connection.listen(self._egress.serve)
@@ -169,6 +177,14 @@ class Lease:
         if self._closed:
             raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
         return await self._box.exec(command, timeout_s=timeout_s, max_output=max_output, lease=self._name)
+
+    def start(self, command: str) -> Process:
+        """See `Box`. Raises CapabilityError where boxes of this kind have no streams."""
+        if self._closed:
+            raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
+        if not isinstance(self._box, Box):
+            raise CapabilityError("this box keeps no program running beside its commands; use docker or bubblewrap")
+        return self._box.start(command, lease=self._name)
 
     async def close(self) -> None:
         """Discard the scratch folder and what still runs; the box stays."""

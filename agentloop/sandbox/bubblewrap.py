@@ -235,6 +235,8 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
         arguments += scratch.shown(name, spec, counted)
     if spec.files is not None:  # what may be written starts as a copy
         arguments += ["--ro-bind", str(spec.files), "/work" if spec.read_only else f"{host.INSIDE}/files"]
+    if spec.agent_files is not None:
+        arguments += ["--ro-bind", str(spec.agent_files), host.AGENT]
     arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/inside"]
     if door is not None:
         arguments += ["--ro-bind", str(door), f"{host.INSIDE}/door"]

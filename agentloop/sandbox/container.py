@@ -80,6 +80,8 @@ def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
     pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/inside"), (str(door), f"{host.INSIDE}/door")]
     if spec.files is not None:
         pairs.append((str(spec.files.resolve()), "/work" if spec.read_only else f"{host.INSIDE}/files"))
+    if spec.agent_files is not None:
+        pairs.append((str(spec.agent_files.resolve()), host.AGENT))
     if is_host:
         pairs += [(os.path.realpath(path), path) for path in [*host.read_only_paths(), *host.links()]]
     return [Mount(target, source, type="bind", read_only=True) for source, target in pairs]

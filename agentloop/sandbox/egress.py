@@ -13,6 +13,9 @@ listed itself. A secret is added here to requests for its host, and is never in 
 there asks for `http://host/…`, and this asks for `https://host/…`. Inside a TLS tunnel (`https://`)
 nothing is read or added. What is sent to a host that was allowed is not looked at, nor what it answers:
 one that repeats its request's headers tells the box the secret.
+
+A request that names no host (`GET /path`) is for the gateway, where the box was given one: a unix socket of this
+machine. That connection goes there unread, and leads to nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from pathlib import Path
 from typing import TypeAlias, cast
 from urllib.parse import SplitResult, urlsplit
 
@@ -72,7 +76,9 @@ class Egress:
         """secrets: host name -> what is added to its requests. Raises ConfigError for what is no host."""
         self._secrets = dict(secrets or {})
         self._allowed = tuple(_Entry.of(host) for host in allowed_hosts)
-        self._open: dict[asyncio.Task[None], tuple[str, int, Address]] = {}
+        self._gateway: Path | None = None
+        self._open: dict[asyncio.Task[None], tuple[str, int, Address] | None] = {}
+        """What each connection leads to; None is the gateway."""
         self._tls: ssl.SSLContext | None = None
         # Its own, because a name server can be slow, and the loop's threads are every box's.
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
@@ -81,13 +87,20 @@ class Egress:
     @property
     def allows(self) -> bool:
         """Whether there is any way out."""
-        return bool(self._allowed)
+        return bool(self._allowed) or self._gateway is not None
 
     def allow(self, hosts: tuple[str, ...]) -> None:
         """From now on these; connections to others are cut. Raises ConfigError for what is no host."""
         self._allowed = tuple(_Entry.of(host) for host in hosts)
-        for task, (host, port, address) in list(self._open.items()):
-            if not self._may(host, port, address):
+        for task, place in list(self._open.items()):
+            if place is not None and not self._may(*place):
+                task.cancel()
+
+    def lead(self, gateway: Path | None) -> None:
+        """From now on requests that name no host go to this unix socket, or nowhere; connections that did are cut."""
+        self._gateway = gateway
+        for task, place in list(self._open.items()):
+            if place is None:
                 task.cancel()
 
     async def serve(self, incoming: Incoming, outgoing: Outgoing) -> None:
@@ -110,6 +123,9 @@ class Egress:
                 outgoing.close()
 
     async def _proxy(self, head: list[bytes], rest: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
+        if self._gateway is not None and _names_no_host(head[0]):
+            await self._led(self._gateway, b"\r\n".join(head) + b"\r\n\r\n" + rest, incoming, outgoing)
+            return
         method, url, port = _target(head[0])
         host, tunnel = (url.hostname or "").rstrip(".").lower(), method == "CONNECT"
         secret = None if tunnel else self._secrets.get(host)
@@ -132,6 +148,22 @@ class Egress:
         finally:
             del self._open[task]
             writer.close()
+
+    async def _led(self, gateway: Path, said: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine that runs has one
+        self._open[task] = None
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                reader, writer = await asyncio.open_unix_connection(gateway)
+            try:
+                writer.write(said)
+                with suppress(OSError, TimeoutError):
+                    await _relay(reader, writer, incoming, outgoing)
+            finally:
+                writer.close()
+        finally:
+            del self._open[task]
 
     def _context(self) -> ssl.SSLContext:
         self._tls = self._tls or ssl.create_default_context()
@@ -250,6 +282,12 @@ async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
     return lines, rest
 
 
+def _names_no_host(line: bytes) -> bool:
+    """Whether a request is as a server gets it, not as a proxy does."""
+    method, _, target = line.partition(b" ")
+    return target.startswith(b"/") and method != b"CONNECT"
+
+
 def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
     """(method, place, port when it names one) of a request to a proxy."""
     try:
@@ -290,15 +328,17 @@ async def _relay(
         async with asyncio.timeout(None) as patience:
 
             def wait_on(_: object) -> None:
-                if sending.done():
+                if sending.done() and is_open:
                     patience.reschedule(loop.time() + IDLE_S)
 
+            is_open = True  # a callback that is on its way comes although it was taken back
             sending.add_done_callback(wait_on)
             try:
                 while (data := await reader.read(1 << 16)) and not outgoing.stopped:
                     wait_on(data)
                     await outgoing.write(data)
             finally:
+                is_open = False
                 sending.remove_done_callback(wait_on)
     finally:
         sending.cancel()

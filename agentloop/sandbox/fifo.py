@@ -119,7 +119,7 @@ class Fifos:
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
         """Raises CapabilityError: a shell cannot lead to a proxy."""
-        raise CapabilityError(f"a way to allowed_hosts {NEEDS_PYTHON}")
+        raise CapabilityError(f"a way to allowed_hosts or to a gateway {NEEDS_PYTHON}")
 
     def close(self, reason: str = "it was closed") -> None:
         """See `channel.Channel.close`."""

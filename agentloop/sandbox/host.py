@@ -20,6 +20,8 @@ NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
 """Where the box finds its supervisor and the door."""
+AGENT = "/agent"
+"""Where it finds the agent's own files."""
 PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
 
 
@@ -62,6 +64,11 @@ def links() -> dict[str, str]:
 
 
 def check_files(spec: SandboxSpec) -> None:
-    """Raises SandboxUnavailable when the folder that is to become /work is not there."""
+    """Raises SandboxUnavailable when the folder that is to become /work, or /agent, is not there."""
     if spec.files is not None and not spec.files.is_dir():
         raise SandboxUnavailable(f"no folder {spec.files} to show as /work; correct `files` of the task's sandbox")
+    if spec.agent_files is not None:
+        if not spec.agent_files.is_dir():
+            raise SandboxUnavailable(f"no folder {spec.agent_files} to show as {AGENT}; name the agent's own")
+        if spec.agent_files.stat().st_mode & 0o005 != 0o005:
+            raise SandboxUnavailable(f"{spec.agent_files} cannot be read in a box; `chmod -R a+rX {spec.agent_files}`")

@@ -115,7 +115,7 @@ class RecordedBox:
         """open_tape: the journal of a lease, to be written or played."""
         self.id, self.isolation = box_id, isolation
         # Where the files are is this machine's business; what is in them shows in what commands print.
-        self._spec = spec.model_dump(mode="json", exclude={"files"})
+        self._spec = spec.model_dump(mode="json", exclude={"files", "agent_files"})
         self._blobs, self._open_tape, self._box = Blobs(folder), open_tape, box
         self._tapes: dict[str, Tape] = {}
         self._lease, self._n_sessions = NO_LEASE, 0

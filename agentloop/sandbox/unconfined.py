@@ -27,7 +27,17 @@ from agentloop.sandbox.inside.frames import MARK
 from agentloop.sandbox.inside.processes import MAX_PASSES, kill, listed, mark_of
 from agentloop.types import ExecResult, SandboxSpec
 
-LIMITS = ("memory_mb", "cpus", "n_processes", "scratch_files", "lifetime_s", "allowed_hosts", "root", "workdir")
+LIMITS = (
+    "memory_mb",
+    "cpus",
+    "n_processes",
+    "scratch_files",
+    "lifetime_s",
+    "allowed_hosts",
+    "root",
+    "workdir",
+    "agent_files",
+)
 """What a spec may ask for and only a box can give."""
 GRACE_S = 0.1
 """For a command whose time is up to end by itself, and for the last output of one that ended."""

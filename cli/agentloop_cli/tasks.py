@@ -18,6 +18,7 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdou
 
 if TYPE_CHECKING:
     from agentloop.harbor.trial import TrialAgent
+    from agentloop.sections import AgentSection
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
 
@@ -28,15 +29,22 @@ class Agent(StrEnum):
     oracle = "oracle"
     nop = "nop"
     tool_loop = "tool_loop"
+    command = "command"
 
 
 def run(
     folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders that hold them.")],
-    agent: Annotated[Agent, typer.Option(help="The tasks' own solution, nobody, or the reference agent.")] = (
-        Agent.tool_loop
-    ),
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint for tool_loop.")] = None,
+    agent: Annotated[
+        Agent, typer.Option(help="The tasks' own solution, nobody, the reference agent, or a program.")
+    ] = (Agent.tool_loop),
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint for tool_loop and command.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at that endpoint.")] = None,
+    command: Annotated[
+        str | None, typer.Option(help="Of the agent's program, for sh in the box; see $AGENTLOOP_INSTRUCTION there.")
+    ] = None,
+    agent_files: Annotated[
+        Path | None, typer.Option(help="Folder with the agent's program, which the boxes show as /agent.")
+    ] = None,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each task.")] = 1,
@@ -44,13 +52,24 @@ def run(
     canaries: Annotated[
         bool, typer.Option(help="Plant a decoy answer, test and credential in /var/lib/grader.")
     ] = True,
+    tool: Annotated[
+        list[str] | None, typer.Option(help="Tools of tool_loop: shell, python, files, ...; may be given repeatedly.")
+    ] = None,
+    mcp: Annotated[
+        list[str] | None, typer.Option(help="NAME=COMMAND in the box, or NAME=URL: an MCP server's tools; repeatedly.")
+    ] = None,
+    compaction: Annotated[str | None, typer.Option(help="When the context is full: none, drop, summarise.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it.
 
     A task is a folder with task.toml, instruction.md, tests/test.sh and
     environment/Dockerfile. The default agent needs --base-url and --model,
-    and its key, if any, in AGENTLOOP_POLICY__API_KEY.
+    and its key, if any, in AGENTLOOP_POLICY__API_KEY. What else it works with,
+    the table `agent` of agentloop.toml in this folder says, or the options.
+    --agent command takes the same, and is any program that asks a model by
+    OPENAI_BASE_URL or ANTHROPIC_BASE_URL: it runs in the box, and has no
+    other network than the task allows.
 
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
     4 a trial gave no reward, 130 interrupted.
@@ -62,7 +81,7 @@ def run(
     from agentloop_cli.main import make_backend
 
     tasks = find_tasks(folders)
-    chosen = _agent(agent, base_url, model)
+    chosen = _agent(agent, base_url, model, _settings(tool, mcp, compaction), command, agent_files)
     for remark in (remark for task in tasks for remark in task.remarks):
         stderr.print(f"note: {remark}", markup=False)
     backend = make_backend(sandbox, "--sandbox")
@@ -105,20 +124,47 @@ def run(
         raise typer.Exit(FAILED_CHECK)
 
 
-def _agent(agent: Agent, base_url: str | None, model: str | None) -> TrialAgent:
-    from agentloop.harbor.agents import Nobody, Oracle, ToolLoopAgent
+def _settings(tool: list[str] | None, mcp: list[str] | None, compaction: str | None) -> AgentSection:
+    """The options before the settings of this folder before the defaults."""
+    from agentloop.config import load_agent
+
+    servers = []
+    for given in mcp or ():
+        name, _, where = given.partition("=")
+        servers.append({"name": name, "url" if where.startswith(("http://", "https://")) else "command": where or None})
+    options = {"tools": tool, "mcp": servers, "compaction": compaction}
+    return load_agent(Path(), {key: value for key, value in options.items() if value})
+
+
+def _agent(
+    agent: Agent,
+    base_url: str | None,
+    model: str | None,
+    settings: AgentSection,
+    command: str | None,
+    files: Path | None,
+) -> TrialAgent:
+    from agentloop.harbor.agents import Nobody, Oracle, PolicyAgent
 
     if agent is Agent.oracle:
         return Oracle()
     if agent is Agent.nop:
         return Nobody()
     if not (base_url and model):
-        raise ConfigError("--agent tool_loop needs --base-url and --model; or use --agent oracle, or nop")
-    from agentloop.config import from_environment
+        raise ConfigError(f"--agent {agent.value} needs --base-url and --model; or use --agent oracle, or nop")
+    if (agent is Agent.command) is not bool(command):
+        raise ConfigError("--agent command and --command belong together; give both, or neither")
+    from agentloop.agents.choose import choose_agent
     from agentloop.policies.openai import OpenAIPolicy
+    from agentloop.sections import from_environment
 
     key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
-    return ToolLoopAgent(OpenAIPolicy(base_url, model, api_key=SecretStr(key) if key else None))
+    policy = OpenAIPolicy(base_url, model, api_key=SecretStr(key) if key else None)
+    if command is None:
+        return PolicyAgent(policy, choose_agent(settings))
+    from agentloop.agents.command import Command
+
+    return PolicyAgent(policy, Command(command, files=files))
 
 
 def _show(found: Mapping[str, Any], out: Path) -> None:

@@ -88,7 +88,7 @@ async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBacke
         await box.exec(f"mkdir -p {FOLDERS}", lease="")
         await box.upload(task.folder / "solution", SOLUTION)
         steps: list[Step] = []
-        await agent.work(task, Room(box, task.agent, task.environment.env), steps)
+        await agent.work(task, Room(box, task.agent, task.environment.env), steps.append)
         put = (f"rm -f {TESTS}/{p.name}; printf %s {quote(p.read_text())} > {TESTS}/{p.name}" for p in tests.iterdir())
         room = Room(box, task.verifier, task.environment.env)
         await room.exec(f"mkdir -p {TESTS}; {'; '.join(put)}; sleep 0.5; sh -l {TESTS}/test.sh", timeout_s=20.0)

@@ -47,6 +47,15 @@ def busybox_root(root: Path) -> Path:
     return root
 
 
+def with_libraries_of(packages: Path, root: Path) -> Path:
+    """`root` with the host's libraries that compiled modules below `packages` need."""
+    said = _ldd(*map(str, packages.rglob("*.so"))).decode()
+    for path in sorted(set(re.findall(r"=> (/\S+) \(0x", said))):
+        if not Path(path).is_relative_to(packages):
+            _copy(path, root)
+    return root
+
+
 def packed(root: Path, to: Path) -> Path:
     """A tar of a root folder; compressed when its name says so."""
     with tarfile.open(to, "w:gz" if to.suffix in (".gz", ".tgz") else "w") as archive:

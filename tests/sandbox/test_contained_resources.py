@@ -122,7 +122,8 @@ def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, 
                 await asyncio.sleep(0.05)
             assert most <= N_PROCESSES
             done = await running
-            assert done.timed_out and (bomb == SHELL_BOMB or most > N_PROCESSES // 2), "it did not go off"
+            assert done.timed_out
+            assert bomb == SHELL_BOMB or most > N_PROCESSES // 2, "it did not go off"
             again = asyncio.ensure_future(box.exec(lit, timeout_s=30.0))
             await asyncio.sleep(0.5)
             assert inmates.now() - idle

@@ -414,11 +414,11 @@ def test_what_needs_python_is_refused_and_leaves_nothing(backend: SandboxBackend
     async def scene(box: Box) -> None:
         with pytest.raises(CapabilityError, match="a terminal needs python3 in the image"):
             box.terminal("true")
-        with pytest.raises(CapabilityError, match="allowed_hosts needs python3 in the image"):
+        with pytest.raises(CapabilityError, match="allowed_hosts or to a gateway needs python3 in the image"):
             box.set_network(("example.org",))
 
     run(backend, scene)
-    with pytest.raises(CapabilityError, match="allowed_hosts needs python3"):
+    with pytest.raises(CapabilityError, match="allowed_hosts or to a gateway needs python3"):
         asyncio.run(backend.create(SandboxSpec(allowed_hosts=("example.org",))))
     assert list(door.DOORS.glob(f"agentloop-{os.getpid()}-*")) == []
     assert comes_true(
