@@ -18,8 +18,11 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
-from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.choose import choose_agent
+from agentloop.agents.gym import GymLoop
+from agentloop.agents.gym import check as check_environment
 from agentloop.config import Config, known_secrets, load_config, suite_folder
+from agentloop.energy import Meter, Used
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
@@ -29,7 +32,7 @@ from agentloop.judge.failures.learned import load_scorer
 from agentloop.judge.group import judge_group
 from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.policies.lockstep import BatchPolicy
-from agentloop.protocols import Policy, Sandbox, SandboxBackend
+from agentloop.protocols import Agent, Policy, Sandbox, SandboxBackend
 from agentloop.registry.versions import Registry
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
@@ -84,8 +87,14 @@ class Stage:
     """Attempts, those that were tried again included."""
     dropped: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    meter: Meter | None = None
+    """Measures energy while the stage is at work."""
+    started_with: Used = field(init=False)
     started: float = field(default_factory=time.perf_counter)
     started_cpu: float = field(default_factory=time.process_time)
+
+    def __post_init__(self) -> None:
+        self.started_with = self.meter.read() if self.meter else Used()
 
     def drop(self, counts: Mapping[str, int]) -> None:
         """Count rows that did not train, by reason."""
@@ -94,6 +103,7 @@ class Stage:
 
     def row(self) -> StageRow:
         """As it is stored."""
+        used = self.meter.read().since(self.started_with).metrics if self.meter else {}
         return StageRow(
             name=self.name,
             n_episodes=self.n_episodes,
@@ -101,7 +111,7 @@ class Stage:
             wall_s=time.perf_counter() - self.started,
             cpu_s=time.process_time() - self.started_cpu,
             dropped=self.dropped,
-            metrics={**self.metrics, "n_infra_failed": self.n_infra_failed},
+            metrics={**self.metrics, **used, "n_infra_failed": self.n_infra_failed},
         )
 
 
@@ -109,12 +119,21 @@ class Project:
     """One open project; `open_project` makes it and holds the store for one writer."""
 
     def __init__(
-        self, folder: Path, config: Config, suite: Suite, store: Store, pool: Pool, progress: Progress
+        self,
+        folder: Path,
+        config: Config,
+        suite: Suite,
+        store: Store,
+        pool: Pool,
+        progress: Progress,
+        meter: Meter | None = None,
     ) -> None:
+        self.meter = meter
         self.folder, self.config, self.suite, self.store = folder, config, suite, store
         self.pool, self.progress = pool, progress
         self.registry = Registry(store)
-        self.agent = ToolLoop()
+        plays = suite.tasks[0].environment is not None
+        self.agent: Agent = GymLoop() if plays else choose_agent(config.agent, folder)
         scorer = load_scorer(folder)
         self.guess = scorer.guess if scorer else None
         # Ids and seeds of episodes follow from it, so equal tasks and an equal seed give equal runs.
@@ -190,7 +209,7 @@ class Project:
         """A stage from its start, in fresh boxes; what an interrupted attempt at it left is removed."""
         await self.pool.renew()
         self.store.forget_stage(name)
-        return Stage(name)
+        return Stage(name, meter=self.meter)
 
     def finish(self, stage: Stage) -> None:
         """Mark a stage as done."""
@@ -217,10 +236,11 @@ def open_project(
         if not suite.split(split):
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
     check_verifiers(suite)
+    check_environments(suite)
     store = Store(folder / STORE, secrets=known_secrets(folder))
     try:
-        with store.lock():
-            yield Project(folder, config, suite, store, SandboxPool(backend), progress)
+        with store.lock(), Meter() as meter:
+            yield Project(folder, config, suite, store, SandboxPool(backend), progress, meter)
     finally:
         store.close()
 
@@ -246,6 +266,16 @@ def check_verifiers(suite: Suite) -> None:
                 name_verifiers(task)
             except ConfigError as error:
                 raise ConfigError(f"{suite.folder / TASKS}: {error}") from error
+
+
+def check_environments(suite: Suite) -> None:
+    """Make each kind of environment once: one that cannot be made is refused, with its task."""
+    for task in suite.tasks:
+        if task.environment is not None:
+            try:
+                check_environment(task.environment)
+            except ConfigError as error:
+                raise ConfigError(f"{suite.folder / TASKS}: task {task.id!r}: {error}") from error
 
 
 def _place(suite: Suite, task: Task) -> str:

@@ -154,6 +154,7 @@ GOOD = '{"id": "a", "instruction": "x"}\n'
         ),
         ("[limits]\nmax_steps = 0", GOOD, r"suite\.toml:2: key 'max_steps' is 0; a limit must be above 0"),
         ("[sandbox]\nfiles = 'file'", GOOD, r"suite\.toml:2: key 'files': no folder .*/repo/file; make it"),
+        ("[sandbox]\nagent_files = '/root'", GOOD, r"suite\.toml:2: unknown key 'agent_files'"),
         ("[sandbox]\nfiles = 3", GOOD, r"suite\.toml:2: key 'files' must be the path of a folder"),
         ("verifiers = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers' must be a list like"),
         ("[[verifiers]]\nkinds = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers': .* names no kind"),

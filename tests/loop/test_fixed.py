@@ -225,7 +225,7 @@ def test_an_endpoint_that_does_not_answer_ends_in_one_line(tmp_path: Path, monke
     monkeypatch.setattr(openai, "RETRIES", 1)  # the wait between tries is the endpoint's time to recover
     folder = make_mini(tmp_path / "mini")
     settings(folder, 'kind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"')
-    with pytest.raises(Exception, match=r"127\.0\.0\.1:9/v1/chat/completions: ConnectError") as caught:
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:9/v1/chat/completions: ClientConnectorError") as caught:
         run(folder)
     assert getattr(caught.value, "exit_code", None) == 4
     assert "\n" not in str(caught.value)

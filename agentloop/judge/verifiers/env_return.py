@@ -1,0 +1,57 @@
+"""The verifier for Gymnasium environments: the return of the episode, as a number in [0, 1]."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from agentloop.protocols import Sandbox
+from agentloop.types import Graded, Trace
+
+STEP = "step"
+
+
+class EnvReturn:
+    """The sum of the rewards that the environment gave.
+
+    low, high: returns that are worth 0 and 1, and in between in proportion. One outside of them is no number: what was
+    declared is wrong. threshold: in their place, the return from which an episode is worth 1, below it 0.
+    An episode that the agent did not play to its end is worth 0, whatever it had collected. One with a reward that is
+    not finite is unscored. Raises ValueError for bounds that are none.
+    """
+
+    name, version = "env_return", "1"
+
+    def __init__(self, low: float | None = None, high: float | None = None, threshold: float | None = None) -> None:
+        bounds = [bound for bound in (low, high, threshold) if bound is not None]
+        if (threshold is None and (low is None or high is None)) or (threshold is not None and len(bounds) > 1):
+            raise ValueError("env_return: give low and high, or threshold alone")
+        if not all(map(math.isfinite, bounds)):
+            raise ValueError(f"env_return: bounds must be finite, not {bounds}")
+        if low is not None and high is not None and not low < high:
+            raise ValueError(f"env_return: low must be below high, not {low:g} and {high:g}")
+        self.low, self.high, self.threshold = low or 0.0, high or 0.0, threshold
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
+        """See `protocols.Verifier`. The rewards are read from the results of `step`, which no policy writes."""
+        rewards: list[float] = []
+        over = False
+        for step in trace.steps:
+            for result in step.results:
+                if result.name == STEP and result.ok:
+                    told = json.loads(result.content)
+                    rewards.append(float(told["reward"]))
+                    over = over or told["terminated"] or told["truncated"]
+        bad = next((n for n, reward in enumerate(rewards, start=1) if not math.isfinite(reward)), None)
+        if bad is not None:
+            return Graded(value=None, error=f"the reward of step {bad} was {rewards[bad - 1]}; mend the environment")
+        total = math.fsum(rewards)
+        why = f"return {total!r} after {len(rewards)} steps"
+        if not over:
+            return Graded(value=0.0, why=f"{why}, and the episode was not played to its end")
+        if self.threshold is not None:
+            return Graded(value=float(total >= self.threshold), why=f"{why}, threshold {self.threshold:g}")
+        if not self.low <= total <= self.high:
+            told = f"{why}, outside of {self.low:g} to {self.high:g}; correct low and high"
+            return Graded(value=None, error=told)
+        return Graded(value=(total - self.low) / (self.high - self.low), why=f"{why}, of {self.low:g} to {self.high:g}")

@@ -1,0 +1,83 @@
+"""`[policy]` of a project: what is played back, and what litellm is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import ConfigError, PolicyError
+from agentloop.loop.learners import make_learner
+from agentloop.loop.project import STORE
+from agentloop.loop.turns import run_loop
+from agentloop.policies import litellm
+from agentloop.policies.litellm import LiteLLMPolicy
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.replay import ReplayBackend
+
+from .mini import Silent, make_mini, open_project
+
+Found = list[tuple[str, str | None, float | None, str]]
+
+
+def settings(folder: Path, text: str) -> Path:
+    path = folder / "agentloop.toml"
+    path.write_text(path.read_text().replace('kind = "scripted"\n', text))
+    return folder
+
+
+def run(folder: Path, backend: BubblewrapBackend | ReplayBackend) -> Found:
+    with open_project(folder, backend, Silent()) as project:
+        asyncio.run(run_loop(project, make_learner(project)))
+        traces = [project.store.trace(row.id)[1:] for row in project.store.find_traces(limit=1000)]
+        return sorted(
+            (t.episode_id or "", t.answer, v.reward, "".join(s.results[0].content for s in t.steps if s.results))
+            for t, v in traces
+        )
+
+
+def test_a_whole_run_is_played_without_its_policy_and_without_a_box(
+    bubblewrap: BubblewrapBackend, tmp_path: Path
+) -> None:
+    first = make_mini(tmp_path / "first", '[sandbox]\njournals = "journals"\n')
+    recorded = run(first, bubblewrap)
+    assert len(recorded) == 34
+    played = settings(make_mini(tmp_path / "second"), f'kind = "replay"\ntraces = "../first/{STORE}"\n')
+    assert run(played, ReplayBackend(first / "journals")) == recorded
+
+
+def test_a_run_that_was_never_recorded_says_where_it_departs(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    run(make_mini(tmp_path / "first", n_train=1, n_heldout=1), bubblewrap)
+    other = settings(make_mini(tmp_path / "second"), f'kind = "replay"\ntraces = "../first/{STORE}"\n')
+    with pytest.raises(PolicyError, match="diverged at message 1: user said 'What is in q0"):
+        run(other, bubblewrap)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('kind = "replay"\n', "policy 'replay' needs traces"),
+        ('kind = "replay"\ntraces = "none.jsonl"\n', "none.jsonl: No such file or directory; name an export"),
+        ('kind = "litellm"\n', "policy 'litellm' needs a model"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_runs(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, text: str, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        run(settings(make_mini(tmp_path), text), bubblewrap)
+
+
+def test_litellm_is_asked_for_as_it_is_set(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(litellm, "version", lambda name: "1.106.2")  # that it is there; nothing is asked
+    monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "open sesame")
+    text = 'kind = "litellm"\nmodel = "anthropic/m"\ntemperature = 0.5\nusd_per_million = [1, 2]\n'
+    folder = settings(make_mini(tmp_path), text)
+    with open_project(folder, bubblewrap, Silent()) as project:
+        policy = make_learner(project)._policy  # type: ignore[attr-defined]
+    assert isinstance(policy, LiteLLMPolicy)
+    assert policy._request == {"model": "anthropic/m", "temperature": 0.5, "api_key": "open sesame"}
+    assert policy._prices == (1.0, 2.0)
