@@ -22,7 +22,7 @@ import orjson
 from agentloop.gateway.dialects.completion import table_of
 from agentloop.types import content_hash
 
-MAX_CONTEXTS, MAX_EPISODES, MAX_RUNS = 20_000, 5_000, 64
+MAX_CONTEXTS, MAX_EPISODES, MAX_RUNS = 10_000, 5_000, 64
 """Answers, episodes, and runs of one episode that are remembered."""
 UNIQUE = 16
 """Characters from which the id of a tool call is taken for one that no other call has."""
@@ -33,6 +33,8 @@ Digest = bytes
 
 class Run:
     """One agent's conversation within a trace."""
+
+    __slots__ = ("instructions", "is_told", "last", "parent", "span_id", "started_ns", "trace_id")
 
     def __init__(self, trace_id: str, instructions: Digest, parent: Run | None = None) -> None:
         self.trace_id, self.instructions, self.parent = trace_id, instructions, parent
