@@ -31,6 +31,7 @@ from typing import Any
 import aiohttp
 import orjson
 from aiohttp import web
+from ingest import cpu_s, free_port, rss_mib
 
 from agentloop.formats.spans import trace_of
 from agentloop.store.store import Store
@@ -132,22 +133,6 @@ def process(port: int, *command: str) -> Iterator[int]:
             running.terminate()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def rss_mib(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) / 1024
-
-
 # -------------------------------------------------------------------------------------------- calls
 
 
@@ -244,16 +229,16 @@ async def measure(stub_port: int, stub_pid: int, port: int, pid: int, options: a
             added.append(1000 * (statistics.median(through) - statistics.median(direct)))
         found["first_token_added_ms"] = statistics.median(added)
         await together(2000 if not options.quick else 200, N_AT_ONCE, lambda: ours.call(streamed=False))
-        before = rss_mib(pid)
+        before = rss_mib(pid, "VmRSS")
         started = time.perf_counter()
         await together(options.calls, N_AT_ONCE, lambda: ours.call(streamed=False))
         found["calls_per_s"] = options.calls / (time.perf_counter() - started)
-        found["rss_growth_mib"] = rss_mib(pid) - before
-        found["rss_mib"] = rss_mib(pid)
+        found["rss_growth_mib"] = rss_mib(pid, "VmRSS") - before
+        found["rss_mib"] = rss_mib(pid, "VmRSS")
         failed = ours.n_failed
         await together(options.streams, options.streams, lambda: ours.call(streamed=True, paced=True))
         found["failed_streams"] = ours.n_failed - failed
-        found["rss_with_streams_mib"] = rss_mib(pid)
+        found["rss_with_streams_mib"] = rss_mib(pid, "VmRSS")
         if failed or theirs.n_failed:
             raise SystemExit(f"{failed} calls through the gateway and {theirs.n_failed} of the stub were not whole")
         found["calls"] = ours.n

@@ -30,6 +30,7 @@ from agentloop.gateway.passing import Passing
 from agentloop.gateway.record import Call, spans_of_call
 from agentloop.gateway.routes import NoRoute, Routes
 from agentloop.gateway.upstreams import Said, Upstreams
+from agentloop.policies.vllm import EXACT
 from agentloop.store.keys import Key, Spent
 from agentloop.types import Span
 
@@ -38,8 +39,6 @@ RECORD_S = 30.0
 BUSY_S = 2
 MAX_TOLD = 200
 """Bytes of what is no answer that are told."""
-EXACT = {"return_token_ids": True, "logprobs": True}
-"""What is asked of an upstream that gives tokens, whatever the client asked for."""
 
 Put = Callable[[str, Sequence[Span], int, Mapping[str, Spent]], Awaitable[None]]
 """Returns once spans of a project, of so many bytes, and what keys have spent are on disk. Raises StoreError."""
@@ -274,6 +273,7 @@ def _exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[
     if is_streamed:
         sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
     if gives_tokens:
-        sent |= EXACT if sent.get("logprobs") else {**EXACT, "top_logprobs": 0}
+        alternatives = sent.get("top_logprobs") if sent.get("logprobs") else None
+        sent |= EXACT if alternatives is None else {**EXACT, "top_logprobs": alternatives}
         sent.pop("include_reasoning", None)  # without it vLLM gives no tokens
     return sent

@@ -51,6 +51,7 @@ class Call:
     error: tuple[str, str] | None = None
     """(kind, words) of what went wrong."""
     is_recorded: bool = False
+    """Whether it is on disk: it is counted once."""
     is_exact: bool = False
     """Whether the upstream was asked for exact tokens."""
     extends: bool | None = None
@@ -135,8 +136,8 @@ def _attributes(call: Call, model: str) -> dict[str, Any]:
         "gen_ai.response.model": model,
         "gen_ai.response.id": text_of(answer, "id") or None,
         "gen_ai.response.finish_reasons": [o["finish_reason"] for o in outputs if o["finish_reason"]] or None,
-        "gen_ai.usage.input_tokens": n_prompt or len(prompt),
-        "gen_ai.usage.output_tokens": n_completion or len(sampled),
+        "gen_ai.usage.input_tokens": n_prompt,
+        "gen_ai.usage.output_tokens": n_completion,
         "gen_ai.usage.cache_read.input_tokens": details.get("cached_tokens"),
         "gen_ai.input.messages": asked.get("messages"),
         "gen_ai.output.messages": outputs or None,
