@@ -8,6 +8,11 @@ DEMO_OUT ?= demo-out
 # Two at once, because most tests wait for something.
 TWO := --numprocesses 2 --dist worksteal
 
+# Tests kill, race and time things on machines that have other work to do: what failed is shown, and tried once more
+# with nothing beside it. A second failure is one.
+AGAIN := { test $$? -eq 1 && echo "once more, alone: what failed above" && \
+	$(BIN)/pytest --last-failed --last-failed-no-failures none; }
+
 .PHONY: demo test quick check clean help
 
 help:  ## list the targets
@@ -20,7 +25,7 @@ test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be ha
 	@export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
 	trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
 	sh tests/services.sh start; \
-	$(BIN)/pytest $(TWO) -m "not alone" && $(BIN)/pytest -m alone
+	{ $(BIN)/pytest $(TWO) -m "not alone" || $(AGAIN); } && { $(BIN)/pytest -m alone || $(AGAIN); }
 
 quick: $(VENV)/.dev  ## the tests that need no engine, server or training, under a minute
 	$(BIN)/pytest $(TWO) -m "not slow and not alone" --hypothesis-profile quick

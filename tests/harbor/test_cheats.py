@@ -92,7 +92,8 @@ async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBacke
         put = (f"rm -f {TESTS}/{p.name}; printf %s {quote(p.read_text())} > {TESTS}/{p.name}" for p in tests.iterdir())
         room = Room(box, task.verifier, task.environment.env)
         await room.exec(f"mkdir -p {TESTS}; {'; '.join(put)}; sleep 0.5; sh -l {TESTS}/test.sh", timeout_s=20.0)
-        said = await room.exec(f"for f in {LOGS}/reward.*; do read line < $f; echo $line; done", timeout_s=5.0)
+        look = f"for f in {LOGS}/reward.*; do read line < $f; echo $line; done"
+        said = await room.exec(f"for n in 1 2 3 4 5 6 7 8 9; do {look}; done", timeout_s=5.0)  # daemons truncate, too
         return float("1" in said.stdout.split())
     finally:
         await box.close()
