@@ -1,0 +1,237 @@
+"""Outcome -> GateResult: the words of the sequential gate, and the file in which outcomes are kept.
+
+An outcomes file is JSON lines in schedule order: at most one header (`{"gate": ...}`), then one outcome a line. It is
+all that a verdict rests on: the same file gives the same verdict, byte for byte. Nothing here decides (`fold.py`) or
+rolls out an episode (`live.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.gate.suite import read_jsonl
+from agentloop.types import Frozen, RewardState
+
+HEADER = "gate"
+"""The one key of a header line."""
+
+
+class Side(StrEnum):
+    """Whose outcome it is."""
+
+    baseline = "baseline"
+    candidate = "candidate"
+
+
+class Outcome(Frozen):
+    """One trial of one task, as the gate sees it. The first five fields decide; the others are for people."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    task_id: str = Field(min_length=1)
+    policy: Side
+    trial: int = Field(ge=0)
+    """Counts the trials of this task and side from 0; a retry of one that was lost has the same number."""
+    reward: float | None = None
+    """In [0, 1] where `state` is scored, else None."""
+    state: RewardState
+    trace_id: str | None = None
+    failure: str | None = None
+    """The critical failure's type."""
+    why: str | None = None
+    """What a person reads of a trial that has no full reward."""
+    cost_usd: float | None = None
+    """None where nobody knows; a trial that was played back cost 0."""
+    duration_s: float | None = None
+    played: bool = False
+    """Every answer came out of a cassette: the candidate asked what the baseline had asked in this trial."""
+
+    @model_validator(mode="after")
+    def _has_its_reward(self) -> Outcome:
+        scored = self.state is RewardState.scored
+        if scored and (self.reward is None or not math.isfinite(self.reward) or not 0 <= self.reward <= 1):
+            raise ValueError(f"a scored outcome needs a reward in [0, 1], not {self.reward}")
+        if not scored and self.reward is not None:
+            raise ValueError(f"an outcome that is {self.state} has no reward, and this one says {self.reward}")
+        return self
+
+
+class Settings(Frozen):
+    """What a gate is asked to show, and at what risk. All of it decides, so all of it is in the header."""
+
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Probability of ever saying FAIL of a candidate that is no worse."""
+    beta: float = Field(default=0.05, gt=0, lt=0.5)
+    """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""
+    delta: float = Field(default=0.05, gt=0, lt=1)
+    """The drop in mean reward that PASS excludes."""
+    sampling: Literal["round-robin", "iid", "importance"] = "round-robin"
+    """Order of visits. `importance` visits uncertain tasks more often; `iid` is exact under every null."""
+    per_visit: int | None = Field(default=None, ge=1)
+    """Banked trials that one visit consumes; left out, a quarter of the bank's."""
+    max_rollouts: int = Field(default=1500, ge=1)
+    """Candidate trials, fresh baseline ones included, after which nothing more is asked."""
+    max_infra: float = Field(default=0.1, ge=0, le=1)
+    """Share of candidate trials lost for our reasons, after their retries, above which nothing is claimed."""
+    reliability: float = Field(default=0.95, gt=0.2, lt=1)
+    """How often a must-pass case passes when nothing is broken."""
+    seed: int = Field(default=0, ge=0, lt=2**31)
+    """Of the order of visits."""
+
+
+class SuitePart(Frozen):
+    """One suite's share of a gate: the tasks whose mean is compared, and the cases each of which must pass."""
+
+    name: str
+    hash: str = ""
+    """The suite's content hash; empty for outcomes that came with no header."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of alpha, before all are scaled to 1."""
+    tasks: tuple[str, ...] = ()
+    must_pass: tuple[str, ...] = ()
+    quarantined: tuple[str, ...] = ()
+    """Run and shown, and decide nothing until their quarantine expires."""
+
+
+class Header(Frozen):
+    """What an outcomes file is about; every key decides."""
+
+    format: int = 1
+    settings: Settings = Settings()
+    suites: tuple[SuitePart, ...] = ()
+    baseline: str = "baseline"
+    """The REF, as it was given."""
+    candidate: str = "candidate"
+    bank_trials: int | None = None
+    """Trials a task in the bank; left out, what stands before the first candidate's."""
+
+
+class GateVerdict(StrEnum):
+    """What a gate says; `exit_code` is what the command ends with."""
+
+    passed = "PASS"
+    failed = "FAIL"
+    inconclusive = "INCONCLUSIVE"
+    infra = "INFRA"
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1, 3 or 4."""
+        return {"PASS": 0, "FAIL": 1, "INCONCLUSIVE": 3, "INFRA": 4}[self.value]
+
+
+class Look(Frozen):
+    """The evidence after one visit."""
+
+    n: int
+    """Candidate outcomes so far."""
+    e_fail: float
+    """Evidence of a drop; FAIL at 1/alpha of the suite's share. As log10, because it has no bound."""
+    e_pass: float
+    """Evidence against a drop of delta, as log10."""
+    mean: float
+    """Of the differences so far, in [-1, 1]."""
+    low: float
+    high: float
+    """95% confidence sequence of the mean difference: holds at all looks together."""
+
+
+class TaskLine(Frozen):
+    """What became of one task."""
+
+    task_id: str
+    suite: str
+    baseline: tuple[float, ...]
+    """Rewards of the baseline's trials."""
+    candidate: tuple[float, ...]
+    n_lost: int = 0
+    """Candidate trials that have no reward for our reasons."""
+    kind: Literal["mean", "must_pass", "quarantined"] = "mean"
+    e_value: float | None = None
+    """Of a must-pass case, as log10."""
+    broken: bool = False
+    """A must-pass case whose evidence has reached its bound."""
+    trace_ids: tuple[str, ...] = ()
+    """Of the candidate's trials."""
+    baseline_trace_ids: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    """Types of the candidate's failures, one a failed trial."""
+    why: str | None = None
+
+
+class SuiteResult(Frozen):
+    """One suite's part of the verdict."""
+
+    name: str
+    hash: str
+    verdict: GateVerdict
+    alpha: float
+    """Its share."""
+    looks: tuple[Look, ...] = ()
+    n_visits: int = 0
+    n_cases: int = 0
+    n_broken: int = 0
+    reason: str = ""
+
+
+class GateResult(Frozen):
+    """All that a report shows; made from outcomes alone, so it is the same each time."""
+
+    verdict: GateVerdict
+    reasons: tuple[str, ...]
+    """Sentences, the deciding one first."""
+    baseline: str
+    candidate: str
+    settings: Settings
+    suites: tuple[SuiteResult, ...]
+    tasks: tuple[TaskLine, ...]
+    n_rollouts: int
+    """Candidate trials that were asked for, and fresh baseline ones."""
+    n_candidate: int
+    """Candidate outcomes that count."""
+    n_fresh: int = 0
+    """Baseline trials beyond the bank."""
+    n_played: int = 0
+    n_lost: int = 0
+    n_duplicates: int = 0
+    n_missing: int = 0
+    """Trials that their number says should be there, and are not."""
+    cost_usd: float | None = None
+    pass_at_k: dict[str, dict[str, tuple[float, float, float]]] = Field(default_factory=dict)
+    """Side -> `pass@1`, `pass^4`, ... -> (estimate, low, high), errors clustered by task."""
+
+
+def read_outcomes(path: Path, text: str) -> tuple[Header | None, list[Outcome]]:
+    """(header, outcomes in order). Raises ConfigError: one line with file, line, key and the next move."""
+    header: Header | None = None
+    outcomes: list[Outcome] = []
+    for where, row in read_jsonl(path, text):
+        is_header = set(row) == {HEADER}
+        if is_header and (header or outcomes):
+            raise ConfigError(f"{where}: a header after the first line; keep the first, one file is one gate")
+        try:
+            if is_header:
+                header = Header.model_validate(row[HEADER])
+            else:
+                outcomes.append(Outcome.model_validate(row))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"])) or "reward"
+            what = " ".join(first["msg"].removeprefix("Value error, ").split())
+            raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; mend or delete the line") from None
+    return header, outcomes
+
+
+def outcome_lines(header: Header | None, outcomes: Iterable[Outcome]) -> Iterator[str]:
+    """As `read_outcomes` reads it; what is not known is left out."""
+    if header is not None:
+        yield f'{{"{HEADER}": {header.model_dump_json()}}}\n'
+    for outcome in outcomes:
+        yield outcome.model_dump_json(exclude_defaults=True) + "\n"
