@@ -35,6 +35,8 @@ from agentloop.sections import (
 from agentloop.types import content_hash
 
 CONFIG_FILE = "agentloop.toml"
+STORE = Path("traces") / "store.db"
+"""Of a project or of a run's results, in its folder."""
 SECRET_NAMES = ("_KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
 """How the names of variables end that have a secret."""
 ENV_PREFIX = "AGENTLOOP_"
@@ -90,11 +92,11 @@ class Config(BaseSettings):
                 "gateway": True,
                 "prices": True,
                 "serving": True,
-                "agent": {"mcp": {"__all__": {"headers"}}},
+                "agent": True,
             },
         )
-        if self.agent == AgentSection():  # as it was before there was a choice, so that older hashes hold
-            del kept["agent"]
+        if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
+            kept["agent"] = self.agent.identity
         return content_hash({**kept, "policy": self.policy.identity})
 
 
@@ -132,6 +134,33 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
         ) from None
 
 
+def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
+    """`[policy]` and `[agent]` of a file that has nothing else: one of several policies that are compared.
+
+    Of the environment only the key counts, where the file names none: what else it sets would make them all alike.
+    Raises ConfigError, with the file and the key, for whatever does not fit.
+    """
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file with a table [policy]") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}; mend the file") from None
+    if unknown := [name for name in tables if name not in ("policy", "agent")]:
+        raise ConfigError(f"{path}: {unknown[0]!r} has no place here (tables: policy, agent); leave it out")
+    table = tables.get("policy", {})
+    inside: tuple[str, ...] = ("policy",)
+    try:
+        if isinstance(table, dict):
+            key = table.get("api_key", f"${{{ENV_PREFIX}POLICY__API_KEY:-}}".upper())
+            table = {**table, "api_key": (isinstance(key, str) and from_environment(key)) or None}
+        policy = PolicySection.model_validate(table)
+        inside = ("agent",)
+        return policy, AgentSection.model_validate(tables.get("agent", {}))
+    except ValidationError as error:
+        raise ConfigError(_first_problem(path, error, inside)) from None
+
+
 def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
     """`[agent]` of the settings in `folder`, where there are any; `options` outrank them. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
@@ -140,7 +169,13 @@ def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
         return AgentSection.model_validate(options)
     except ValidationError as error:
         [*keys, problem] = [*map(str, error.errors()[0]["loc"]), error.errors()[0]["msg"]]
-        raise ConfigError(f"--{' '.join(keys)}: {problem.removeprefix('Value error, ')}") from None
+        where = f"--{' '.join(keys)}: " if keys else ""
+        raise ConfigError(f"{where}{problem.removeprefix('Value error, ')}") from None
+
+
+def load_prices(folder: Path) -> tuple[PriceSection, ...]:
+    """`[[prices]]` of the settings in `folder`, where there are any. Raises ConfigError."""
+    return load_config(folder).prices if (folder / CONFIG_FILE).exists() else ()
 
 
 def suite_folder(project: Path, config: Config) -> Path:
@@ -176,6 +211,8 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
         return _inside_a_list(path, table, keys, problem["msg"])
     if problem["type"] == "extra_forbidden":
         return _unknown(path, table, *keys[:1], is_table=isinstance(problem["input"], dict))
+    if not keys and problem["type"] == "value_error":
+        return f"{path}: [{table}] {problem['msg'].removeprefix('Value error, ')}"
     if not keys and table == "prices":
         return f"{path}: prices must be a list of tables; write [[prices]] above the keys of each"
     if not keys:

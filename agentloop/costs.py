@@ -1,7 +1,8 @@
-"""What experience cost: tokens, money, GPU-seconds and joules, by policy version, task or model.
+"""What experience cost: tokens, money, GPU-seconds and joules, by policy version, task, episode or model.
 
-What nobody knows is None and never 0: one answer of unknown price makes its episode's cost unknown, and one such
-episode its group's. Energy was measured for whole stages of a loop (`energy.py`), training between their episodes
+A price is said in one place, the tables `[[prices]]` of the settings; policies, the gateway and `agentloop costs` read
+it there. What nobody knows is None and never 0: one answer of unknown price makes its episode's cost unknown, and one
+such episode its group's. Energy was measured for whole stages of a loop (`energy.py`), training between their episodes
 included; an episode has the share of it that it has of the episodes' wall time. List prices: `policies/litellm.py`.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from agentloop.errors import ConfigError
 from agentloop.sections import PriceSection
 from agentloop.types import Completion, Trace, Verdict
 
@@ -20,18 +22,50 @@ Price = Callable[[Completion], float | None]
 """An answer -> what it cost in USD; None where that is not known."""
 
 
-def price(own: Sequence[PriceSection], listed: Price = lambda completion: None) -> Price:
+def nobody_knows(completion: Completion) -> None:
+    """The price where none is said."""
+    return
+
+
+def free(answer: object) -> float:
+    """Of what costs nothing."""
+    return 0.0
+
+
+def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
     """The first that is known of: a table of one's own, what was recorded with the answer, and `listed`."""
 
     def cost(completion: Completion) -> float | None:
-        if completion.finish_reason == "context" and not completion.n_prompt_tokens + completion.n_completion_tokens:
-            return 0.0  # it was refused
+        if is_refused(completion):
+            return 0.0
         table = next((each for each in own if fnmatchcase(completion.model or "", each.model)), None)
         if table is not None:
             return by_table(table, completion)
         return completion.cost_usd if completion.cost_usd is not None else listed(completion)
 
     return cost
+
+
+def priced(completion: Completion, asked: str, price: Price) -> Completion:
+    """With its cost, by the model's name as the answer has it, else as it was asked for."""
+    cost = price(completion)
+    if cost is None:
+        cost = price(completion.model_copy(update={"model": asked}))
+    return completion.model_copy(update={"cost_usd": cost})
+
+
+def is_refused(completion: Completion) -> bool:
+    """Whether the model had no room for the conversation, which costs nothing."""
+    return completion.finish_reason == "context" and not completion.n_prompt_tokens + completion.n_completion_tokens
+
+
+def unpriced(model: str | None) -> ConfigError:
+    """What to say where money is limited and nobody knows what an answer costs."""
+    return ConfigError(
+        f"max_cost_usd is set, and nobody knows what {model or 'the policy'!r} costs; add a table [[prices]] to "
+        f'agentloop.toml, with model = "{model or "*"}", input = 0.5 and output = 1.5 (USD per million tokens; a local '
+        "model's may be 0), or leave the limit out"
+    )
 
 
 def by_table(table: PriceSection, completion: Completion) -> float | None:
@@ -45,8 +79,14 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
 
 
 def completions(trace: Trace) -> Iterator[Completion]:
-    """Every answer that was asked for in a trace and below it: copied turns were paid for elsewhere."""
-    yield from (step.completion for step in trace.steps if not step.copied)
+    """Every answer that was asked for in a trace and below it: copied turns were paid for elsewhere.
+
+    A call that failed is one only where somebody counted its tokens.
+    """
+    for step in trace.steps:
+        said = step.completion
+        if not step.copied and not (step.is_broken and not said.n_prompt_tokens + said.n_completion_tokens):
+            yield said
     for child in trace.children:
         yield from completions(child.trace)
 
@@ -63,6 +103,7 @@ class Spent:
     """Of judge models; 0 where none was asked."""
     gpu_s: float | None = None
     joules: float | None = None
+    episode: str | None = None
 
 
 def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> Spent:
@@ -76,6 +117,7 @@ def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> S
         judging_usd=total(judging),
         gpu_s=energy.get("gpu_s"),
         joules=energy.get("joules"),
+        episode=trace.episode_id,
     )
 
 
@@ -118,7 +160,7 @@ class Sum:
 
 
 def tabulate(episodes: Iterable[Spent], by: str, price: Price) -> dict[str, dict[str, Any]]:
-    """Figures by `version`, `task` or `model`, in order; `-` is the name of what has none. One episode in memory."""
+    """Figures by `version`, `task`, `episode` or `model`, in order; `-` is what has none. One episode in memory."""
     sums: dict[tuple[bool, Any], Sum] = defaultdict(Sum)
     for episode in episodes:
         if by == "model":

@@ -100,15 +100,13 @@ class PolicySection(Section):
     left out, each task's own reference solution is played."""
     max_concurrent: int = Field(default=8, ge=1)
     """Episodes at once against an endpoint."""
-    usd_per_million: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
-    """Price of prompt and completion tokens, in place of litellm's; of other kinds, `[[prices]]` says it."""
     traces: Path | None = None
     """What `replay` plays, relative to the project: a file of `agentloop traces export`, or a store."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """What decides how it acts, as JSON; keys that came later are in it where they are set."""
-        kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent", "usd_per_million"})
+        kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
         return {name: value for name, value in kept.items() if name != "traces" or value is not None}
 
 
@@ -138,8 +136,14 @@ class McpSection(Section):
 
 
 class AgentSection(Section):
-    """What our own agent works with (`docs/agents.md`). Others bring their own."""
+    """Who acts: our own agent and what it works with, or any other's program (`docs/agents.md`)."""
 
+    kind: Literal["tool_loop", "command"] = "tool_loop"
+    """`tool_loop` is our own; `command` a program in the box, whose only network is the gateway."""
+    command: str | None = None
+    """Of `command`: for `sh -c`, in the task's folder of the box."""
+    files: Path | None = None
+    """Folder, relative to the project, that boxes show at /agent, read-only: the program, or MCP servers."""
     tools: tuple[str, ...] = ("shell",)
     """Families of tools: `shell`, `python`, `files`, `search`, `delegate`, installed ones, or `file.py:Class`. `submit`
     is always there."""
@@ -148,6 +152,23 @@ class AgentSection(Section):
     compaction: Literal["none", "drop", "summarise"] = "none"
     """When a conversation has no more room: `none` ends the episode, `drop` leaves out the oldest results of tools,
     `summarise` asks the policy for a summary of it."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides how it acts, as JSON; keys that came later are in it where they are set."""
+        kept = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
+        later = {"kind": "tool_loop", "command": None, "files": None}
+        return {name: value for name, value in kept.items() if name not in later or value != later[name]}
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> AgentSection:
+        if self.kind == "command" and not self.command:
+            raise ValueError('kind = "command" needs a command, the line that starts the program')
+        if self.kind != "command" and self.command:
+            raise ValueError('a command is of kind = "command"; set that, or leave it out')
+        if self.kind == "command" and (self.mcp or self.compaction != "none" or self.tools != ("shell",)):
+            raise ValueError('a program of kind = "command" brings its own tools; leave tools, mcp and compaction out')
+        return self
 
     @field_validator("mcp")
     @classmethod
@@ -227,8 +248,6 @@ class ReaderSection(Section):
     votes: int = Field(default=3, ge=1)
     max_characters: int = Field(default=40_000, ge=1)
     temperature: float = Field(default=1.0, ge=0)
-    usd_per_million: tuple[float, float] | None = None
-    """Price of prompt and completion tokens, where nobody else knows it."""
 
 
 class FailuresSection(Section):
@@ -300,10 +319,11 @@ class GatewaySection(Section):
 
 
 class PriceSection(Section):
-    """What a model's tokens cost, in USD per million."""
+    """What a model's tokens cost, in USD per million: for limits in money, for budgets, and for `agentloop costs`."""
 
     model: str = Field(min_length=1)
-    """Its name as traces have it; `*` is any letters. The first table that fits counts."""
+    """Its name as the endpoint's answers have it, or as it is asked for; `*` is any letters. The first table that fits
+    counts."""
     input: float = Field(ge=0, allow_inf_nan=False)
     output: float = Field(ge=0, allow_inf_nan=False)
     cached: float | None = Field(default=None, ge=0, allow_inf_nan=False)

@@ -144,6 +144,10 @@ class Task(Frozen):
     """None is the mean of the verifiers, with the default bound on their dispute."""
     environment: EnvironmentSpec | None = None
     """What is played in place of working in the box; None for nothing."""
+    tags: tuple[str, ...] = ()
+    """Words to choose tasks by; `must-pass` means something to the gate."""
+    prefix: tuple[Step, ...] = ()
+    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`gate/fork.py`)."""
 
     @property
     def hash(self) -> str:
@@ -154,7 +158,8 @@ class Task(Frozen):
         """As JSON without locations, and without what is not there of later fields: a hash outlives new ones."""
         row = self.model_dump(mode="json", exclude={"sandbox": {"files", "agent_files"}})
         row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}
-        return {key: value for key, value in row.items() if value is not None or key not in ("reward", "environment")}
+        empty: dict[str, object] = {"reward": None, "environment": None, "tags": [], "prefix": []}
+        return {key: value for key, value in row.items() if key not in empty or value != empty[key]}
 
 
 # ------------------------------------------------------------------------------------- Episode
@@ -192,12 +197,16 @@ class Message(Frozen):
     token_ids: tuple[int, ...] = ()
 
 
+BROKEN = "broken"
+"""How an answer finished with which a run ended because the call failed, was refused, or was cut off."""
+
+
 class Completion(Frozen):
     """One answer of a policy, with the tokens that training needs when the policy has them."""
 
     message: Message
     finish_reason: str
-    """`stop`, `length`, or what the endpoint said."""
+    """`stop`, `length`, or what the endpoint said; `broken` of a call that failed (see `Step.is_broken`)."""
     prompt_token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
@@ -253,6 +262,11 @@ class Step(Frozen):
     """All that was before the policy, where that was shortened; else it is what came before, and what was heard."""
     copied: bool = False
     """The turn was taken over from another trace, for context: it is not trained on."""
+
+    @property
+    def is_broken(self) -> bool:
+        """The call failed, and none followed: the message is what there was of an answer, and is not trained on."""
+        return self.completion.finish_reason == BROKEN
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -337,6 +351,11 @@ class Trace(Frozen):
     """What broke outside the agent; None when nothing did."""
     started_at: datetime | None = None
     duration_s: float = 0.0
+
+    @property
+    def answered(self) -> tuple[Step, ...]:
+        """The steps without a broken one, which is nobody's turn."""
+        return tuple(step for step in self.steps if not step.is_broken)
 
     @property
     def tool_calls(self) -> list[tuple[int, ToolCall, ToolResult | None]]:

@@ -107,7 +107,8 @@ TABLES = "(tables: project, sandbox, policy, agent, serving, warm_start, train, 
         ),
         (
             SUITE + "kind = 1\n",
-            "[project] kind: no such key in this table (keys: name, suite, seed); it belongs in [sandbox] or [policy]",
+            "[project] kind: no such key in this table (keys: name, suite, seed); "
+            "it belongs in [sandbox] or [policy] or [agent]",
         ),
         (SUITE + "[gate]\ncolour = 1\n", "[gate] colour: no such key in this table (keys: trials, alpha, n_min)"),
         (SUITE + 'seed = "many"\n', "[project] seed is 'many': it should be a valid integer"),
@@ -168,7 +169,6 @@ def test_a_bad_variable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("serving", "python", "/opt/vllm/bin/python"),
         ("train", "max_turns", 9),
         ("train", "stop_at", 0.5),
-        ("policy", "usd_per_million", (1.0, 2.0)),
     ],
 )
 def test_the_hash_ignores_what_decides_no_result(tmp_path: Path, section: str, key: str, value: object) -> None:
@@ -261,10 +261,21 @@ def test_an_agent_has_tools_and_servers(tmp_path: Path, monkeypatch: pytest.Monk
         (MCP.replace("'time'", "'a b'"), "[[agent.mcp]] number 1 name: "),
         ("[agent]\ncompaction = 'forget'\n", "[agent] compaction is 'forget': it should be 'none', 'drop' or"),
         (MCP + "headers = { A = 'b' }\n", "[[agent.mcp]] number 1: give it a command"),
+        ("[agent]\nkind = 'command'\n", '[agent] kind = "command" needs a command'),
+        ("[agent]\ncommand = 'true'\n", '[agent] a command is of kind = "command"; set that'),
+        ("[agent]\nkind = 'command'\ncommand = 'true'\ntools = ['files']\n", "[agent] a program of kind"),
     ],
 )
 def test_a_wrong_agent_is_named(tmp_path: Path, text: str, message: str) -> None:
     assert message in refused(tmp_path, SUITE + text)
+
+
+def test_a_program_may_be_the_agent_and_its_line_decides_the_result(tmp_path: Path) -> None:
+    text = "[agent]\nkind = 'command'\ncommand = '{}'\nfiles = 'mine'\n"
+    found = config(tmp_path, SUITE + text.format("run"))
+    assert (found.agent.kind, found.agent.files) == ("command", Path("mine"))
+    assert config(tmp_path, SUITE + text.format("other")).hash != found.hash
+    assert load_agent(tmp_path, {"command": "third"}).command == "third"
 
 
 def test_a_wrong_option_is_named(tmp_path: Path) -> None:

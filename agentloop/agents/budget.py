@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from agentloop.errors import ConfigError
-from agentloop.types import Limits, StopReason
+from agentloop.costs import is_refused, unpriced
+from agentloop.types import Completion, Limits, StopReason
 
 T = TypeVar("T")
 
@@ -38,16 +38,13 @@ class Budget:
             return StopReason.cost_limit
         return self._above.reached if self._above else None
 
-    def spend(self, cost_usd: float | None) -> None:
+    def spend(self, completion: Completion) -> None:
         """Count a model's answer. Raises ConfigError for one without a price where money is limited."""
-        if cost_usd is None and self._max_usd is not None:
-            raise ConfigError(
-                "max_cost_usd is set, and the policy does not say what an answer costs; "
-                "give its model a price, or leave the limit out"
-            )
-        self.spent_usd += cost_usd or 0.0
+        if completion.cost_usd is None and self._max_usd is not None and not is_refused(completion):
+            raise unpriced(completion.model)
+        self.spent_usd += completion.cost_usd or 0.0
         if self._above:
-            self._above.spend(cost_usd)
+            self._above.spend(completion)
 
     async def in_time(self, answer: Awaitable[T]) -> T | None:
         """What `answer` gives; None when the time is up before it does."""

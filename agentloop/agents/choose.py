@@ -10,17 +10,28 @@ from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools import Submit
 from agentloop.agents.toolset import Toolset
 from agentloop.plugins import load_part
+from agentloop.protocols import Agent
 from agentloop.sections import AgentSection
 
 
-def choose_agent(settings: AgentSection, base: Path | None = None) -> ToolLoop:
-    """The reference agent with the tools that were chosen.
+def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:
+    """base: folder that `files`, and tools named `file.py:Class`, start from.
 
-    base: folder that `file.py:Class` starts from. Raises PluginError for tools that are not there.
+    Raises ConfigError for files that are not there, PluginError for tools.
     """
+    if settings.command is None:
+        return tool_loop(settings, base)
+    from agentloop.agents.command import Command  # with a server of HTTP
+
+    return Command(settings.command, files=settings.files and (base or Path()) / settings.files)
+
+
+def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:
+    """The reference agent with the tools that were chosen. See `choose_agent`."""
     named = [name for name in settings.tools if name != Submit.name]
     toolsets: list[Toolset] = [load_part("tools", name, base=base) for name in named]
     for server in settings.mcp:
         headers = {name: value.get_secret_value() for name, value in server.headers.items()}
         toolsets.append(Mcp(server.name, command=server.command, url=server.url, headers=headers))
-    return ToolLoop((*toolsets, Submit()), COMPACTIONS[settings.compaction]())
+    files = None if settings.files is None else ((base or Path()) / settings.files).resolve()
+    return ToolLoop((*toolsets, Submit()), COMPACTIONS[settings.compaction](), files=files)

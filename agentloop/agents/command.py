@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentloop.agents.program import Box, Ran, ran_to_its_end
+from agentloop.costs import unpriced
 from agentloop.errors import CapabilityError, ConfigError, PathError, PolicyError
 from agentloop.formats.spans import trace_of
-from agentloop.gateway.calls import Price, unknown
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway
 from agentloop.protocols import Policy, Record, Sandbox
@@ -45,20 +45,19 @@ class Command:
         answer_file: str | None = None,
         env: Mapping[str, str] | None = None,
         timeout_s: float = 3600.0,
-        price: Price = unknown,
     ) -> None:
         """command: for `sh -c`, in the task's folder of the box.
 
         files: folder that its boxes show at /agent, read-only. answer_file: a path in the box that
         holds the answer at the end; without one that is what the model said last. env: further variables of the
-        program's. timeout_s: where the task sets no time. price: of a call, for limits in money.
+        program's. timeout_s: where the task sets no time.
         """
         if files is not None and not files.is_dir():
             raise ConfigError(f"agent 'command': {files} is no folder; name the one that holds the program's files")
         self.files = files and files.resolve()
         self._command, self._answer_file = command, answer_file
         self._env, self._timeout_s = dict(env or {}), timeout_s
-        self._gateway = LocalGateway(price)
+        self._gateway = LocalGateway()
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction: what the program makes of it, its first step heard."""
@@ -69,7 +68,8 @@ class Command:
     ) -> tuple[StopReason, str | None]:
         """Start the program and wait for its end; see `protocols.Agent`.
 
-        A program that fails is a result. Raises ConfigError when it did before a model answered, PolicyError when the
+        A program that fails is a result. Raises ConfigError when it did before a model answered, or where money is
+        limited and nobody knows what an answer costs, PolicyError when the
         last call failed for reasons of the model's endpoint, CapabilityError for a box that leads to no gateway.
         """
         if not isinstance(sandbox, Box):
@@ -95,6 +95,8 @@ class Command:
                         sandbox.set_gateway(None)
             finally:
                 told = trace_of(grant.spans) if grant.spans else None
+                # A call that was cut when the program ended is nobody's turn; how that was, its last result says.
+                told = told and told.model_copy(update={"steps": told.answered})
                 _record(told, ran, self._command, record)
         return await self._outcome(ran, grant, told, sandbox)
 
@@ -116,6 +118,8 @@ class Command:
         return "".join(f"export {k}={shlex.quote(v)}; " for k, v in variables.items()) + self._command
 
     async def _outcome(self, ran: Ran, grant: Grant, told: Trace | None, box: Box) -> tuple[StopReason, str | None]:
+        if grant.unpriced:
+            raise unpriced(grant.target.model)
         if grant.failed is not None:
             raise PolicyError(grant.failed.error or "the last call of the model got no answer")
         if ran.timed_out:

@@ -44,6 +44,10 @@ class Conversation:
         self._new = tuple(m for m in self.messages if m.role != "tool" and m not in before)
         return self._share(self.messages) <= 1
 
+    def go_on_from(self, taken: Step) -> None:
+        """A turn that was taken before this run is part of what is told."""
+        self.messages = [*self.messages, *taken.heard, *taken.said]
+
     def step(self, completion: Completion, results: tuple[ToolResult, ...], started: float) -> Step:
         """The turn that has just been taken; the next one follows upon it."""
         step = Step(
@@ -98,7 +102,7 @@ class Conversation:
             duration_s=step.duration_s,
         )
         place.record(SubTrace(trace=trace, step=place.step))
-        place.budget.spend(completion.cost_usd)
+        place.budget.spend(completion)
         return completion
 
 

@@ -46,7 +46,7 @@ class Delegate:
     async def _run(self, place: Place, call: ToolCall, instruction: str) -> str:
         """What the sub-agent answers, or its last words. Raises ToolFailed when it has said nothing."""
         limits = place.task.limits.model_copy(update={"max_steps": self._max_steps or place.task.limits.max_steps})
-        task = place.task.model_copy(update={"instruction": instruction, "limits": limits})
+        task = place.task.model_copy(update={"instruction": instruction, "limits": limits, "prefix": ()})
         name = content_hash([DELEGATE.name, task.id, instruction, place.seed, place.step, place.depth, call.id])[:32]
         recorded: list[Step | SubTrace] = []
         started_at, started = datetime.now(UTC), time.perf_counter()

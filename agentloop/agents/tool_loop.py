@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from agentloop.agents.budget import Budget
 from agentloop.agents.compaction import Compaction, Stop
@@ -24,9 +25,18 @@ class ToolLoop:
 
     name = "tool_loop"
 
-    def __init__(self, toolsets: Sequence[Toolset] = (Shell(), Submit()), compaction: Compaction | None = None) -> None:
-        """compaction: what to do when there is no more room; left out, that ends the episode."""
-        self._toolsets, self._compaction = toolsets, compaction or Stop()
+    def __init__(
+        self,
+        toolsets: Sequence[Toolset] = (Shell(), Submit()),
+        compaction: Compaction | None = None,
+        *,
+        files: Path | None = None,
+    ) -> None:
+        """compaction: what to do when there is no more room; left out, that ends the episode.
+
+        files: a folder that the box shows at /agent.
+        """
+        self._toolsets, self._compaction, self.files = toolsets, compaction or Stop(), files
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction alone: the tools' own descriptions say the rest."""
@@ -54,7 +64,11 @@ class ToolLoop:
     async def _take_turns(self, place: Place, tools: Toolbox) -> tuple[StopReason, str | None]:
         limits, budget = place.task.limits, place.budget
         conversation = Conversation(self.first_messages(place.task), self._compaction, place)
-        for place.step in range(limits.max_steps):
+        before = place.task.prefix
+        for taken in before:
+            conversation.go_on_from(taken)
+            place.record(taken)
+        for place.step in range(len(before), limits.max_steps):
             started = time.perf_counter()
             if not await conversation.fits(tools.specs):
                 return budget.reached or StopReason.context_limit, None
@@ -67,7 +81,7 @@ class ToolLoop:
             if completion is None:
                 return StopReason.time_limit, None
             conversation.heed(completion)
-            budget.spend(completion.cost_usd)
+            budget.spend(completion)
             results, answer = await self._act(completion.message.tool_calls, tools)
             place.record(conversation.step(completion, results, started))
             if answer is not None:

@@ -16,11 +16,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
+from agentloop import costs
+from agentloop.costs import Price, nobody_knows
 from agentloop.errors import PluginError, PolicyError
 from agentloop.policies.litellm import LiteLLMPolicy, refuse_litellm
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.protocols import Policy
-from agentloop.sections import from_environment
+from agentloop.sections import PriceSection, from_environment
 from agentloop.types import Graded, Message, content_hash
 
 MAX_TOKENS = 2048
@@ -53,8 +55,9 @@ class JudgeModel:
     """One model that gives verdicts.
 
     model: its name, as the endpoint or litellm has it. base_url: up to and without `/chat/completions`.
-    api_key: with `${NAME}`, the variable that has it. usd_per_million: price of prompt and completion tokens, where
-    nobody else knows it. cache: a folder in which answers are kept, with what they quote.
+    api_key: with `${NAME}`, the variable that has it. price: of an answer, as the project's `[[prices]]` say it.
+    usd_per_million: of prompt and completion tokens, for a suite's own verifiers, which know no project.
+    cache: a folder in which answers are kept, with what they quote.
     Raises PluginError where litellm is needed and is not there, or is one of its compromised releases.
     """
 
@@ -65,12 +68,15 @@ class JudgeModel:
         *,
         api_key: str = "${AGENTLOOP_JUDGE_KEY:-}",
         temperature: float = 1.0,
+        price: Price = nobody_knows,
         usd_per_million: tuple[float, float] | None = None,
         cache: str | None = None,
     ) -> None:
         self.model, self._base_url, self._temperature = model, base_url, temperature
         self._key = from_environment(api_key)
-        self._prices = usd_per_million
+        if usd_per_million is not None:
+            price = costs.price([PriceSection(model="*", input=usd_per_million[0], output=usd_per_million[1])])
+        self._price = price
         self._cache = None if cache is None else Path(cache)
         self._known: dict[str, str] = {}
         self._policies: dict[type[BaseModel], Policy] = {}
@@ -107,18 +113,15 @@ class JudgeModel:
         done = await policy.complete(messages, (), max_tokens=MAX_TOKENS, seed=repeat)
         if done.finish_reason == "context":
             raise PolicyError(f"{self.model} has no room for the trace; lower max_characters")
-        return done.message.content, self._priced(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
+        return done.message.content, Spent(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
 
     def _policy(self, shape: Mapping[str, Any]) -> Policy:
         key = SecretStr(self._key) if self._key else None
         if self._base_url is None:
-            return LiteLLMPolicy(self.model, api_key=key, temperature=self._temperature, extra=shape)
-        return OpenAIPolicy(self._base_url, self.model, api_key=key, temperature=self._temperature, extra=shape)
-
-    def _priced(self, n_in: int, n_out: int, cost: float | None) -> Spent:
-        if self._prices is not None:
-            cost = (n_in * self._prices[0] + n_out * self._prices[1]) / 1e6
-        return Spent(n_in, n_out, cost)
+            return LiteLLMPolicy(self.model, api_key=key, temperature=self._temperature, price=self._price, extra=shape)
+        return OpenAIPolicy(
+            self._base_url, self.model, api_key=key, temperature=self._temperature, price=self._price, extra=shape
+        )
 
     def _remembered(self, name: str) -> str | None:
         if self._cache is None:

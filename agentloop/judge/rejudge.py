@@ -53,6 +53,8 @@ class Account:
     """`scored -> disputed`, or `1 -> 0` for a reward -> how many."""
     why_not: Counter[str] = field(default_factory=Counter)
     """Why a trace, or a verifier of it, was not scored anew -> how many."""
+    n_unknown: int = 0
+    """Of all, others' of which nobody has said what they are worth: no verifier here knows them."""
     cost_usd: float = 0.0
     """Of judge models, where a price is known."""
 
@@ -93,6 +95,7 @@ async def rejudge(
         after = batch[-1].row.key
         todo = []
         for stored in batch:
+            account.n_unknown += not is_ours(stored.row) and stored.row.reward_state == RewardState.unscored
             late = "/".join([VERSION, str(stored.row.n_spans), str(_outcome(stored)), *learned])  # spans may have come
             stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
             if stored.stamp == stamp and not (again or only):

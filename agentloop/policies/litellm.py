@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from agentloop.costs import Price, nobody_knows, priced
 from agentloop.errors import ConfigError, PluginError, PolicyError, extra
 from agentloop.policies.openai import RETRIES, TIMEOUT_S, TOO_LONG, read_completion, wire
 from agentloop.types import Completion, Message, ToolSpec
@@ -39,18 +40,18 @@ class LiteLLMPolicy:
         base_url: str | None = None,
         api_key: SecretStr | None = None,
         temperature: float = 1.0,
-        usd_per_million: tuple[float, float] | None = None,
+        price: Price = nobody_knows,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         """base_url: in place of the provider's own. api_key: in place of the variable that the provider's key has.
 
-        usd_per_million: price of prompt and completion tokens, in place of litellm's. extra: further keys of every
-        request. Raises ConfigError without a model, PluginError where litellm is missing or compromised.
+        price: of an answer, asked before litellm's table. extra: further keys of every request.
+        Raises ConfigError without a model, PluginError where litellm is missing or compromised.
         """
         if not model:
             raise ConfigError("policy 'litellm' needs a model, such as anthropic/NAME; set it under [policy]")
         refuse_litellm("policy 'litellm'")
-        self.model, self.temperature, self._prices = model, temperature, usd_per_million
+        self.model, self.temperature, self._price = model, temperature, price
         self._request = {
             "model": model,
             "temperature": temperature,
@@ -74,10 +75,13 @@ class LiteLLMPolicy:
         if answer is None:
             return Completion(message=Message(role="assistant"), finish_reason="context")
         try:
-            done = read_completion(answer.model_dump())
+            done = priced(read_completion(answer.model_dump()), self.model, self._price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise PolicyError(f"{self.model} answered with no chat completion ({error!r})") from error
-        return done.model_copy(update={"cost_usd": self._cost(done, answer)})
+        if done.cost_usd is not None:
+            return done
+        listed: float | None = getattr(answer, "_hidden_params", {}).get("response_cost")
+        return done.model_copy(update={"cost_usd": listed})
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         """litellm's answer; None when the conversation is too long."""
@@ -104,12 +108,6 @@ class LiteLLMPolicy:
                 if status not in PASSING and status < 500:
                     break
         raise PolicyError(f"model {self.model}: {problem}")
-
-    def _cost(self, done: Completion, answer: Any) -> float | None:
-        if self._prices is not None:
-            return (done.n_prompt_tokens * self._prices[0] + done.n_completion_tokens * self._prices[1]) / 1e6
-        cost: float | None = getattr(answer, "_hidden_params", {}).get("response_cost")
-        return cost
 
 
 def list_price(done: Completion) -> float | None:

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from pydantic import SecretStr
 
+from agentloop.costs import Price, nobody_knows, priced
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
@@ -44,15 +45,17 @@ class OpenAIPolicy:
         *,
         api_key: SecretStr | None = None,
         temperature: float = 1.0,
+        price: Price = nobody_knows,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        """extra: further keys of every request, such as `response_format`."""
+        """price: of an answer. extra: further keys of every request, such as `response_format`."""
         if not base_url or not model:
             raise ConfigError(
                 "an endpoint's policy needs base_url and model; set both under [policy] in agentloop.toml"
             )
         self.model, self.temperature, self.extra = model, temperature, dict(extra or {})
         self.base_url, self.api_key = base_url.rstrip("/"), api_key
+        self.price = price
         self._url = f"{self.base_url}/chat/completions"
         self._connections = Connections(self.base_url, api_key)
 
@@ -87,7 +90,7 @@ class OpenAIPolicy:
     def read(self, answer: Answer) -> Completion:
         """The completion in an answer. Raises PolicyError when it is none."""
         try:
-            return read_completion(json.loads(answer.body))
+            return priced(read_completion(json.loads(answer.body)), self.model, self.price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
             raise PolicyError(
                 f"{self._url} answered with no chat completion ({error!r}): {answer.text[:200]}"

@@ -58,7 +58,7 @@ class ReplayPolicy:
         key = _key(messages)
         recorded = self._answers.get(key)
         if recorded is None:
-            raise PolicyError(f"nothing was recorded for this conversation: {self._difference(messages)}")
+            raise PolicyError(f"nothing was recorded for this conversation: {difference(self._known, messages)}")
         n = self._given[key] = self._given.get(key, 0) + 1
         if n > len(recorded):
             raise PolicyError(
@@ -81,14 +81,15 @@ class ReplayPolicy:
         for child in trace.children:
             self._add(child.trace)
 
-    def _difference(self, asked: Sequence[Message]) -> str:
-        """Where `asked` departs from the recorded conversation that goes along with it for longest."""
-        shared, nearest = max(((_n_shared(known, asked), known) for known in self._known), key=lambda pair: pair[0])
-        if shared == len(asked):
-            return f"after message {shared} no answer of a model follows"
-        if shared == len(nearest):
-            return f"diverged at message {shared + 1}: recorded nothing more, asked {_shown(asked[shared])}"
-        return f"diverged at message {shared + 1}: {_apart(nearest[shared], asked[shared])}"
+
+def difference(recorded: Iterable[Sequence[Message]], asked: Sequence[Message]) -> str:
+    """Where `asked` departs from the recorded conversation that goes along with it for longest; there must be one."""
+    shared, nearest = max(((_n_shared(known, asked), known) for known in recorded), key=lambda pair: pair[0])
+    if shared == len(asked):
+        return f"after message {shared} no answer of a model follows"
+    if shared == len(nearest):
+        return f"diverged at message {shared + 1}: recorded nothing more, asked {_shown(asked[shared])}"
+    return f"diverged at message {shared + 1}: {_apart(nearest[shared], asked[shared])}"
 
 
 def _read(path: Path) -> Iterator[Trace]:

@@ -33,14 +33,25 @@ class ScriptedPolicy:
 
 
 def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
-    """Plays the reference solution of whichever task the instruction belongs to, then submits what it saw."""
-    solutions = {task.instruction: task.solution for task in tasks}
+    """Plays the reference solution of whichever task the conversation belongs to, then submits what it saw.
+
+    A task that goes on from a prefix is known by its turns, and its solution comes after them.
+    """
+    by_instruction: dict[str, list[Task]] = {}
+    for task in sorted(tasks, key=lambda task: -len(task.prefix)):
+        by_instruction.setdefault(task.instruction, []).append(task)
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
-        solution = solutions[messages[0].content]
-        n_done = sum(m.role == "tool" for m in messages)
+        task = next(task for task in by_instruction[messages[0].content] if _goes_on_from(messages, task))
+        solution = task.solution
+        n_done = sum(m.role == "tool" for m in messages) - sum(len(step.results) for step in task.prefix)
         if n_done < len(solution):
             return call_message("shell", command=solution[n_done])
         return call_message("submit", answer=messages[-1].content if n_done else "")
 
     return ScriptedPolicy(script, name="the tasks' own solutions")
+
+
+def _goes_on_from(messages: Sequence[Message], task: Task) -> bool:
+    said = [message.tool_calls for message in messages if message.role == "assistant"]
+    return said[: len(task.prefix)] == [step.completion.message.tool_calls for step in task.prefix]

@@ -48,6 +48,9 @@ class Server:
     ) -> None:
         self.url, self.log = url.rstrip("/"), log
         self.adapters: dict[str, Path] = {}
+        """Those that a restart loads again: without one of them it is not up."""
+        self.others: dict[str, Path] = {}
+        """The same of those that somebody else has loaded; one that is gone by then is left out."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
         self._command, self._variables = list(command), dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,12 +82,13 @@ class Server:
         self._reader = threading.Thread(target=self._keep_log, args=(self._process.stdout, kept), daemon=True)
         self._reader.start()
 
-    def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> None:
+    def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> list[str]:
         """Until it is healthy; `waiting` is called each second with the seconds so far.
 
-        Raises PolicyError when it ends before, or takes longer; ConfigError when it refuses an adapter.
+        What it says of adapters of others that it does not take again. Raises PolicyError when it ends before, or takes
+        longer; ConfigError when it refuses an adapter of ours.
         """
-        started = time.monotonic()
+        started, lost = time.monotonic(), list[str]()
         while self.status is not None or not self.is_healthy():
             if self.status is not None:
                 raise PolicyError(self.ended())
@@ -93,13 +97,17 @@ class Server:
                 raise PolicyError(f"the server did not answer {self.url}/health within {timeout_s:.0f} s{self._tail()}")
             waiting(waited)
             time.sleep(min(1.0, max(0.05, waited)))
-        for name, folder in list(self.adapters.items()):
+        for name, folder in [*self.adapters.items(), *self.others.items()]:
             try:
-                self.load_adapter(name, folder)
+                self._load(name, folder)
             except PolicyError as error:
-                if self.is_healthy():  # so starting it again would not help
+                if not self.is_healthy():
+                    raise
+                if name in self.adapters:  # starting it again would not help
                     raise ConfigError(f"{error}; mend the adapter, or leave it out") from None
-                raise
+                del self.others[name]
+                lost.append(f"not loaded again: {error}")
+        return lost
 
     def is_healthy(self, timeout_s: float = 5.0) -> bool:
         """Whether `/health` says so in time."""
@@ -114,13 +122,23 @@ class Server:
 
         A new version needs a new name: a server may answer an old one from what it has cached.
         """
-        self._post("load_lora_adapter", lora_name=name, lora_path=str(folder.resolve()))
+        self._load(name, folder)
         self.adapters[name] = folder
 
     def unload_adapter(self, name: str) -> None:
         """Free its slot. Raises PolicyError for one that is not loaded."""
         self._post("unload_lora_adapter", lora_name=name)
         self.adapters.pop(name, None)
+
+    def look(self, timeout_s: float = 5.0) -> None:
+        """Learn which adapters it has by now, whoever loaded them: a list of models names an adapter's base."""
+        try:
+            with _open(f"{self.url}/v1/models", timeout_s) as response:
+                models = json.load(response)["data"]
+            found = {each["id"]: Path(each["root"]) for each in models if each.get("parent")}
+        except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
+            return  # it says nothing of them
+        self.others = {name: folder for name, folder in found.items() if name not in self.adapters}
 
     def stop(self) -> None:
         """End it and everything that it started. Stopping twice is harmless."""
@@ -146,6 +164,9 @@ class Server:
     def _tail(self) -> str:
         lines = "".join(f"\n  {line}" for line in self.last_lines)
         return f"; {self.log} has all it said, which ends with:{lines}" if lines else "; it said nothing"
+
+    def _load(self, name: str, folder: Path) -> None:
+        self._post("load_lora_adapter", lora_name=name, lora_path=str(folder.resolve()))
 
     def _post(self, what: str, **body: str) -> None:
         try:
@@ -201,7 +222,8 @@ def supervise(server: Server, say: Callable[[str], object], patience: Patience |
             server.start()
             healthy_since = None
             try:
-                server.wait(p.start_s, _each(10, lambda s: say(f"starting, {s:.0f} s so far")))
+                for line in server.wait(p.start_s, _each(10, lambda s: say(f"starting, {s:.0f} s so far"))):
+                    say(line)
                 healthy_since = time.monotonic()
                 say(f"ready: {server.url}/v1")
                 why = _until_broken(server, p)
@@ -228,6 +250,7 @@ def _until_broken(server: Server, p: Patience) -> str:
             return server.ended()
         if server.is_healthy(min(p.hung_s, 10.0)):
             answered = time.monotonic()
+            server.look(min(p.hung_s, 10.0))
         elif time.monotonic() - answered > p.hung_s:
             return f"the server has not answered {server.url}/health for {p.hung_s:.0f} s{server._tail()}"
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from pydantic import SecretStr
 
+from agentloop.costs import Price, nobody_knows
 from agentloop.errors import PolicyError
 from agentloop.policies.openai import NO_ROOM, Answer, OpenAIPolicy, wire, wire_tools
 from agentloop.types import Completion, Message, ToolSpec
@@ -42,10 +43,11 @@ class VLLMPolicy:
         *,
         api_key: SecretStr | None = None,
         temperature: float = 1.0,
+        price: Price = nobody_knows,
         extend: bool = True,
     ) -> None:
-        """extend: False leaves every prompt to the server, for one that takes no ids."""
-        self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, extra=EXACT)
+        """price: of an answer. extend: False leaves every prompt to the server, for one that takes no ids."""
+        self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, price=price, extra=EXACT)
         self.model, self._extend = self._chat.model, extend
         self._said: OrderedDict[int, array[int]] = OrderedDict()
         self._n_kept = 0

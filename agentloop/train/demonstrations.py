@@ -22,7 +22,7 @@ def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
         raise TrainingError(f"task {task.id} is of split {task.split}; only train tasks may be demonstrated")
     ids = chat.prompt_ids(trace.messages)
     mask = [0] * len(ids)
-    for step, following in zip(trace.steps, [*trace.steps[1:], None], strict=True):
+    for step, following in zip(trace.answered, [*trace.answered[1:], None], strict=True):
         action = chat.message_ids(step.completion.message)
         ids += action
         mask += [1] * len(action)

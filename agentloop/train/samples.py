@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import pairwise
 
 from agentloop.store.store import Judged
 from agentloop.types import Episode, RewardState, Sample, Split, Task, Trace, Verdict
@@ -34,25 +35,26 @@ def _unfit(task: Task, trace: Trace, verdict: Verdict) -> str | None:
         return f"split_{task.split}"
     if verdict.state is not RewardState.scored:
         return str(verdict.state)
-    if not trace.steps:
+    steps = trace.answered
+    if not steps:
         return "no_steps"
-    for before, after in zip(trace.steps, trace.steps[1:], strict=False):
+    for before, after in pairwise(steps):
         seen = before.completion.prompt_token_ids + before.completion.message.token_ids
         if after.completion.prompt_token_ids[: len(seen)] != seen:
             return "tokens_diverge"
-    if any(len(s.completion.logprobs) != len(s.completion.message.token_ids) for s in trace.steps):
+    if any(len(s.completion.logprobs) != len(s.completion.message.token_ids) for s in steps):
         return "no_logprobs"
-    if not any(s.completion.message.token_ids for s in trace.steps):
+    if not any(s.completion.message.token_ids for s in steps):
         return "no_token_ids"
     return None
 
 
 def _row(task: Task, episode: Episode, trace: Trace, verdict: Verdict, temperature: float) -> Sample:
     """The last prompt extends all earlier ones (checked above), so one row holds the whole episode."""
-    last = trace.steps[-1].completion
+    last = trace.answered[-1].completion
     ids = [*last.prompt_token_ids, *last.message.token_ids]
     mask, logprobs = [0] * len(ids), [0.0] * len(ids)
-    for step in trace.steps:
+    for step in trace.answered:
         start = len(step.completion.prompt_token_ids)
         for offset, logprob in enumerate(step.completion.logprobs):
             mask[start + offset], logprobs[start + offset] = 1, logprob

@@ -39,6 +39,7 @@ class By(StrEnum):
     version = "version"
     task = "task"
     model = "model"
+    episode = "episode"
 
 
 def costs(
@@ -58,10 +59,10 @@ def costs(
     was measured for whole stages of a loop on this machine, whoever else used
     it; episodes have their share of it by wall time.
     """
-    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.config import load_prices
     from agentloop.costs import price, tabulate
 
-    own = load_config(project).prices if (project / CONFIG_FILE).exists() else ()
+    own = load_prices(project)
     store = open_store(where, project=project, create=False)
     try:
         known = price(own, _listed) if find_spec("litellm") else price(own)

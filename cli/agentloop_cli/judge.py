@@ -90,6 +90,15 @@ def judge_again(
         print_json(_document(account))
     else:
         _show(account)
+        if account.n_unknown:
+            same = same_store(project, where, None)
+            stderr.print(
+                Text(
+                    f"{counted(account.n_unknown, 'trace')} from elsewhere without a reward: no task here knows them. "
+                    f"Next: `agentloop judge resolve ID --reward 0 --why …{same}`, or `PUT /api/v1/traces/ID/reward` "
+                    "of `agentloop serve`, says what one was worth; then `agentloop failures` counts it"
+                )
+            )
     if not account.n:
         raise typer.Exit(NOTHING)
 
@@ -231,11 +240,13 @@ def _open(project: Path, where: str | None) -> Store:
 def _reader(project: Path) -> Reader | None:
     """The model that the settings name, remembering in the project's folder what it said."""
     from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.costs import price
     from agentloop.judge.reader import Reader
 
-    if not (project / CONFIG_FILE).is_file() or (named := load_config(project).failures.reader) is None:
+    if not (project / CONFIG_FILE).is_file() or (named := (config := load_config(project)).failures.reader) is None:
         return None
-    return Reader(taxonomy_of(project), cache=str(project / "traces" / "reader"), **named.model_dump())
+    cache = str(project / "traces" / "reader")
+    return Reader(taxonomy_of(project), cache=cache, price=price(config.prices), **named.model_dump())
 
 
 def _tasks(project: Path) -> dict[str, Task]:

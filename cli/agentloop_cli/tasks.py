@@ -18,9 +18,17 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdou
 
 if TYPE_CHECKING:
     from agentloop.harbor.trial import TrialAgent
-    from agentloop.sections import AgentSection
+    from agentloop.sections import AgentSection, PolicySection
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
+
+
+class Kind(StrEnum):
+    """Who is asked: see `[policy] kind`."""
+
+    openai = "openai"
+    vllm = "vllm"
+    litellm = "litellm"
 
 
 class Agent(StrEnum):
@@ -35,10 +43,16 @@ class Agent(StrEnum):
 def run(
     folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders that hold them.")],
     agent: Annotated[
-        Agent, typer.Option(help="The tasks' own solution, nobody, the reference agent, or a program.")
-    ] = (Agent.tool_loop),
-    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint for tool_loop and command.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name at that endpoint.")] = None,
+        Agent | None,
+        typer.Option(
+            help="Their own solution, nobody, the reference agent, or a program; default: \\[agent], else tool_loop."
+        ),
+    ] = None,
+    policy: Annotated[
+        Kind, typer.Option(help="Who is asked by tool_loop and command: an endpoint, a vLLM server, or by litellm.")
+    ] = Kind.openai,
+    base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at that endpoint, or litellm's.")] = None,
     command: Annotated[
         str | None, typer.Option(help="Of the agent's program, for sh in the box; see $AGENTLOOP_INSTRUCTION there.")
     ] = None,
@@ -66,7 +80,8 @@ def run(
     A task is a folder with task.toml, instruction.md, tests/test.sh and
     environment/Dockerfile. The default agent needs --base-url and --model,
     and its key, if any, in AGENTLOOP_POLICY__API_KEY. What else it works with,
-    the table `agent` of agentloop.toml in this folder says, or the options.
+    the table `agent` of agentloop.toml in this folder says, or the options;
+    what a model costs, its tables `prices`.
     --agent command takes the same, and is any program that asks a model by
     OPENAI_BASE_URL or ANTHROPIC_BASE_URL: it runs in the box, and has no
     other network than the task allows.
@@ -74,14 +89,17 @@ def run(
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
     4 a trial gave no reward, 130 interrupted.
     """
-    from agentloop.config import known_secrets
-    from agentloop.harbor.run import STORE, document, refuse_images, run_tasks
+    from agentloop.config import STORE, known_secrets
+    from agentloop.harbor.run import document, refuse_images, run_tasks
     from agentloop.harbor.task import find_tasks
+    from agentloop.sections import PolicySection
     from agentloop.store.store import Store
     from agentloop_cli.main import make_backend
 
     tasks = find_tasks(folders)
-    chosen = _agent(agent, base_url, model, _settings(tool, mcp, compaction), command, agent_files)
+    settings = _settings(agent, command, agent_files, tool, mcp, compaction)
+    agent = agent or Agent(settings.kind)
+    chosen = _agent(agent, settings, PolicySection(kind=policy.value, base_url=base_url, model=model))
     for remark in (remark for task in tasks for remark in task.remarks):
         stderr.print(f"note: {remark}", markup=False)
     backend = make_backend(sandbox, "--sandbox")
@@ -124,47 +142,53 @@ def run(
         raise typer.Exit(FAILED_CHECK)
 
 
-def _settings(tool: list[str] | None, mcp: list[str] | None, compaction: str | None) -> AgentSection:
+def _settings(
+    agent: Agent | None,
+    command: str | None,
+    files: Path | None,
+    tool: list[str] | None,
+    mcp: list[str] | None,
+    compaction: str | None,
+) -> AgentSection:
     """The options before the settings of this folder before the defaults."""
     from agentloop.config import load_agent
 
+    was = load_agent(Path(), {})
+    kind = agent.value if agent else was.kind
+    if not (command or was.command) if kind == Agent.command else bool(command or files):
+        raise ConfigError("--agent command and --command belong together; give both, or neither")
     servers = []
     for given in mcp or ():
         name, _, where = given.partition("=")
         servers.append({"name": name, "url" if where.startswith(("http://", "https://")) else "command": where or None})
-    options = {"tools": tool, "mcp": servers, "compaction": compaction}
-    return load_agent(Path(), {key: value for key, value in options.items() if value})
+    options: dict[str, Any] = {"tools": tool, "mcp": servers, "compaction": compaction}
+    options |= {"command": command, "files": files and files.resolve()}
+    chosen = {key: value for key, value in options.items() if value}
+    if kind == Agent.command and was.kind != kind:  # which has no use for the tools of another kind
+        chosen = {"kind": kind, "tools": ("shell",), "mcp": (), "compaction": "none", **chosen}
+    elif kind != was.kind:
+        chosen |= {"kind": "tool_loop", "command": None, "files": None}
+    return load_agent(Path(), chosen)
 
 
-def _agent(
-    agent: Agent,
-    base_url: str | None,
-    model: str | None,
-    settings: AgentSection,
-    command: str | None,
-    files: Path | None,
-) -> TrialAgent:
+def _agent(agent: Agent, settings: AgentSection, asked: PolicySection) -> TrialAgent:
     from agentloop.harbor.agents import Nobody, Oracle, PolicyAgent
 
     if agent is Agent.oracle:
         return Oracle()
     if agent is Agent.nop:
         return Nobody()
-    if not (base_url and model):
-        raise ConfigError(f"--agent {agent.value} needs --base-url and --model; or use --agent oracle, or nop")
-    if (agent is Agent.command) is not bool(command):
-        raise ConfigError("--agent command and --command belong together; give both, or neither")
+    if not asked.model or (asked.base_url is None and asked.kind != Kind.litellm):
+        needed = "--model" if asked.kind == Kind.litellm else "--base-url and --model"
+        raise ConfigError(f"--agent {agent.value} needs {needed}; or use --agent oracle, or nop")
     from agentloop.agents.choose import choose_agent
-    from agentloop.policies.openai import OpenAIPolicy
+    from agentloop.config import load_prices
+    from agentloop.policies.choose import choose_endpoint
     from agentloop.sections import from_environment
 
     key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
-    policy = OpenAIPolicy(base_url, model, api_key=SecretStr(key) if key else None)
-    if command is None:
-        return PolicyAgent(policy, choose_agent(settings))
-    from agentloop.agents.command import Command
-
-    return PolicyAgent(policy, Command(command, files=files))
+    asked = asked.model_copy(update={"api_key": SecretStr(key) if key else None})
+    return PolicyAgent(choose_endpoint(asked, load_prices(Path())), choose_agent(settings))
 
 
 def _show(found: Mapping[str, Any], out: Path) -> None:

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.costs import price
 from agentloop.episode import Rollout, run_episode, with_files
 from agentloop.errors import CapabilityError, ConfigError, PolicyError, SandboxUnavailable
 from agentloop.formats.spans import spans_of, trace_of
@@ -25,6 +26,7 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.sections import PriceSection
 from agentloop.testing import opened
 from agentloop.types import (
     Completion,
@@ -39,6 +41,7 @@ from agentloop.types import (
     Task,
     ToolSpec,
 )
+from tests.gateway.upstream import model_server
 
 from .box import MemoryBox
 from .programs import program
@@ -54,8 +57,8 @@ class Exact:
 
     name = "exact"
 
-    def __init__(self, say: Said) -> None:
-        self._say = say
+    def __init__(self, say: Said, cost_usd: float | None = None) -> None:
+        self._say, self._cost = say, cost_usd
         self.asked: list[tuple[Sequence[Message], Sequence[ToolSpec], int, int]] = []
 
     async def complete(
@@ -70,6 +73,7 @@ class Exact:
             finish_reason="stop",
             prompt_token_ids=prompt,
             logprobs=tuple(-i / 8 for i in ids),
+            cost_usd=self._cost,
         )
 
 
@@ -355,11 +359,31 @@ def test_steps_have_a_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> No
 
 def test_money_has_a_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     text = "for n in range(5): print(ask([user(str(n))]))\nsys.exit(1)"
-    agent = Command(RUN, files=program(tmp_path / "p", text), price=lambda model, usage: 0.4)
-    ended = ran(bubblewrap, agent, limits=Limits(max_steps=20, max_cost_usd=1.0))
+    agent = Command(RUN, files=program(tmp_path / "p", text))
+    ended = ran(bubblewrap, agent, Exact(echo, cost_usd=0.4), limits=Limits(max_steps=20, max_cost_usd=1.0))
     assert (ended.stop, len(ended.steps)) == (StopReason.cost_limit, 3)
     assert [step.completion.cost_usd for step in ended.steps] == [0.4] * 3
     assert "may spend 1 USD and has spent 1.2" in ended.printed
+
+
+def test_money_that_nobody_counts_is_not_limited(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """The second call is refused, and the episode says which table would help."""
+    ended = Ended()
+    agent = Command(RUN, files=program(tmp_path / "p", "for n in range(3): print(ask([user(str(n))]))"))
+    with pytest.raises(ConfigError, match=r"nobody knows what 'exact' costs; add a table \[\[prices\]\]"):
+        ran(bubblewrap, agent, limits=Limits(max_steps=20, max_cost_usd=1.0), ended=ended)
+    assert len(ended.steps) == 1
+
+
+def test_money_of_an_endpoint_is_as_the_tables_of_prices_say(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """Sixteen tokens for each call of `say Yes.`: eleven in, five out."""
+    files = program(tmp_path / "p", "for n in range(9): print(ask([user('say Yes.')]))")
+    own = price([PriceSection(model="scripted-*", input=10_000, output=20_000)])
+    with model_server() as model:
+        policy = OpenAIPolicy(model.url, "m", price=own)
+        ended = ran(bubblewrap, Command(RUN, files=files), policy, limits=Limits(max_steps=20, max_cost_usd=0.5))
+    assert [step.completion.cost_usd for step in ended.steps] == pytest.approx([0.21] * 3)
+    assert ended.stop is StopReason.cost_limit
 
 
 def test_one_that_asks_on_after_its_limit_is_ended(

@@ -42,7 +42,7 @@ def test_the_turn_that_reaches_the_price_is_the_last(bubblewrap: BubblewrapBacke
 
 
 def test_a_price_that_nobody_tells_cannot_be_limited(bubblewrap: BubblewrapBackend) -> None:
-    with pytest.raises(ConfigError, match="give its model a price, or leave the limit out"):
+    with pytest.raises(ConfigError, match=r"add a table \[\[prices\]\] to agentloop.toml, with model = "):
         act(bubblewrap, [Shell()], LOOK, limits=Limits(max_cost_usd=2.5))
 
 

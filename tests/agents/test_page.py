@@ -7,27 +7,66 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from environments import need
 
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.choose import tool_loop
+from agentloop.episode import with_files
+from agentloop.gate.suite import load_suite
+from agentloop.plugins import load_part
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sections import AgentSection
+from agentloop.sections import AgentSection, PriceSection
+from agentloop.types import EnvironmentSpec, Limits, SandboxSpec
 
 from .acting import act, asks
+from .servers import installed
 
 PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_its_settings_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TICKETS_TOKEN", "x")
-    (settings,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    found = AgentSection.model_validate(tomllib.loads(settings)["agent"])
+    tools, prices, program = (
+        tomllib.loads(text)
+        for text in (TOML[0], *(t for t in TOML[1:] if "[[prices]]" in t or 'kind = "command"' in t))
+    )
+    found = AgentSection.model_validate(tools["agent"])
     assert [server.name for server in found.mcp] == ["time", "tickets"]
+    assert PriceSection.model_validate(prices["prices"][0]).cached == 0.05
+    assert AgentSection.model_validate(program["agent"]).files == Path("mine")
+
+
+@pytest.mark.slow
+def test_its_server_in_the_box_answers(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """Installed into the folder that its settings name, by the command that it prints but for the version."""
+    need("mcp")
+    (package,) = re.findall(r"python3 -m pip install --target servers (\S+)\n", PAGE)
+    (tmp_path / "servers").symlink_to(installed(f"{package}==2026.10.19"))
+    settings = tomllib.loads(TOML[0].partition('[[agent.mcp]]\nname = "tickets"')[0])["agent"]
+    loop = tool_loop(AgentSection.model_validate(settings), tmp_path)
+    asked = asks("time__convert_time", source_timezone="UTC", time="03:30", target_timezone="Asia/Tokyo")
+    spec = with_files(SandboxSpec(), loop)
+    done = act(bubblewrap, loop._toolsets[:-1], asked, spec=spec, limits=Limits(tool_timeout_s=30.0))
+    assert '"datetime"' in done.said[0], done.said
+    assert "T12:30:00+09:00" in done.said[0]
+
+
+def test_its_environment_is_a_task(tmp_path: Path) -> None:
+    (head,) = (block for block in TOML if block.startswith('name = "lake"'))
+    (task,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "suite.toml").write_text(head)
+    (tmp_path / "tasks.jsonl").write_text(task)
+    (found,) = load_suite(tmp_path).tasks
+    assert (found.limits.max_steps, found.environment and found.environment.id) == (100, "FrozenLake-v1")
+    assert load_part("verifiers", found.verifiers[0].kind, found.verifiers[0].options).name == "env_return"
+    table = PAGE.partition("| key of `environment` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(EnvironmentSpec.model_fields)
 
 
 def test_its_tool_works(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "mine.py").write_text(program)
-    loop = choose_agent(AgentSection(tools=("shell", "mine.py:Count")), tmp_path)
+    loop = tool_loop(AgentSection(tools=("shell", "mine.py:Count")), tmp_path)
     write, count = asks("shell", command="echo one two > /work/a"), asks("count", path="/work/a")
     done = act(bubblewrap, loop._toolsets[:-1], write, count, asks("count", path="/work/b"))
     assert done.said[1] == "2"
@@ -35,8 +74,8 @@ def test_its_tool_works(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
 
 
 def test_its_table_names_every_tool(bubblewrap: BubblewrapBackend) -> None:
-    families = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE)
+    families = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.partition("## Gymnasium")[0], re.MULTILINE)
     for family, tools in families:
-        done = act(bubblewrap, choose_agent(AgentSection(tools=(family,)))._toolsets[:-1])
+        done = act(bubblewrap, tool_loop(AgentSection(tools=(family,)))._toolsets[:-1])
         assert done.player.offered[0] == (*re.findall(r"`(\w+)`", tools), "submit")
     assert {family for family, _ in families} == {"shell", "python", "files", "search", "delegate"}

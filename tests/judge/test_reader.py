@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.costs import price
 from agentloop.judge.reader import Reader
 from agentloop.judge.rejudge import Account, rejudge
+from agentloop.sections import PriceSection
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, Score, Trace
 
@@ -55,6 +57,18 @@ def test_what_most_votes_say(answers: list[object], step: int, confidence: float
     assert (found.type, found.step, found.detector) == ("plan.goal_drift", step, "model.reader@1")
     assert found.confidence == pytest.approx(confidence)
     assert found.evidence == ("17 is\nthe smallest" if step == 0 else "17"), "as it stands in the trace"
+
+
+def test_what_it_costs_is_as_the_tables_of_prices_say() -> None:
+    """Each of the three votes is 100 tokens in and 10 out, a vote that does not count included."""
+    own = price([PriceSection(model="m", input=2.0, output=50.0)])
+    with serving(in_turn(DRIFT, MADE_UP, "no idea")) as server:
+        priced = Reader(model="m", base_url=server.url, price=own)
+        (_, spent, _), (_, unknown, _) = (
+            asyncio.run(reader.cause(LOST)) for reader in (priced, Reader(model="m", base_url=server.url))
+        )
+    assert spent.cost_usd == pytest.approx((300 * 2 + 30 * 50) / 1e6)
+    assert unknown.cost_usd is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
-from agentloop.gate.regressions import Pinned
+from agentloop.gate.failed import Pinned
 from agentloop.judge.failures.evidence import texts
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.score import judge

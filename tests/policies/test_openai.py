@@ -14,9 +14,11 @@ from pydantic import SecretStr
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools import SHELL, TOOLS
+from agentloop.costs import price
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.openai import OpenAIPolicy
-from agentloop.types import Completion, Message, Step, StopReason, Task, ToolCall, ToolSpec
+from agentloop.sections import PriceSection
+from agentloop.types import Completion, Limits, Message, Step, StopReason, Task, ToolCall, ToolSpec
 
 from .conftest import Answer, Endpoint
 
@@ -363,3 +365,37 @@ def test_a_proxy_of_the_environment_is_used(
     endpoint.answers = [(200, HELLO)]
     complete(endpoint)
     assert endpoint.asked[0][0] == ("/v1/chat/completions" if passed_by else "http://far.example/v1/chat/completions")
+
+
+def test_an_answer_costs_what_the_tables_of_prices_say(endpoint: Endpoint) -> None:
+    """By the name in the answer, else by the one that was asked for; two million tokens in, of which one was kept."""
+    usage = {
+        "prompt_tokens": 2_000_000,
+        "completion_tokens": 1_000_000,
+        "prompt_tokens_details": {"cached_tokens": 10**6},
+    }
+    own = price(
+        [PriceSection(model="big-*", input=2, output=8, cached=1), PriceSection(model="small", input=1, output=1)]
+    )
+    for model, usd in (("big-7", 2 + 1 + 8), (None, 3), ("other", 3)):
+        endpoint.answers = [(200, {**HELLO, "model": model, "usage": usage})]
+        assert complete(endpoint, price=own).cost_usd == pytest.approx(usd)
+    endpoint.answers = [(200, {**HELLO, "usage": usage}), (200, HELLO)]
+    assert complete(endpoint).cost_usd is None
+    assert complete(endpoint, price=own).cost_usd is None, "nobody counted"
+
+
+def test_money_is_limited_where_there_is_a_price(endpoint: Endpoint) -> None:
+    looks = answering(("s", "shell", '{"command": "ls"}'))
+    usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
+    endpoint.answers = [(200, {**looks, "usage": usage})] * 5
+    task = Task(id="t", instruction="look", limits=Limits(max_cost_usd=2.5))
+
+    def run(policy: OpenAIPolicy) -> StopReason:
+        return asyncio.run(ToolLoop().run(task, policy, MemoryBox(), seed=0, record=lambda step: None))[0]
+
+    own = price([PriceSection(model="small", input=1, output=1)])
+    assert run(OpenAIPolicy(endpoint.url, "small", price=own)) is StopReason.cost_limit
+    assert len(endpoint.asked) == 3
+    with pytest.raises(ConfigError, match=r"add a table \[\[prices\]\] to agentloop.toml, with model = "):
+        run(OpenAIPolicy(endpoint.url, "small"))

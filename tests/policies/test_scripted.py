@@ -6,7 +6,7 @@ import asyncio
 import json
 
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
-from agentloop.types import Message, Task
+from agentloop.types import Completion, Message, Step, Task, ToolResult
 
 TASK = Task(id="t", instruction="how many?", solution=("ls", "ls | wc -l"))
 
@@ -37,3 +37,14 @@ def test_the_oracle_submits_nothing_when_there_is_nothing_to_do() -> None:
 def test_draws_repeat_with_the_seed() -> None:
     policy = ScriptedPolicy(lambda messages, rng: Message(role="assistant", content=str(rng.random())))
     assert say(policy, seed=3) == say(policy, seed=3) != say(policy, seed=4)
+
+
+def test_the_oracle_begins_after_the_turns_that_were_taken() -> None:
+    """Of two tasks that ask the same, one goes on from a turn: it is known by that turn."""
+    noted = call_message("shell", command="echo 9 > note")
+    result = ToolResult(call_id="call_0", name="shell", content="", ok=True)
+    taken = Step(index=0, completion=Completion(message=noted, finish_reason="stop"), results=(result,))
+    fork = TASK.model_copy(update={"id": "fork", "solution": ("cat all",), "prefix": (taken,)})
+    policy, first, empty = oracle([TASK, fork]), Message(role="user", content="how many?"), Message(role="tool")
+    assert say(policy, first, noted, empty) == call_message("shell", command="cat all")
+    assert say(policy, first) == call_message("shell", command="ls")

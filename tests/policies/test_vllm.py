@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from agentloop.costs import price
 from agentloop.errors import PolicyError
 from agentloop.policies import vllm
 from agentloop.policies.vllm import VLLMPolicy
+from agentloop.sections import PriceSection
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
 from .conftest import Answer, Endpoint
@@ -64,6 +66,13 @@ def turns(
 
 
 REPLY = (Message(role="user", content="c"),)
+
+
+def test_an_answer_has_its_price(endpoint: Endpoint) -> None:
+    endpoint.answers = [lambda body: (200, {**said(), "usage": {"prompt_tokens": 5, "completion_tokens": 3}})]
+    own = price([PriceSection(model="policy-*", input=1e6, output=2e6)])
+    (done,) = turns(VLLMPolicy(endpoint.url, "policy-v3", price=own))
+    assert done.cost_usd == pytest.approx(5 + 6)
 
 
 def test_exact_tokens_are_asked_for_and_kept(endpoint: Endpoint) -> None:

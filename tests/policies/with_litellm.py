@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from agentloop.costs import Price, price
 from agentloop.errors import PolicyError
 from agentloop.policies import litellm as module
 from agentloop.policies.litellm import LiteLLMPolicy, list_price, load_litellm
+from agentloop.sections import PriceSection
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
 from .dialects import Endpoint, anthropic_says, openai_says, serving
@@ -51,6 +53,10 @@ def complete(server: Endpoint, model: str, key: str | None = "k", **options: Any
     return asyncio.run(policy.complete(TALK, (SHELL,), max_tokens=64, seed=2**40 + 5))
 
 
+def tables(model: str, into: float, out: float) -> Price:
+    return price([PriceSection(model=model, input=into, output=out)])
+
+
 def test_a_turn_in_the_anthropic_dialect(capfd: pytest.CaptureFixture[str]) -> None:
     said = {"type": "text", "text": "hello"}
     with serving(anthropic_says(said, {"type": "tool_use", "id": "t", "name": "shell", "input": {"a": 1}})) as server:
@@ -84,11 +90,11 @@ def test_a_turn_in_the_openai_dialect() -> None:
 
 def test_prices_of_our_own_and_none() -> None:
     with serving(openai_says("a"), openai_says("a", model="mine"), openai_says("a", model="mine")) as server:
-        assert complete(server, GPT, usd_per_million=(1.0, 7.0)).cost_usd == pytest.approx((100 + 70) / 1e6)
+        assert complete(server, GPT, price=tables("gpt-4o", 1.0, 7.0)).cost_usd == pytest.approx((100 + 70) / 1e6)
         unknown = complete(server, "openai/mine")
         assert unknown.cost_usd is None
         assert list_price(unknown) is None
-        assert complete(server, "openai/mine", usd_per_million=(0.0, 0.0)).cost_usd == 0.0
+        assert complete(server, "openai/mine", price=tables("mine", 0.0, 0.0)).cost_usd == 0.0
 
 
 @pytest.mark.parametrize(

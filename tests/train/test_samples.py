@@ -136,3 +136,14 @@ def test_an_empty_last_turn_keeps_the_actions_before_it() -> None:
     assert not dropped
     assert sample.token_ids == (1, 2, 3, 10, 11, 4)
     assert sample.action_mask == (0, 0, 0, 1, 1, 0)
+
+
+def test_a_call_that_broke_off_is_left_out() -> None:
+    """The row is the one without it; a run of nothing else has no row."""
+    task, episode, trace, verdict = judged([*TURNS, (TURNS[2][0], (21, 22), (-0.7, -0.8))])
+    *steps, last = trace.steps
+    broken = last.model_copy(update={"completion": last.completion.model_copy(update={"finish_reason": "broken"})})
+    cut = trace.model_copy(update={"steps": (*steps, broken)})
+    assert build_samples([(task, episode, cut, verdict)], temperature=1.0) == build_samples([judged()], temperature=1.0)
+    alone = trace.model_copy(update={"steps": (broken,)})
+    assert build_samples([(task, episode, alone, verdict)], temperature=1.0) == ([], {"no_steps": 1})

@@ -45,6 +45,7 @@ class Reading:
 
     task: Task
     trace: Trace
+    """Without a broken step: what ended the run is its error, and half an answer is nothing that the policy did."""
     reward: float | None = None
     scores: Sequence[Score] = ()
     ended: FailureType | None = None
@@ -61,6 +62,8 @@ class Reading:
     """Of a foreign trace each act that failed, what its words say was the cause, and where in its text."""
 
     def __post_init__(self) -> None:
+        if any(step.is_broken for step in self.trace.steps):
+            object.__setattr__(self, "trace", self.trace.model_copy(update={"steps": self.trace.answered}))
         acts = list(_acts(self.trace))
         object.__setattr__(self, "acts", acts)
         made = [(act.step, act.call, act.result) for act in acts if act.call is not None]

@@ -1,0 +1,29 @@
+"""From `[policy]` of the settings to a policy that asks an endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentloop.costs import price
+from agentloop.policies.litellm import LiteLLMPolicy
+from agentloop.policies.openai import OpenAIPolicy
+from agentloop.policies.vllm import VLLMPolicy
+from agentloop.protocols import Policy
+from agentloop.sections import PolicySection, PriceSection
+
+ENDPOINTS = ("openai", "vllm", "litellm")
+"""Kinds of policies that ask one."""
+
+
+def choose_endpoint(settings: PolicySection, prices: Sequence[PriceSection] = ()) -> Policy:
+    """settings: of a kind in ENDPOINTS. prices: the tables `[[prices]]`.
+
+    Raises ConfigError for what is not set, PluginError where litellm is needed and is not there.
+    """
+    key, temperature, known = settings.api_key, settings.temperature, price(prices)
+    if settings.kind == "litellm":
+        return LiteLLMPolicy(
+            settings.model, base_url=settings.base_url, api_key=key, temperature=temperature, price=known
+        )
+    kind = VLLMPolicy if settings.kind == "vllm" else OpenAIPolicy
+    return kind(settings.base_url, settings.model, api_key=key, temperature=temperature, price=known)
