@@ -64,7 +64,7 @@ Client = Callable[[Sequence[Message], int], Awaitable[tuple[Message, Tokens]]]
 
 
 class Tap:
-    """Passes calls on to a server and keeps the tokens of each answer, by the seed of its request."""
+    """Passes calls on to a server and keeps the tokens of each answer, by its request's seed, else by its number."""
 
     def __init__(self, server: str) -> None:
         self.server, self.returned = server.rstrip("/"), dict[int, Tokens]()
@@ -96,7 +96,7 @@ class Tap:
                 kept += piece
                 await response.write(piece)
         if request.path.endswith("/chat/completions") and answer.status == 200:
-            self.returned[json.loads(asked)["seed"]] = tokens_in(bytes(kept))
+            self.returned[json.loads(asked).get("seed", len(self.returned))] = tokens_in(bytes(kept))
         return response
 
 

@@ -33,7 +33,8 @@ from agentloop.api.query import router
 from agentloop.api.refusals import JSON, content_type, refusal
 from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
 from agentloop.gateway.app import Gateway
-from agentloop.gateway.calls import Calls, Price, unknown
+from agentloop.gateway.calls import Calls
+from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes
 from agentloop.store.store import Store
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agentloop.errors import ConfigError, extra
 from agentloop.protocols import Stored
 from agentloop.store.documents import columns
-from agentloop.types import Message, Trace
+from agentloop.types import BROKEN, Completion, Message, Trace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,8 @@ class ParquetTable:
 def row(stored: Stored) -> dict[str, Any]:
     """One trace. `messages` is the conversation in order, sub-agents left out; the token lists have an item a step."""
     trace, facts = stored.trace, stored.facts
-    steps = [step.completion for step in trace.steps]
+    untaught = Completion(message=Message(role="assistant"), finish_reason=BROKEN)
+    steps = [untaught if step.is_broken else step.completion for step in trace.steps]
     found = columns(trace)[1]
     return {
         **{name: facts[name] for name in (*SAME, *COUNTS, *NUMBERS, *TIMES)},

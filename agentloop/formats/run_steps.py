@@ -11,7 +11,8 @@ from typing import Any
 from agentloop.formats.dialogue import Chat, chat_of, tool_of
 from agentloop.formats.span_tree import Node
 from agentloop.formats.usage import array, usage_of, whole
-from agentloop.types import Completion, Message, Span, Step, ToolCall, ToolResult
+from agentloop.store.spans import DIALECT
+from agentloop.types import BROKEN, Completion, Message, Span, Step, ToolCall, ToolResult
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -38,6 +39,9 @@ class RunSteps:
         self._strange: set[str] = set()
         """Ids of calls that no answer made."""
         self._unanswered: tuple[list[Message], bool] = ([], False)
+        """What was new in the contexts of calls that failed since the last answer, and whether one was shortened."""
+        self._broken: tuple[Node, Chat, dict[str, Any]] | None = None
+        """The last of them."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -53,30 +57,44 @@ class RunSteps:
         chat, given = chat_of(said), said["attributes"]
         for twin in node.twins:
             chat = _completed(chat, chat_of(twin.said()))
-        heard, compacted = self._hear(chat, given)
         # An answer that broke off is no step, and the gateway knows; others mark calls that they had an answer of.
-        error = node.span.error if not chat.outputs or "agentloop.dialect" in given else None
+        error = node.span.error if not chat.outputs or DIALECT in given else None
+        new, shortened = self._hear(chat, given, is_answered=error is None)
+        heard, compacted = self._unanswered[0] + new, self._unanswered[1] or shortened
+        self._unanswered = (heard, compacted) if error else ([], False)
         if error and self.error and node.span.start_ns < self._failed_ns and len(error) < len(self.error):
             return  # the same failure, which another library says less of
         self.error, self._failed_ns = error, node.span.end_ns
-        if self.error is not None:
-            self._unanswered = (heard, compacted)
+        if error is not None:
+            self._broken = node, chat, given
+        else:
+            if not self._steps and "agentloop.n_heard" not in given:
+                self.first, heard, compacted = tuple(heard), [], False
+            self._answer(node, chat, given, heard, compacted, chat.finish_reason)
+
+    def end(self) -> None:
+        """No more follows: where the last call failed, what was asked is told, and what there was of an answer."""
+        if self.error is None or self._broken is None:
             return
-        before, was = self._unanswered
-        self._unanswered = ([], False)
-        heard, compacted = before + heard, was or compacted
-        if not self._steps and "agentloop.n_heard" not in given:
+        (node, chat, given), (heard, compacted) = self._broken, self._unanswered
+        if not self._steps:
             self.first, heard, compacted = tuple(heard), [], False
+        if chat.outputs or heard:
+            self._answer(node, chat, given, heard, compacted, BROKEN)
+
+    def _answer(
+        self, node: Node, chat: Chat, given: dict[str, Any], heard: list[Message], compacted: bool, finish: str | None
+    ) -> None:
         message = _merged(chat.outputs)
         ids = array(given.get("agentloop.token_ids.completion"), int)
         self._add(
             message.model_copy(update={"token_ids": ids}) if ids else message,
             node.span,
-            bare=not chat.outputs,
+            bare=not chat.outputs and finish != BROKEN,
             heard=tuple(heard),
             compacted=compacted or given.get("agentloop.compacted") is True,
             copied=given.get("agentloop.copied") is True,
-            completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, chat.finish_reason),
+            completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, finish),
         )
 
     def tool(self, node: Node) -> str:
@@ -118,7 +136,8 @@ class RunSteps:
         """The steps."""
         return tuple(_step(n, step) for n, step in enumerate(self._steps))
 
-    def _hear(self, chat: Chat, given: dict[str, Any]) -> tuple[list[Message], bool]:
+    def _hear(self, chat: Chat, given: dict[str, Any], *, is_answered: bool) -> tuple[list[Message], bool]:
+        """What is new in a context, and whether it was shortened. Of an answer that broke off a part may be heard."""
         n_heard = given.get("agentloop.n_heard")
         if type(n_heard) is int:  # our own export says what is new
             return (chat.inputs[-n_heard:] if n_heard > 0 else []), False
@@ -136,7 +155,7 @@ class RunSteps:
         compacted = any(key[0] not in ("system", "developer") for key in gone)  # those may tell the time
         if chat.inputs:
             self._context = context
-        if chat.outputs:
+        if chat.outputs and is_answered:
             context = context + Counter([_key(_merged(chat.outputs))])
         for key, n in context.items():
             self._seen[key] = max(self._seen[key], n)

@@ -11,6 +11,7 @@ from agentloop.formats.dialogue import answer_of, inputs_of
 from agentloop.formats.run_steps import RunSteps, at
 from agentloop.formats.span_tree import Node, tree_of
 from agentloop.formats.spans_export import spans_of
+from agentloop.store.spans import source_of
 from agentloop.types import Message, Span, StopReason, SubTrace, Trace
 
 __all__ = ["spans_of", "trace_of"]
@@ -31,8 +32,8 @@ def trace_of(spans: Sequence[Span]) -> Trace:
 
     Calls of a model become steps, of which `heard` is what no earlier context held; runs of tools become results;
     agents below the first one, and tools that ask a model themselves, become children. Spans whose parent is not
-    there belong to the first agent. A step of a call that failed and gave no answer is left out, as the next one
-    says it again. Raises FormatError when there is no span.
+    there belong to the first agent. A call that failed is left out where another follows, which says the same again;
+    with the last one the trace ends (`Step.is_broken`). Raises FormatError when there is no span.
     """
     nodes = tree_of(spans)
     if not nodes:
@@ -71,6 +72,7 @@ def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: st
             call_id = steps.tool(node)
         if node.is_run:
             children.append((node, len(steps) - 1 if len(steps) else None, call_id))
+    steps.end()
     if is_ours:
         children.sort(key=lambda child: _index(child[0], "agentloop.child"))
     made = tuple(_child(node, members, trace_id, steps, n, call_id) for node, n, call_id in children)
@@ -96,7 +98,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         task_id=next((span.task_id for span in spans if span.task_id), None),
         policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
         isolation=_text(get("agentloop.isolation")),
-        source=_text(get("agentloop.source")) or "otlp",
+        source=_text(get("agentloop.source")) or source_of(spans),
         source_id=_text(get("agentloop.source_id")),
         session=next((span.session for span in spans if span.session), None),
         agent=main.span.agent or (main.span.tool if main.span.kind == "tool" else None) if main else None,

@@ -1,6 +1,6 @@
 """The gateway's routes: what an agent finds when it changes its base URL.
 
-    /v1/chat/completions  /v1/responses  /v1/messages  /v1/models
+    /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /v1/models/{name}
     /e/{episode}/v1/...          the same, as part of an episode
     x-agentloop-episode: ID      the same, by a header; or `KEY/e/ID` in place of the key
 
@@ -12,17 +12,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentloop.gateway.calls import Calls, Who
+from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat, messages, responses
 from agentloop.gateway.dialects.dialect import Dialect
+from agentloop.gateway.exchange import Who, say
+from agentloop.gateway.routes import NoRoute
 
 DIALECTS: tuple[Dialect, ...] = (chat, messages, responses)
 PATHS = {dialect.path: dialect for dialect in DIALECTS}
 MODELS = "/v1/models"
+COUNT = f"{messages.path}/count_tokens"
+MODEL = f"{MODELS}/"
 EPISODE = "/e/"
 HEADER = "x-agentloop-episode"
 MAX_EPISODE = 200
@@ -47,28 +50,43 @@ class Gateway:
                 await say(send, 400, PATHS[path].error(400, why))
                 return
             await self.calls.answer(PATHS[path], who, scope, receive, send)
+        elif scope["method"] == "POST" and path == COUNT:
+            await self.calls.count(_who(scope), scope, receive, send)
         elif scope["method"] in ("GET", "HEAD") and path == MODELS:
             await say(send, 200, await self._models())
+        elif scope["method"] in ("GET", "HEAD") and path.startswith(MODEL):
+            await self._model(path.removeprefix(MODEL), scope, send)
         else:
             why = f"{scope['method']} {path} is not answered; POST calls, and GET {MODELS}"
-            await say(send, 405, PATHS.get(path, chat).error(405, why))
+            await say(send, 405, _dialect(path).error(405, why))
+
+    async def _model(self, name: str, scope: Scope, send: Send) -> None:
+        if await self.calls.offered.has(name):
+            await say(send, 200, _told(name))
+            return
+        speaks = messages if "anthropic-version" in Headers(scope=scope) else chat
+        why = await self.calls.offered.instead(NoRoute(f"no model {name!r} here", name))
+        await say(send, 404, speaks.error(404, why))
 
     async def _models(self) -> dict[str, Any]:
         """The list, in words that clients of both families read."""
-        names = await self.calls.models()
-        made = [
-            {
-                "id": name,
-                "object": "model",
-                "type": "model",
-                "display_name": name,
-                "created": 0,
-                "owned_by": "agentloop",
-            }
-            for name in names
-        ]
+        names = await self.calls.offered.names()
+        made = [_told(name) for name in names]
         ends = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
         return {"object": "list", "data": made, **ends}
+
+
+def _told(name: str) -> dict[str, Any]:
+    """One model, in words that clients of both families read."""
+    return {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "agentloop",
+    }
 
 
 def route_of(scope: Scope) -> str | None:
@@ -76,13 +94,17 @@ def route_of(scope: Scope) -> str | None:
     path: str = scope["path"]
     if path.startswith(EPISODE):
         path = "/" + path[len(EPISODE) :].partition("/")[2]
-    return path if path in PATHS or path == MODELS else None
+    return path if path in PATHS or path in (MODELS, COUNT) or path.startswith(MODEL) else None
 
 
 def dialect_of(scope: Scope) -> Dialect | None:
     """The dialect that a call is made in; None for what is none."""
     path = route_of(scope)
-    return PATHS.get(path, chat) if path is not None else None
+    return _dialect(path) if path is not None else None
+
+
+def _dialect(path: str) -> Dialect:
+    return messages if path == COUNT else PATHS.get(path, chat)
 
 
 def _who(scope: Scope) -> Who:
@@ -102,11 +124,3 @@ def words_of(headers: Headers) -> str | None:
     if scheme.lower() == "bearer":
         return words.strip()
     return headers.get("x-api-key") or headers.get("authorization")
-
-
-async def say(send: Send, status: int, found: dict[str, Any]) -> None:
-    """Answer with `found` as JSON."""
-    body = orjson.dumps(found)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

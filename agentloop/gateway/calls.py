@@ -12,51 +12,54 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from agentloop.errors import StoreError
-from agentloop.gateway.budgets import Budgets, Exhausted
+from agentloop.gateway.budgets import Budgets, Exhausted, TooFast
 from agentloop.gateway.contexts import Contexts
-from agentloop.gateway.dialects import chat
-from agentloop.gateway.dialects.completion import table_of
+from agentloop.gateway.counting import n_tokens
+from agentloop.gateway.dialects import chat, messages
+from agentloop.gateway.dialects.completion import table_of, text_of
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Dialect
 from agentloop.gateway.dialects.sse import Events
-from agentloop.gateway.exchange import Refused, Reply, Room, body_of, disconnect, parsed, passed_on
+from agentloop.gateway.exchange import (
+    Refused,
+    Reply,
+    Room,
+    Who,
+    body_of,
+    disconnect,
+    parsed,
+    passed_on,
+    refused_as,
+    say,
+)
 from agentloop.gateway.failures import Refusal, UpstreamFailed
+from agentloop.gateway.offered import Offered
 from agentloop.gateway.passing import Passing
-from agentloop.gateway.record import Call, spans_of_call
+from agentloop.gateway.prices import Price, unknown
+from agentloop.gateway.record import Call, RefusedCall, span_of_refused, spans_of_call
 from agentloop.gateway.routes import NoRoute, Routes
 from agentloop.gateway.upstreams import Said, Upstreams
 from agentloop.policies.vllm import EXACT
-from agentloop.store.keys import Key, Spent
+from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 RECORD_S = 30.0
 """Seconds that a commit may take."""
 BUSY_S = 2
+NOTED = (400, 402, 404)
+"""Refusals of the gateway's own that are in the trace. Any other passes: the client asks again."""
+ENDED, TOLD_S = "gateway_ended", 1.0
+"""What became of a call that was cut; how long its client may take to hear of it."""
 MAX_TOLD = 200
 """Bytes of what is no answer that are told."""
 
 Put = Callable[[str, Sequence[Span], int, Mapping[str, Spent]], Awaitable[None]]
 """Returns once spans of a project, of so many bytes, and what keys have spent are on disk. Raises StoreError."""
-Price = Callable[[str, Mapping[str, Any]], float | None]
-"""USD of a model's `usage` (chat completions); None where nobody knows it."""
-
-
-def unknown(model: str, usage: Mapping[str, Any]) -> float | None:
-    """The price where none is known."""
-    return None
-
-
-class Who(NamedTuple):
-    """Whose call it is."""
-
-    project: str
-    key: Key | None
-    episode: str | None
 
 
 class Calls:
@@ -72,13 +75,23 @@ class Calls:
         self.routes, self._put, self._price = routes, put, price
         self._budgets, self._room = Budgets(), Room()
         self._upstreams, self._contexts = Upstreams(), Contexts()
+        self.offered = Offered(routes, self._upstreams)
 
-    async def models(self) -> list[str]:
-        """Names that can be asked for, those included that upstreams say they have."""
-        names = await self.routes.names()
-        asked = [upstream for upstream in self.routes.upstreams if not upstream.serves_versions]
-        found = await asyncio.gather(*map(self._upstreams.models, asked))
-        return list(dict.fromkeys([*names, *(name for each in found for name in each)]))
+    async def count(self, who: Who, scope: Scope, receive: Receive, send: Send) -> None:
+        """How many tokens a request has, in the messages dialect."""
+        reply = Reply(messages, send)
+        try:
+            raw = await body_of(receive, self._room)
+            try:
+                found = await n_tokens(self.routes, self._upstreams, who, parsed(raw), passed_on(scope))
+            finally:
+                self._room.give(len(raw))
+        except NoRoute as error:
+            await reply.refuse(Refused(404, await self.offered.instead(error)))
+        except Refused as refused:
+            await reply.refuse(refused)
+        else:
+            await say(send, 200, {"input_tokens": found})
 
     async def close(self) -> None:
         """End the connections to upstreams."""
@@ -100,19 +113,22 @@ class Calls:
     async def _answered(
         self, dialect: Dialect, who: Who, raw: bytes, scope: Scope, receive: Receive, reply: Reply
     ) -> None:
+        body: dict[str, Any] = {}
+        now = time.time_ns()
         try:
             body = parsed(raw)
             call, sent = await self._begin(dialect, who, body)
         except Refused as refused:
+            if refused.status in NOTED:
+                await self._note(RefusedCall(*who, dialect.name, body.get("model"), refused.status, str(refused), now))
             await reply.refuse(refused)
             return
         work = asyncio.ensure_future(self._carry(dialect, call, body, sent, reply, passed_on(scope)))
         gone = asyncio.ensure_future(disconnect(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            call.error = call.error or ("gateway_ended", "cancelled: the gateway ended before the answer did")
-            raise
+        except asyncio.CancelledError:  # the task ends here: who cuts it waits for what is said and written below
+            call.error = call.error or (ENDED, "cancelled: the gateway ended before the answer did")
         finally:
             gone.cancel()
             work.cancel()
@@ -138,11 +154,13 @@ class Calls:
                 raise BadRequest("n", "exact tokens are kept of one answer; ask as many times")
             self._budgets.admit(who.key)  # the last that can fail: from here on `spend` follows
         except NoRoute as error:
-            raise Refused(404, str(error)) from None
+            raise Refused(404, await self.offered.instead(error)) from None
         except BadRequest as error:
             raise Refused(400, str(error)) from None
         except Exhausted as error:
             raise Refused(402, str(error)) from None
+        except TooFast as error:
+            raise Refused(429, str(error), retry_after=str(error.retry_s)) from None
         except StoreError as error:
             raise Refused(503, str(error), retry_after=str(BUSY_S)) from None
         key_id, now = who.key and who.key.id, time.time_ns()
@@ -187,6 +205,10 @@ class Calls:
                 call.answer = call.answer or passing.heard()
                 with suppress(Refused):
                     await asyncio.shield(self._record(call))
+            if call.error and call.error[0] == ENDED:
+                with suppress(TimeoutError, RuntimeError):  # a client that reads nothing, or has heard the end
+                    async with asyncio.timeout(TOLD_S):
+                        await reply.refuse(Refused(503, "the gateway is ending", retry_after=str(BUSY_S)), passing.fail)
             raise
         except Exception as error:  # the process edge: whatever an upstream sent that nobody thought of
             call.answer, call.error = None, ("gateway", f"{type(error).__name__}: {error}")
@@ -224,6 +246,13 @@ class Calls:
         await self._record(call)
         await reply.end(passing.end(), call)
 
+    async def _note(self, call: RefusedCall) -> None:
+        """Leave word of it in the trace; where the store cannot take that, its client is told all the same."""
+        span = span_of_refused(call)
+        with suppress(TimeoutError, StoreError):
+            async with asyncio.timeout(RECORD_S):
+                await self._put(call.project, [span], len(span.head), {})
+
     async def _record(self, call: Call) -> None:
         """Return once it is on disk. Raises Refused."""
         if call.is_recorded:
@@ -232,7 +261,9 @@ class Calls:
         if any(call.charged):
             n_prompt, n_completion = call.charged
             usage = {"prompt_tokens": n_prompt, "completion_tokens": n_completion}
-            call.cost_usd = self._price(call.target.model, {**table_of(call.answer or {}, "usage"), **usage})
+            price, usage = call.target.price or self._price, {**table_of(call.answer or {}, "usage"), **usage}
+            names = dict.fromkeys((call.target.model, text_of(call.answer or {}, "model")))
+            call.cost_usd = next((usd for name in names if (usd := price(name, usage)) is not None), None)
         if call.message and call.error is None:
             prompt, sampled, _ = call.tokens
             tokens = [*prompt, *sampled] if prompt and sampled else []
@@ -258,14 +289,10 @@ def _failed(call: Call, error: Refusal | UpstreamFailed) -> Refused:
     upstream = call.target.upstream.name
     if isinstance(error, UpstreamFailed):
         call.error = (error.kind, f"API connection error: upstream {upstream!r} {error}")
-        return Refused(error.status, f"upstream {upstream!r} {error}")
-    kind = "rate_limit" if error.status == 429 else f"http_{error.status}"
-    call.error = (kind, f"API status error: upstream {upstream!r} answered {error.status}: {error}")
-    if error.status in (401, 402, 403):  # its words may repeat our key, and it is no fault of the client's
-        return Refused(502, f"upstream {upstream!r} refuses this gateway ({error.status}); the trace says why")
-    if not 400 <= error.status < 600:
-        return Refused(502, f"upstream {upstream!r} answered {error.status}; is its base_url the one it redirects to?")
-    return Refused(error.status, str(error), error.code, error.retry_after)
+    else:
+        kind = "rate_limit" if error.status == 429 else f"http_{error.status}"
+        call.error = (kind, f"API status error: upstream {upstream!r} answered {error.status}: {error}")
+    return refused_as(upstream, error)
 
 
 def _exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[str, Any]:

@@ -136,8 +136,7 @@ class Contexts:
         known = next((run for run in runs if run.instructions == instructions), None)
         if known is not None and known is runs[0]:
             return known
-        trace_id = content_hash(["gateway", project, episode])[:32]
-        made = Run(trace_id, instructions, runs[0] if runs else None)
+        made = Run(trace_id_of(project, episode), instructions, runs[0] if runs else None)
         if len(runs) < MAX_RUNS:
             runs.append(made)
         return made
@@ -153,6 +152,11 @@ class Contexts:
         self._left.move_to_end(digest)
         if len(self._left) > MAX_CONTEXTS:
             self._left.popitem(last=False)
+
+
+def trace_id_of(project: str, episode: str) -> str:
+    """Of an episode that is named."""
+    return content_hash(["gateway", project, episode])[:32]
 
 
 def _digests(seed: bytes, messages: Sequence[Any]) -> list[Digest]:

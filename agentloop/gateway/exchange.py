@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import Receive, Scope, Send
 
 from agentloop.gateway.dialects.dialect import Dialect
+from agentloop.gateway.failures import Refusal, UpstreamFailed
 from agentloop.gateway.record import Call
+from agentloop.store.keys import Key
 
 MAX_BODY = 32 << 20
 """Bytes of a request: a long conversation with images."""
@@ -28,6 +30,33 @@ class Refused(Exception):
     def __init__(self, status: int, why: str, kind: str | None = None, retry_after: str | None = None) -> None:
         super().__init__(why)
         self.status, self.kind, self.retry_after = status, kind, retry_after
+
+
+class Who(NamedTuple):
+    """Whose call it is."""
+
+    project: str
+    key: Key | None
+    episode: str | None
+
+
+def refused_as(upstream: str, error: Refusal | UpstreamFailed) -> Refused:
+    """What the client is told of an upstream that gave no answer."""
+    if isinstance(error, UpstreamFailed):
+        return Refused(error.status, f"upstream {upstream!r} {error}")
+    if error.status in (401, 402, 403):  # its words may repeat our key, and it is no fault of the client's
+        return Refused(502, f"upstream {upstream!r} refuses this gateway ({error.status}); the trace says why")
+    if not 400 <= error.status < 600:
+        return Refused(502, f"upstream {upstream!r} answered {error.status}; is its base_url the one it redirects to?")
+    return Refused(error.status, str(error), error.code, error.retry_after)
+
+
+async def say(send: Send, status: int, found: dict[str, Any]) -> None:
+    """Answer with `found` as JSON."""
+    body = orjson.dumps(found)
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 class Reply:

@@ -16,10 +16,11 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of, say
-from agentloop.gateway.calls import Calls, Price, unknown
+from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of
+from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
-from agentloop.gateway.exchange import BODY_S, MAX_BODY
+from agentloop.gateway.exchange import BODY_S, MAX_BODY, say
+from agentloop.gateway.prices import Price, by_usage, told
 from agentloop.gateway.routes import NoRoute, Routes, Target, Upstream
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
 from agentloop.protocols import Policy
@@ -31,7 +32,7 @@ LEFT_S, SETTLE_S = 1.0, 10.0
 MAX_AT_ONCE, MAX_KEPT = 32, 256 << 20
 """Calls of one episode under way, and bytes of those that were made: a program in a box cannot fill this process."""
 CUT = {"client_disconnected", "gateway_ended"}
-NOT_THE_UPSTREAM_S = {None, "http_400", "http_413", "http_422"}
+NOT_THE_UPSTREAM_S = {None, "http_400", "http_413", "http_422", "refused_400", "refused_404"}
 """What a call can end with that is not its upstream's fault: an answer, or what the agent asked."""
 
 
@@ -56,13 +57,15 @@ class Grant:
 
     def __post_init__(self) -> None:
         policy = self.policy
+        price: Price = told
         if isinstance(policy, OpenAIPolicy):
             key = policy.api_key.get_secret_value() if policy.api_key else None
             upstream, model = Upstream("the policy's endpoint", policy.base_url, key), policy.model
+            price = by_usage(policy.price)
         else:
             model = policy.name
             upstream = Upstream(model, "", gives_tokens=True, via="policy", policy=_InTurn(policy))
-        self.target = Target(upstream, model, settle=self.settled)
+        self.target = Target(upstream, model, settle=self.settled, price=price)
 
     @property
     def failed(self) -> Span | None:
@@ -70,6 +73,12 @@ class Grant:
         calls = [span for span in self.spans if span.kind == "chat" and _kind(span) not in CUT]
         last = max(calls, key=lambda span: span.start_ns, default=None)
         return last if last is not None and _kind(last) not in NOT_THE_UPSTREAM_S else None
+
+    @property
+    def unpriced(self) -> bool:
+        """Whether money is limited, and nobody knows what an answer cost."""
+        answered = (span for span in self.spans if span.kind == "chat" and span.error is None)
+        return self.limits.max_cost_usd is not None and any(span.cost_usd is None for span in answered)
 
     @property
     def overflowed(self) -> bool:
@@ -87,6 +96,9 @@ class Grant:
         if n_answered + len(self.under_way) >= self.limits.max_steps:
             self._end(StopReason.step_limit)
             return 402, f"the episode has had its {self.limits.max_steps} turns"
+        if self.unpriced:
+            self._end(StopReason.cost_limit)
+            return 402, "the episode may spend so much, and nobody knows what a call costs"
         spent, bound = sum(span.cost_usd or 0.0 for span in self.spans), self.limits.max_cost_usd
         if bound is not None and spent >= bound:
             self._end(StopReason.cost_limit)
@@ -137,10 +149,10 @@ class _InTurn:
 class Grants(Routes):
     """Plain ASGI in front of a gateway of its own, and where that gateway's calls are routed and put; for one loop."""
 
-    def __init__(self, price: Price = unknown) -> None:
+    def __init__(self) -> None:
         super().__init__(())
         self._grants: dict[str, Grant] = {}
-        self._calls = Calls(self, self._put, price=price)
+        self._calls = Calls(self, self._put)
         self._gateway = Gateway(_nowhere, self._calls)
 
     @asynccontextmanager

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from agentloop.gateway.calls import Price
 from agentloop.gateway.grants import Grants
 
 FOLDERS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
@@ -29,15 +28,14 @@ END_S = 10.0
 class LocalGateway:
     """One for all episodes that use it at once: the first one opens it, the last one closes it."""
 
-    def __init__(self, price: Price) -> None:
-        self._price = price
+    def __init__(self) -> None:
         self._open: dict[asyncio.AbstractEventLoop, _Open] = {}
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[tuple[Path, Grants]]:
         """(its socket, who may ask)."""
         loop = asyncio.get_running_loop()
-        mine = self._open.setdefault(loop, _Open(self._price))
+        mine = self._open.setdefault(loop, _Open())
         mine.n_users += 1
         try:
             yield await mine.ready()
@@ -49,15 +47,15 @@ class LocalGateway:
 
 
 class _Open:
-    def __init__(self, price: Price) -> None:
+    def __init__(self) -> None:
         self.n_users, self.stack = 0, AsyncExitStack()
-        self._price, self._lock = price, asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._found: tuple[Path, Grants] | None = None
 
     async def ready(self) -> tuple[Path, Grants]:
         async with self._lock:
             if self._found is None:
-                grants = Grants(self._price)
+                grants = Grants()
                 self.stack.push_async_callback(grants.close)
                 self._found = await self.stack.enter_async_context(served(grants)), grants
             return self._found

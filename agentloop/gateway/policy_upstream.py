@@ -115,6 +115,7 @@ def _answer(completion: Completion, model: str) -> dict[str, Any]:
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
         "prompt_tokens_details": {"cached_tokens": completion.n_cached_tokens},
+        "cost_usd": completion.cost_usd,
     }
     return made
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentloop import costs
-from agentloop.gateway.calls import Price
 from agentloop.types import Completion, Message
+
+Price = Callable[[str, Mapping[str, Any]], float | None]
+"""USD of a model's `usage` (chat completions); None where nobody knows it."""
+
+
+def unknown(model: str, usage: Mapping[str, Any]) -> float | None:
+    """The price where none is known."""
+    return None
+
+
+def told(model: str, usage: Mapping[str, Any]) -> float | None:
+    """What the upstream, which is a policy of this process, says itself."""
+    cost = usage.get("cost_usd")
+    return cost if isinstance(cost, float) else None
 
 
 def by_usage(price: costs.Price) -> Price:

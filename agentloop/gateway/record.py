@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import secrets
+import time
+from array import array
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from agentloop.formats.attributes import EPISODE, VERSION
 from agentloop.formats.genai import ERROR, Said, span_of, where_of
-from agentloop.gateway.contexts import Place, Run
+from agentloop.gateway.contexts import Place, Run, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, text_of
+from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
-from agentloop.store.keys import Spent
+from agentloop.store.keys import Key, Spent
 from agentloop.types import Span
 
 WHERE = where_of({"attributes": {"service.name": "agentloop"}}, {"name": "agentloop.gateway", "attributes": {}})
+MAX_NAME = 200
+"""Characters of a name that nobody has."""
 INTERNAL, CLIENT = 1, 3
 """Kinds of OpenTelemetry spans."""
 SETTINGS = {
@@ -68,15 +73,21 @@ class Call:
     def tokens(self) -> tuple[list[int], list[int], list[float]]:
         """(ids of the prompt, ids of the answer, log-probability of each of these); empty where they are not known."""
         said = table_of(self._choice, "logprobs").get("content")
+        ids = _ids((self.answer or {}).get("prompt_token_ids")), _ids(self._choice.get("token_ids"))
+        if isinstance(said, array):
+            return *ids, said.tolist()
         found = [each.get("logprob") for each in said if isinstance(each, dict)] if isinstance(said, list) else []
-        logprobs = [each for each in found if isinstance(each, float | int)]
-        return _ids((self.answer or {}).get("prompt_token_ids")), _ids(self._choice.get("token_ids")), logprobs
+        return *ids, [each for each in found if isinstance(each, float | int)]
 
     @property
     def usage(self) -> tuple[int, int]:
         """(tokens of the prompt, tokens of the answer), as the upstream counted them, else as many ids as there are."""
-        found, (prompt, sampled, _) = (self.answer or {}).get("usage"), self.tokens
-        return number(found, "prompt_tokens") or len(prompt), number(found, "completion_tokens") or len(sampled)
+        found = (self.answer or {}).get("usage")
+        n_prompt, n_completion = number(found, "prompt_tokens"), number(found, "completion_tokens")
+        if n_prompt and n_completion:
+            return n_prompt, n_completion
+        prompt, sampled, _ = self.tokens
+        return n_prompt or len(prompt), n_completion or len(sampled)
 
     @property
     def charged(self) -> tuple[int, int]:
@@ -101,6 +112,20 @@ class Call:
         return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
+class RefusedCall(NamedTuple):
+    """One that got no further than the gateway."""
+
+    project: str
+    key: Key | None
+    episode: str | None
+    dialect: str
+    model: Any
+    """Whatever it named as one."""
+    status: int
+    why: str
+    started_ns: int
+
+
 def spans_of_call(call: Call) -> list[Span]:
     """The call's span, and before a sub-agent's first one those of the agents."""
     run = call.place.run
@@ -111,6 +136,24 @@ def spans_of_call(call: Call) -> list[Span]:
     times = (call.started_ns, call.ended_ns)
     made.append(_span(call, call.span_id, within, f"chat {model}", times, _attributes(call, model), CLIENT))
     return made
+
+
+def span_of_refused(call: RefusedCall) -> Span:
+    """A call that the gateway answered with an error itself: that it was made, and why not; not what was said in it."""
+    given = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": call.model[:MAX_NAME] if isinstance(call.model, str) else None,
+        EPISODE: call.episode,
+        "agentloop.dialect": call.dialect,
+        "agentloop.key": call.key and call.key.id,
+        "error.type": f"refused_{call.status}",
+    }
+    given = {key: value for key, value in given.items() if value is not None}
+    trace_id = trace_id_of(call.project, call.episode) if call.episode else secrets.token_hex(16)
+    words = f"call refused ({call.status}): {call.why[:MAX_WORDS]}"
+    times = (call.started_ns, time.time_ns())
+    said = Said(trace_id, secrets.token_hex(8), None, "chat", *times, given, [], [], ERROR, words, {"kind": CLIENT})
+    return span_of(said, WHERE)
 
 
 def _agent(call: Call, run: Run) -> Span:
@@ -158,6 +201,8 @@ def _attributes(call: Call, model: str) -> dict[str, Any]:
 
 
 def _ids(given: Any) -> list[int]:
+    if isinstance(given, array):
+        return given.tolist()
     return given if isinstance(given, list) and {*map(type, given)} <= {int} else []
 
 

@@ -17,11 +17,15 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.gateway.prices import Price
 from agentloop.protocols import Policy
 from agentloop.registry.versions import Registry
 
 MAX_BEGUN = 10_000
 """Episodes of which it is remembered which version was live when they began."""
+MAX_LISTED, MAX_NAME = 30, 200
+"""Names that are told of those there are; characters of one that is not."""
+WILD = set("*?[")
 FRESH_S = 2.0
 """How long the registry's word on which version is live is believed."""
 LIVE = "live"
@@ -31,6 +35,17 @@ ONE = float(1 << 64)
 
 class NoRoute(ConfigError):
     """404: nobody answers for that name."""
+
+    def __init__(self, why: str, name: str | None = None) -> None:
+        """name: where another one would do."""
+        super().__init__(why)
+        self.name = name
+
+
+def no_model(name: str, known: Sequence[str]) -> str:
+    """What to say of a model that is not there, and what is."""
+    listed = ", ".join([*known[:MAX_LISTED], *([f"and {len(known) - MAX_LISTED} more"] if known[MAX_LISTED:] else [])])
+    return f"no model {name[:MAX_NAME]!r} here (there are: {listed or 'none'}){did_you_mean(name[:MAX_NAME], known)}"
 
 
 @dataclass(frozen=True)
@@ -76,6 +91,8 @@ class Target(NamedTuple):
     """Of the registry, where it is one of those."""
     settle: Callable[[dict[str, Any]], dict[str, Any]] | None = None
     """From a request as the client made it to the one that is sent."""
+    price: Price | None = None
+    """Of its answers, where it is not the gateway's to know."""
 
 
 class Routes:
@@ -106,15 +123,19 @@ class Routes:
         for upstream in self.upstreams:
             if any(fnmatchcase(name, pattern) for pattern in upstream.models):
                 return Target(upstream, name)
-        known = await self.names()
-        raise NoRoute(f"no model {name!r} here (there are: {', '.join(known) or 'none'}){did_you_mean(name, known)}")
+        raise NoRoute(no_model(name, [*await self.names(), *self.patterns]), name)
 
     async def names(self) -> list[str]:
         """The names that are known without asking anybody: aliases, versions, and what upstreams name exactly."""
         serving = any(upstream.serves_versions for upstream in self.upstreams)
         versions = [f"{PREFIX}{number}" for number in await self._known()] if serving else []
-        exact = [name for upstream in self.upstreams for name in upstream.models if not set(name) & set("*?[")]
+        exact = [name for upstream in self.upstreams for name in upstream.models if not set(name) & WILD]
         return [*self.aliases, *versions, *exact]
+
+    @property
+    def patterns(self) -> list[str]:
+        """Of names that upstreams answer for, beside those that are known."""
+        return [name for upstream in self.upstreams for name in upstream.models if set(name) & WILD]
 
     async def _version(self, name: str, sticky: str) -> Target:
         known = await self._known()

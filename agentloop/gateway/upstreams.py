@@ -108,6 +108,15 @@ class Upstreams:
             return []
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in upstream.models)]
 
+    async def problem(self, upstream: Upstream) -> str | None:
+        """Why it cannot be asked now; None where it can, or only a call would tell."""
+        try:
+            if upstream.via == "http":
+                await self._models(upstream)
+        except UpstreamFailed as failed:
+            return None if failed.kind == "no_list" else str(failed)
+        return None
+
     async def _models(self, upstream: Upstream) -> bytes:
         timeout = aiohttp.ClientTimeout(total=CONNECT_S)
         with _explained():

@@ -61,7 +61,8 @@ def n_found(database: Database, project: str | None, filter: str) -> int:
 
 
 def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
-    """The one trace of that id, or else whose id begins with it, whatever the case of its hex digits.
+    """The one trace of that id, or else whose id begins with it, whatever the case of its hex digits; or of that
+    episode.
 
     Raises NoSuchTrace when there is none, or more than one.
     """
@@ -71,6 +72,7 @@ def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
         of_id == prefix,
         of_id.startswith(prefix, autoescape=True),
         of_id.startswith(prefix.lower(), autoescape=True),
+        col(TraceRow.episode_id) == prefix,
     )
     with database.read() as connection:
         for condition in asked:
@@ -87,6 +89,8 @@ def _ambiguous(prefix: str, rows: Any) -> str:
         where = " and ".join(row["project"] for row in rows)
         return f"trace {rows[0]['id']} is there in more than one project: {where} are two; name one with --tenant"
     found = " and ".join(row["id"] for row in rows)
+    if rows[0]["episode_id"] == prefix:
+        return f"more than one trace of episode {prefix!r}; name one by its id: {found} are two of them"
     return f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
 
 

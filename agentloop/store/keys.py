@@ -20,6 +20,7 @@ class Budget(NamedTuple):
     n_tokens: int | None = None
     """Of prompts and answers together."""
     cost_usd: float | None = None
+    calls_per_minute: int | None = None
 
 
 class Spent(NamedTuple):
@@ -56,7 +57,7 @@ class Keys:
             session.add(KeyRow.model_validate({**row, "made_at": datetime.now(UTC), **_columns(key.budget)}))
 
     def set_budget(self, key_id: str, budget: Budget) -> bool:
-        """Let a key spend so much in all; whether there is such a key."""
+        """Let a key spend so much; whether there is such a key."""
         changed = update(KeyRow).where(col(KeyRow.id) == key_id).values(_columns(budget))
         with self._database.write() as connection:
             return connection.execute(changed).rowcount > 0
@@ -104,7 +105,12 @@ def spend(connection: Connection, spent: Mapping[str, Spent]) -> None:
 
 
 def _columns(budget: Budget) -> dict[str, int | float | None]:
-    return {"max_calls": budget.n_calls, "max_tokens": budget.n_tokens, "max_usd": budget.cost_usd}
+    return {
+        "max_calls": budget.n_calls,
+        "max_tokens": budget.n_tokens,
+        "max_usd": budget.cost_usd,
+        "max_calls_per_minute": budget.calls_per_minute,
+    }
 
 
 def _key(row: KeyRow) -> Key:
@@ -113,6 +119,6 @@ def _key(row: KeyRow) -> Key:
         row.sha256,
         row.project,
         tuple(row.scopes.split()),
-        Budget(row.max_calls, row.max_tokens, row.max_usd),
+        Budget(row.max_calls, row.max_tokens, row.max_usd, row.max_calls_per_minute),
         Spent(row.n_calls, row.n_tokens, row.cost_usd),
     )

@@ -27,8 +27,11 @@ from agentloop.store.sums import EVENT, SUMMED, Sums
 from agentloop.store.tables import SpanRow, TraceRow
 from agentloop.types import Span
 
-SOURCE = "otlp"
-"""What the `source` of a trace says that has nothing but spans."""
+SOURCE, GATEWAY = "otlp", "gateway"
+"""What the `source` of a trace says that has nothing but spans: those that were sent, and those of our own gateway."""
+DIALECT = "agentloop.dialect"
+"""An attribute of the gateway's calls, and of no others."""
+_MARK = f'"{DIALECT}"'.encode()
 _MAX = 2**63 - 1
 _COLUMNS = (
     "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
@@ -78,6 +81,8 @@ class _Ready(NamedTuple):
     bodies: list[bytes]
     searched: bytes | None
     """The name of its error's text, which is searched too."""
+    answer: str | None
+    """What the gateway's client was answered, as far as lists show it."""
 
 
 def put_spans(
@@ -97,9 +102,12 @@ def put_spans(
                 _clean(span, shared.redactor, texts),
                 [batch.name(body) for body in span.bodies],
                 batch.name(_json(error)) if error and error != "error" else None,
+                _answer(span, shared.redactor),
             )
+    called = {span.trace_id for span in spans if _is_call(span)}
+    sources = {trace_id: GATEWAY if trace_id in called else SOURCE for trace_id in traces}
     with database.write() as connection:
-        before, new = _trace_rows(connection, project, sorted(traces))
+        before, new = _trace_rows(connection, project, sources)
         for trace_id, row in before.items():
             if row.key not in new:
                 for known in _known(connection, row.key, list(traces[trace_id])):
@@ -121,15 +129,15 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
         if not ready:
             continue
         trace_key, total = row.key, Sums(row)
-        for span, names, searched in ready:
+        for span, names, searched, answer in ready:
             body_keys = [keys[name] for name in names]
             rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
             links += [(trace_key, key) for key in body_keys]
             if searched:
                 links.append((trace_key, keys[searched]))
-            total.add(span)
+            total.add(span, answer)
         facets.update((trace_key, name, value) for name, value in total.facets)
-        only_spans = row.source == SOURCE
+        only_spans = row.source in (SOURCE, GATEWAY)
         sums.append({"trace_key": trace_key, "stored_at": now, **total.values(only_spans=only_spans)})
         calls = [span for span, *_ in ready if span.kind == "chat"]
         if only_spans and calls and is_told_twice(connection, trace_key, calls, others=row.n_steps > 0):
@@ -196,11 +204,14 @@ def _cursor(after: str) -> tuple[int, str]:
     return int(start), span_id
 
 
-def _trace_rows(connection: Connection, project: str, trace_ids: list[str]) -> tuple[dict[str, Any], set[int]]:
-    """The rows of traces, and the keys of those that are new; nobody else adds to them until the transaction ends."""
-    now = datetime.now(UTC)
-    empty = {"source": SOURCE, "reward_state": "unscored", "stored_at": now, **_EMPTY}
-    new = [{"project": project, "id": trace_id, **empty} for trace_id in trace_ids]
+def _trace_rows(connection: Connection, project: str, sources: Mapping[str, str]) -> tuple[dict[str, Any], set[int]]:
+    """The rows of traces, and the keys of those that are new; nobody else adds to them until the transaction ends.
+
+    sources: by id; what those that are new are said to have come as.
+    """
+    now, trace_ids = datetime.now(UTC), sorted(sources)
+    empty = {"reward_state": "unscored", "stored_at": now, **_EMPTY}
+    new = [{"project": project, "id": trace_id, "source": sources[trace_id], **empty} for trace_id in trace_ids]
     made = set(connection.execute(_INSERT[connection.dialect.name], new).scalars())
     found = {}
     for part in chunks(trace_ids):
@@ -256,6 +267,30 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
         reward=reward if reward is not None and 0 <= reward <= 1 else None,
         response_id=response_id,
     )
+
+
+def source_of(spans: Iterable[Span]) -> str:
+    """What a trace of these came as."""
+    return GATEWAY if any(map(_is_call, spans)) else SOURCE
+
+
+def _is_call(span: Span) -> bool:
+    """Whether it is a call that went through the gateway."""
+    return span.kind == "chat" and _MARK in span.head
+
+
+def _answer(span: Span, redactor: Redactor) -> str | None:
+    """How the gateway's answer begins; None for other spans, and for a call that failed."""
+    if not _is_call(span) or span.error is not None:
+        return None
+    outputs = orjson.loads(span.head)["attributes"].get("gen_ai.output.messages")
+    at = outputs[0].get("$") if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict) else None
+    message = orjson.loads(span.bodies[at]) if type(at) is int and 0 <= at < len(span.bodies) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, str) or not content.strip():
+        return None
+    said = redactor.text(content.strip()).replace("\0", "\ufffd")  # before it is cut: half a secret is not known as one
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
 
 
 def _json(text: str) -> bytes:

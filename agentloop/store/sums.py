@@ -14,7 +14,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUMMED = (
     "name", "session", "agent", "model", "n_steps", "n_tool_calls", "n_errors", "n_prompt_tokens",
     "n_completion_tokens", "cost_usd", "error", "started_at", "duration_s", "episode_id", "task_id", "policy_version",
-    "reward", "reward_state",
+    "reward", "reward_state", "answer",
 )  # fmt: skip
 """The columns that follow from the spans, beside `n_spans`."""
 
@@ -33,16 +33,19 @@ class Sums:
         self._start, self._end = 1 << 63, 0
         self._name, self._error = row.name, row.error
         self._agent, self._model = row.agent, row.model
+        self._answer: str | None = row.answer
         self._links = {name: getattr(row, name) for name in _LINKS}
         self._reward: float | None = None
         if row.started_at is not None:
             self._start = (row.started_at - _EPOCH) // timedelta(microseconds=1) * 1000
             self._end = self._start + round(row.duration_s * 1e9)
 
-    def add(self, span: Span) -> None:
-        """One more span."""
+    def add(self, span: Span, answer: str | None = None) -> None:
+        """One more span. answer: of a call of a model; that of the first agent's last one counts."""
         if span.kind != EVENT:
             self._add(span)
+        if span.kind == "chat" and span.parent_id is None and span.end_ns >= self._end:
+            self._answer = answer
         if 0 < span.start_ns < self._start:
             self._start = span.start_ns
         if span.end_ns > self._end:
@@ -94,6 +97,7 @@ class Sums:
             "n_completion_tokens": row.n_completion_tokens + self._n_out,
             "cost_usd": self._cost,
             "error": self._error,
+            "answer": self._answer,
             "started_at": _EPOCH + timedelta(microseconds=self._start // 1000) if known else None,
             "duration_s": max(0, self._end - self._start) / 1e9 if known else 0.0,
             "reward": self._reward if is_scored else row.reward,

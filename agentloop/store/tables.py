@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised with every change of a table. An older store is upgraded when it is opened, a newer one is refused."""
 
 Key = BigInteger().with_variant(Integer, "sqlite")
@@ -35,7 +35,7 @@ class TraceSummary(SQLModel):
     id: str
     """Unique in its project."""
     source: str = "agentloop"
-    """The format it came in; `otlp` for one that was sent as spans."""
+    """The format it came in; `otlp` for one that was sent as spans, `gateway` for calls that went through ours."""
     source_id: str | None = None
     name: str | None = None
     """Of the root span."""
@@ -257,9 +257,10 @@ class KeyRow(SQLModel, table=True):
     """Separated by blanks."""
     made_at: datetime
     max_calls: int | None = Field(default=None, sa_type=BigInteger)
-    """What it may spend at the gateway: this, and the next two; None is no bound."""
+    """What it may spend at the gateway: this, and the next three; None is no bound."""
     max_tokens: int | None = Field(default=None, sa_type=BigInteger)
     max_usd: float | None = None
+    max_calls_per_minute: int | None = Field(default=None, sa_type=BigInteger)
     n_calls: int = Field(default=0, sa_type=BigInteger)
     """What it has spent: this, and the next two."""
     n_tokens: int = Field(default=0, sa_type=BigInteger)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 policies = typer.Typer(help="Policy versions, and a server for them.", no_args_is_help=True)
 MODEL, ADAPTER = "config.json", "adapter_config.json"
 """The file by which a folder is known to have a model, or an adapter of one."""
-LOG = "vllm.log"
+WEIGHTS, LOG = "weights", "vllm.log"
 
 
 @policies.command()
@@ -143,11 +143,10 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
 
 
 def _loadable(folder: Path, ref: str) -> Path:
-    """Where in `folder` the model is; a version keeps it in `weights`."""
-    for place in (folder, folder / "weights"):
-        if (place / MODEL).is_file():
-            return place
-    if (folder / ADAPTER).is_file():
+    """Where in `folder` the model is."""
+    if place := _holding(folder, MODEL):
+        return place
+    if _holding(folder, ADAPTER):
         raise ConfigError(f"{folder} is an adapter; serve its base model with --lora NAME={folder}")
     if not folder.is_dir():
         raise ConfigError(
@@ -160,9 +159,20 @@ def _adapter(given: str) -> tuple[str, Path]:
     name, is_there, folder = given.partition("=")
     if not (name and is_there and folder):
         raise ConfigError(f"--lora {given!r}: write NAME=FOLDER")
-    if not (Path(folder) / ADAPTER).is_file():
-        raise ConfigError(f"--lora {given!r}: {folder} has no {ADAPTER}; name the folder of an adapter")
-    return name, Path(folder)
+    if place := _holding(Path(folder), ADAPTER):
+        return name, place
+    if _holding(Path(folder), MODEL):
+        raise ConfigError(
+            f"--lora {given!r}: {folder} is a whole model and no adapter; "
+            f"serve it by itself: `agentloop policies serve {folder} --name {name}`"
+        )
+    what = "is no folder" if not Path(folder).is_dir() else f"has no {ADAPTER}, nor has its folder {WEIGHTS}"
+    raise ConfigError(f"--lora {given!r}: {folder} {what}; name the folder of an adapter")
+
+
+def _holding(folder: Path, file: str) -> Path | None:
+    """Where in a folder that file is; a version keeps its own in `weights`."""
+    return next((place for place in (folder, folder / WEIGHTS) if (place / file).is_file()), None)
 
 
 def _settings(project: Path) -> ServingSection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from enum import StrEnum
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
@@ -18,19 +19,18 @@ from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import Where, open_store
 
 if TYPE_CHECKING:
-    from agentloop.gateway.calls import Price
+    from agentloop.gateway.prices import Price
     from agentloop.gateway.routes import Routes
     from agentloop.store.store import Store
 
 keys = typer.Typer(help="Keys of the trace service.", no_args_is_help=True)
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-ENDING_S = 10
-"""How long requests that are under way may take when the service ends."""
 
 
 MaxCalls = Annotated[int | None, typer.Option("--max-calls", min=0, help="Calls of models in all.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of prompts and answers in all.")]
 MaxUsd = Annotated[float | None, typer.Option("--max-usd", min=0, help="Money in all, where prices are known.")]
+PerMinute = Annotated[int | None, typer.Option("--calls-per-minute", min=0, help="Calls of models within a minute.")]
 
 
 class Scope(StrEnum):
@@ -75,9 +75,8 @@ def serve(
 
     project = Path()
     try:
-        import uvicorn
-
         from agentloop.api.app import make_app
+        from agentloop.api.ending import Server
     except ImportError as error:
         raise ConfigError(f"{error}; the service needs an extra: {extra('serve')}") from error
     limits = Limits(older_than, larger_than)
@@ -91,21 +90,17 @@ def serve(
                 f"--host {host} can be reached from other machines and there is no key; "
                 "make one with `agentloop keys add PROJECT`, or leave --host out"
             )
-        config = uvicorn.Config(
-            make_app(store, routes, _price(project, routes), only_models=only_models),
-            host,
-            port,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=ENDING_S,
-        )
+        app = make_app(store, routes, _price(project, routes), only_models=only_models)
+        server = Server(app, host, port, lambda line: stderr.print(line, markup=False, soft_wrap=True))
         with _listening(host, port) as listening:
             at = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
             models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
             traces = "" if only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
             stderr.print(f"{models}{traces}Ctrl-C ends it", markup=False)
             with pruning(store, limits):
-                uvicorn.Server(config).run(sockets=[listening])
+                if routes:
+                    Thread(target=_warn, args=(routes,), daemon=True).start()
+                server.run(sockets=[listening])
     finally:
         store.close()
 
@@ -136,14 +131,25 @@ def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
     return Routes(upstreams, aliases, versions_of(Registry(store)))
 
 
+def _warn(routes: Routes) -> None:
+    """Of upstreams that cannot be asked now. They may be starting, so it stops nobody."""
+    import asyncio
+
+    from agentloop.gateway.offered import problems
+
+    for name, problem in asyncio.run(problems(routes)).items():
+        line = f"warning: upstream {name!r} {problem}; calls of its models fail until it answers"
+        stderr.print(line, markup=False, soft_wrap=True)
+
+
 def _price(project: Path, routes: Routes | None) -> Price:
     """`[[prices]]` of the settings, and litellm's list where calls go through litellm anyway: it takes 200 MB."""
-    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.config import load_prices
     from agentloop.costs import price
     from agentloop.gateway.prices import by_usage
     from agentloop.policies.litellm import list_price, load_litellm
 
-    own = load_config(project).prices if (project / CONFIG_FILE).exists() else ()
+    own = load_prices(project)
     listed = routes is not None and any(upstream.via == "litellm" for upstream in routes.upstreams)
     if listed:
         load_litellm()  # takes seconds, and says what is missing before anybody is served
@@ -169,6 +175,7 @@ def add(
     calls: MaxCalls = None,
     tokens: MaxTokens = None,
     usd: MaxUsd = None,
+    per_minute: PerMinute = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -177,7 +184,7 @@ def add(
     from agentloop.store.keys import Budget
 
     words, key = new_key(project, [each.value for each in scope or (Scope.ingest, Scope.read)])
-    key = key._replace(budget=Budget(calls, tokens, usd))
+    key = key._replace(budget=Budget(calls, tokens, usd, per_minute))
     store = open_store(where)
     try:
         store.put_key(key)
@@ -195,25 +202,22 @@ def budget(
     calls: MaxCalls = None,
     tokens: MaxTokens = None,
     usd: MaxUsd = None,
+    per_minute: PerMinute = None,
     where: Where = None,
 ) -> None:
-    """Let a key spend so much on models in all; bounds that are left out stay as they are."""
+    """Let a key spend so much on models; bounds that are left out stay as they are."""
     from agentloop.store.keys import Budget
 
-    if calls is None and tokens is None and usd is None:
-        raise ConfigError("name a bound: --max-calls, --max-tokens or --max-usd")
+    given = Budget(calls, tokens, usd, per_minute)
+    if given == Budget():
+        raise ConfigError("name a bound: --max-calls, --max-tokens, --max-usd or --calls-per-minute")
     store = open_store(where, create=False)
     try:
         key = store.key(key_id)
         if key is None:
             raise ConfigError(f"no key {key_id!r}; `agentloop keys ls` shows them")
-        was = key.budget
-        more = Budget(
-            was.n_calls if calls is None else calls,
-            was.n_tokens if tokens is None else tokens,
-            was.cost_usd if usd is None else usd,
-        )
-        store.set_budget(key_id, more)
+        more = {name: bound for name, bound in given._asdict().items() if bound is not None}
+        store.set_budget(key_id, key.budget._replace(**more))
     finally:
         store.close()
 
@@ -240,14 +244,16 @@ def list_keys(where: Where = None, as_json: AsJson = False) -> None:
         stdout.print("no keys; `agentloop keys add PROJECT` makes one")
     else:
         table = Table(box=None, pad_edge=False)
-        for heading in ("id", "project", "scopes", "calls", "tokens", "USD"):
+        for heading in ("id", "project", "scopes", "calls", "tokens", "USD", "a minute"):
             table.add_column(heading)
         for key in found:
+            *totals, per_minute = key.budget
             spent = (
                 f"{used:,.4g}{'' if bound is None else f' of {bound:,.4g}'}"
-                for used, bound in zip(key.spent, key.budget, strict=True)
+                for used, bound in zip(key.spent, totals, strict=True)
             )
-            table.add_row(key.id, Text(key.project), ", ".join(key.scopes), *spent)
+            paced = "" if per_minute is None else f"{per_minute:,}"
+            table.add_row(key.id, Text(key.project), ", ".join(key.scopes), *spent, paced)
         stdout.print(table)
 
 

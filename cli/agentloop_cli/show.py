@@ -65,7 +65,8 @@ def show_trace(
 def _facts(row: TraceSummary, trace: Trace) -> tuple[str, str]:
     """Whose it is and how long it took; when it was and what it used, of one that others told us of."""
     version = None if trace.policy_version is None else f"policy v{trace.policy_version}"
-    first = (trace.task_id, version, row.stage or trace.source, trace.isolation, f"{trace.duration_s:.2f} s")
+    episode = None if row.stage or trace.episode_id is None else f"episode {trace.episode_id}"
+    first = (trace.task_id, episode, version, row.stage or trace.source, trace.isolation, f"{trace.duration_s:.2f} s")
     used = (
         f"{row.n_prompt_tokens:,} + {row.n_completion_tokens:,} tokens",
         row.n_prompt_tokens + row.n_completion_tokens,
@@ -120,6 +121,9 @@ def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
     for call in said.tool_calls:
         name = (on_one_line(call.name or "(no tool)"), "bold cyan")
         print_block(lead, Text.assemble(name, " ", clean(_asked(call))))
+    if step.is_broken:
+        there = said.content or said.reasoning or said.tool_calls
+        print_block(lead, Text("the answer ended here" if there else "no answer came", style="red"))
     for result in step.results:
         bar = margin + Text("  │ ", style="dim")
         print_block(bar, Text(clean(result.content.rstrip("\n")), style="" if result.ok else "red"), hang=bar)
@@ -152,7 +156,7 @@ def _ended(trace: Trace) -> str:
 
 
 def _last_words(trace: Trace) -> str:
-    said = (step.completion.message.content.strip() for step in reversed(trace.steps))
+    said = (step.completion.message.content.strip() for step in reversed(trace.answered))
     words = next(filter(None, said), "")
     return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"
 

@@ -116,12 +116,13 @@ def _cells(row: TraceSummary) -> tuple[Text, ...]:
     """One row; of the id, as much as is unique among millions, and in a pipe the whole."""
     colour = "" if row.reward is None else "green" if row.reward == 1.0 else "red"
     by = row.model or row.agent or "" if row.policy_version is None else f"v{row.policy_version}"
+    name = row.name if row.name and row.name != f"chat {row.model}" else ""  # which says no more than `by`
     return (
         Text(row.id[:10] if sys.stdout.isatty() else row.id),
         Text(_when(row.started_at)),
         Text(on_one_line(_stage(row.stage) or row.source)),
         Text(on_one_line(by)),
-        Text(on_one_line(row.task_id or row.name or "")),
+        Text(on_one_line(row.task_id or row.episode_id or name)),
         Text(row.reward_state if row.reward is None else f"{row.reward:g}", style=colour),
         Text(row.failure or ""),
         Text(str(row.n_steps)),

@@ -1,11 +1,9 @@
-"""The service as its clients see it: a real server process, a real exporter, real connections."""
+"""The service as its clients see it: a real server, a real exporter, real connections."""
 
 from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +13,12 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from parts import Run
 from store.rows import judged
 
 from agentloop.store.store import Store
 
-from .serving import serving
+from .serving import serving, serving_here
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +33,9 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(store: Path) -> Iterator[str]:
-    with serving(store) as server:
-        yield server.url
+    """In this process: another one starts for two seconds, and only some of these tests are about it."""
+    with serving_here(store) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def export(url: str, **headers: str) -> str:
@@ -100,8 +100,8 @@ def test_an_episode_that_broke_gets_no_reward_by_any_way(store: Path) -> None:
     made = Store(store)
     made.put_judged("run", [judged("a", reward=None)])
     made.close()
-    with serving(store) as server:
-        at = f"{server.url}/api/v1/traces/a/reward"
+    with serving_here(store) as port:
+        at = f"http://127.0.0.1:{port}/api/v1/traces/a/reward"
         assert httpx.put(at, json={"state": "infra_failed"}).status_code == 200
         for given in ({"reward": 1}, {"state": "unscored"}):
             told = httpx.put(at, json=given)
@@ -178,11 +178,7 @@ def test_a_bad_span_is_counted_and_the_others_are_kept(service: str) -> None:
     assert httpx.get(f"{service}/api/v1/traces/{'1' * 32}").json()["span_ids"] == ["2" * 16]
 
 
-def agentloop(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "agentloop_cli", *words], capture_output=True, text=True, check=False)
-
-
-def test_a_key_is_a_project_of_its_own(store: Path) -> None:
+def test_a_key_is_a_project_of_its_own(agentloop: Run, store: Path) -> None:
     made = {
         name: json.loads(agentloop("keys", "add", name, "--store", str(store), "--json").stdout) for name in ("a", "b")
     }
@@ -202,13 +198,13 @@ def test_a_key_is_a_project_of_its_own(store: Path) -> None:
     assert agentloop("keys", "revoke", made["a"]["id"], "--store", str(store)).returncode == 2
 
 
-def test_other_machines_are_served_with_a_key_alone(store: Path) -> None:
+def test_other_machines_are_served_with_a_key_alone(agentloop: Run, store: Path) -> None:
     refused = agentloop("serve", "--host", "0.0.0.0", "--store", str(store))
     assert refused.returncode == 2
     assert "agentloop keys add" in refused.stderr
 
 
-def test_a_port_that_is_taken_is_said(store: Path) -> None:
+def test_a_port_that_is_taken_is_said(agentloop: Run, store: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

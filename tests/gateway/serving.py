@@ -16,7 +16,7 @@ import httpx
 
 from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
-from agentloop.gateway.calls import Price, unknown
+from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes, Upstream, versions_of
 from agentloop.registry.versions import Registry
 from agentloop.store.keys import Budget, Key
@@ -124,8 +124,8 @@ def gateway_here(
         store.close()
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 5) -> bool:
-    """Whether it holds within that time."""
+def until(holds: Callable[[], bool], timeout_s: float = 20) -> bool:
+    """Whether it holds within that time, which is long for machines that are busy: who waits, waits no longer."""
     ends = time.monotonic() + timeout_s
     while not (held := holds()) and time.monotonic() < ends:
         time.sleep(0.02)

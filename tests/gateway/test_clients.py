@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +39,13 @@ AGENTS = (
     "python-multipart==0.0.34", "websockets==16.1.1", "sse-starlette==3.7.0", "cryptography==50.0.2", "cffi==2.1.1",
     "pycparser==3.12",
 )  # fmt: skip
+LANGGRAPH = (
+    "langgraph==1.2.22", "langgraph-checkpoint==4.3.2", "langgraph-prebuilt==1.1.2", "langgraph-sdk==0.4.14",
+    "langchain-core==1.7.2", "langchain-openai==1.7.3", "langchain-protocol==0.0.20", "langsmith==0.15.0",
+    "tiktoken==0.14.0", "jsonpatch==1.47", "jsonpointer==3.12", "ormsgpack==1.13.1", "tenacity==9.2.1",
+    "uuid_utils==0.19.0", "websockets==17.4", "distro==1.9.0", "requests-toolbelt==1.0.0",
+)  # fmt: skip
+MCP = (*AGENTS, "mcp-server-time==2026.10.19", "tzlocal==5.4.5")
 LITELLM = (
     "litellm==1.106.2", "openai==2.54.0", "tiktoken==0.14.0", "importlib_metadata==8.9.0", "fastuuid==0.14.0",
     "filelock==3.32.7", "huggingface_hub==1.33.0", "distro==1.9.0", "zipp==4.1.2",
@@ -146,9 +155,8 @@ def test_our_own_policy_has_its_tokens(gateway: Gateway, model: ModelServer) -> 
         assert list(given.logprobs) == step["completion"]["logprobs"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "packages"), [("pydantic-ai", PYDANTIC_AI), ("agents", AGENTS)])
-def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: Gateway, model: ModelServer) -> None:
+def run(name: str, packages: tuple[str, ...], gateway: Gateway) -> str:
+    """What an agent of `frameworks.py` printed."""
     env = {
         **os.environ,
         "OPENAI_BASE_URL": f"{gateway.url}/e/run-4/v1",
@@ -157,7 +165,16 @@ def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: 
     }
     program = [str(python_with(packages)), str(Path(__file__).with_name("frameworks.py")), name]
     done = subprocess.run(program, env=env, capture_output=True, text=True, check=False, timeout=100)
-    assert (done.returncode, done.stdout.strip()) == (0, END), done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "packages"), [("pydantic-ai", PYDANTIC_AI), ("agents", AGENTS), ("langgraph", LANGGRAPH)]
+)
+def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: Gateway, model: ModelServer) -> None:
+    assert run(name, packages, gateway) == END
     (document,) = gateway.traces()
     trace = document["trace"]
     assert trace["episode_id"] == "run-4"
@@ -171,6 +188,22 @@ def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: 
     for request, child in zip(experts, trace["children"], strict=True):
         assert asked.told(child["trace"], 0) == asked.asked(request.body)
         assert child["trace"]["steps"][0]["completion"]["message"]["token_ids"] == request.answer_ids
+
+
+@pytest.mark.slow
+def test_a_public_mcp_server_of_an_agent(gateway: Gateway, model: ModelServer) -> None:
+    """What the server says is checked by arithmetic: Tokyo is 9 hours ahead of UTC, all year."""
+    said = run("mcp", MCP, gateway)
+    trace = check(gateway, model, 2, "run-4")
+    first, last = trace["steps"]
+    calls = first["completion"]["message"]["tool_calls"]
+    assert [call["name"] for call in calls] == ["convert_time", "get_current_time"]
+    assert json.loads(calls[0]["arguments"])["target_timezone"] == "Asia/Tokyo"
+    converted, failed = first["results"]
+    assert [result["call_id"] for result in first["results"]] == [call["id"] for call in calls]
+    assert re.search(r"T12:30:00\+09:00", converted["content"])
+    assert "Nowhere/Else" in failed["content"]
+    assert last["completion"]["message"]["content"] == said == f"It says: {failed['content']}"
 
 
 @pytest.mark.slow

@@ -51,7 +51,9 @@ def test_bodies_that_are_none(name: str, gateway: Gateway, model: ModelServer, m
         refused = httpx.post(gateway.url + path, content=body)
         assert refused.status_code == expected, refused.text
         assert words in error_of(dialect, refused)
-    assert (model.asked, gateway.spans()) == ([], [])
+    noted = [(said["agentloop.dialect"], said["error.type"]) for said in gateway.spans()]
+    assert noted == ([(dialect, "refused_400") for dialect in PATHS] if expected == 400 else [])
+    assert model.asked == []
 
 
 @pytest.mark.parametrize("dialect", PATHS)
@@ -63,7 +65,8 @@ def test_messages_that_are_none(said: Any, dialect: str, gateway: Gateway, model
     refused = gateway.post(PATHS[dialect], {**body_of(dialect, "x"), field: said})
     assert refused.status_code == 400
     assert field in error_of(dialect, refused)
-    assert (model.asked, gateway.spans()) == ([], [])
+    (noted,) = gateway.spans()
+    assert (model.asked, noted["error.type"], noted["gen_ai.request.model"]) == ([], "refused_400", "m")
 
 
 WEIRD: list[dict[str, Any]] = [

@@ -85,7 +85,9 @@ def test_names_of_nobody(name: str, hint: str, dialect: str, model: ModelServer,
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "not_found_error"
         assert hint in error_of(dialect, answer)
-        assert (model.asked, gateway.spans()) == ([], [])
+        (said,) = gateway.spans()
+        assert (model.asked, said["error.type"], said["agentloop.dialect"]) == ([], "refused_404", dialect)
+        assert hint in said["words"]
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 import pytest
+from parts import Run
 
 from tests.api.serving import bearer, serving
 from tests.gateway.test_failures import PATHS, body_of
@@ -30,11 +29,6 @@ to = {{ "qwen-1" = 1.0 }}
 """
 
 
-def cli(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentloop_cli", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=30)
-
-
 def test_from_the_settings(model: ModelServer, tmp_path: Path) -> None:
     (tmp_path / "agentloop.toml").write_text(SETTINGS.format(url=model.url))
     secret = "not-told-to-anybody-123"
@@ -53,7 +47,7 @@ def test_from_the_settings(model: ModelServer, tmp_path: Path) -> None:
         ]
         assert [body["model"] for body in model.bodies] == ["qwen-1"] * 3
         assert {request.headers["authorization"] for request in model.asked} == {f"Bearer {secret}"}
-        found = httpx.get(f"{server.url}/api/v1/traces").json()["traces"]
+        found = httpx.get(f"{server.url}/api/v1/traces", params={"filter": "episode:run-1"}).json()["traces"]
         whole = httpx.get(f"{server.url}/api/v1/traces/{found[0]['id']}").text
         assert "say " in whole
         assert secret not in whole
@@ -61,11 +55,9 @@ def test_from_the_settings(model: ModelServer, tmp_path: Path) -> None:
     assert secret not in (tmp_path / "s.db").read_bytes().decode("latin-1")
 
 
-def test_from_the_command_line_and_by_key(model: ModelServer, tmp_path: Path) -> None:
+def test_from_the_command_line_and_by_key(agentloop: Run, model: ModelServer, tmp_path: Path) -> None:
     where = ("--store", str(tmp_path / "s.db"))
-    made = json.loads(
-        cli(tmp_path, "keys", "add", "red", "--scope", "call", "--max-calls", "2", *where, "--json").stdout
-    )
+    made = json.loads(agentloop("keys", "add", "red", "--scope", "call", "--max-calls", "2", *where, "--json").stdout)
     assert made["scopes"] == ["call"]
     headers = bearer(made["key"])
     with serving(tmp_path / "s.db", "--upstream", model.url, folder=tmp_path) as server:
@@ -75,17 +67,18 @@ def test_from_the_command_line_and_by_key(model: ModelServer, tmp_path: Path) ->
 
         assert [call().status_code for _ in range(3)] == [200, 200, 402]
         assert f"agentloop keys budget {made['id']}" in call().json()["error"]["message"]
-    table = cli(tmp_path, "keys", "ls", *where).stdout
+    table = agentloop("keys", "ls", *where).stdout
     assert "2 of 2" in table
-    assert cli(tmp_path, "keys", "budget", made["id"], "--max-calls", "3", "--max-usd", "0.5", *where).returncode == 0
-    (key,) = json.loads(cli(tmp_path, "keys", "ls", *where, "--json").stdout)["keys"]
-    assert key["budget"] == {"n_calls": 3, "n_tokens": None, "cost_usd": 0.5}
+    assert agentloop("keys", "budget", made["id"], "--calls-per-minute", "60", *where).returncode == 0
+    assert agentloop("keys", "budget", made["id"], "--max-calls", "3", "--max-usd", "0.5", *where).returncode == 0
+    (key,) = json.loads(agentloop("keys", "ls", *where, "--json").stdout)["keys"]
+    assert key["budget"] == {"n_calls": 3, "n_tokens": None, "cost_usd": 0.5, "calls_per_minute": 60}
     assert key["spent"] == {"n_calls": 2, "n_tokens": 32, "cost_usd": 0.0}
-    assert "name a bound" in cli(tmp_path, "keys", "budget", made["id"], *where).stderr
-    assert cli(tmp_path, "keys", "budget", made["id"], "--max-tokens", "900", *where).returncode == 0
-    (key,) = json.loads(cli(tmp_path, "keys", "ls", "--json", *where).stdout)["keys"]
-    assert key["budget"] == {"n_calls": 3, "n_tokens": 900, "cost_usd": 0.5}, "the others stay"
-    wrong = cli(tmp_path, "keys", "budget", "nobody", "--max-calls", "1", *where)
+    assert "name a bound" in agentloop("keys", "budget", made["id"], *where).stderr
+    assert agentloop("keys", "budget", made["id"], "--max-tokens", "900", *where).returncode == 0
+    (key,) = json.loads(agentloop("keys", "ls", "--json", *where).stdout)["keys"]
+    assert key["budget"] == {"n_calls": 3, "n_tokens": 900, "cost_usd": 0.5, "calls_per_minute": 60}, "the others stay"
+    wrong = agentloop("keys", "budget", "nobody", "--max-calls", "1", *where)
     assert wrong.returncode == 2
     assert wrong.stderr.strip().count("\n") == 0
     with serving(tmp_path / "s.db", "--upstream", model.url, folder=tmp_path) as server:
@@ -110,9 +103,11 @@ UP = '[[gateway.upstream]]\nname = "a"\nbase_url = "http://127.0.0.1:1/v1"\n'
         ("", ("--upstream", "localhost:8000"), "upstream 'localhost:8000'"),
     ],
 )
-def test_settings_that_are_wrong(settings: str, options: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_settings_that_are_wrong(
+    settings: str, options: tuple[str, ...], words: str, agentloop: Run, tmp_path: Path
+) -> None:
     (tmp_path / "agentloop.toml").write_text(settings)
-    done = cli(tmp_path, "serve", "--port", "0", "--store", str(tmp_path / "s.db"), *options)
+    done = agentloop("serve", "--port", "0", "--store", str(tmp_path / "s.db"), *options)
     assert done.returncode == 2, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr

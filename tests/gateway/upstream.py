@@ -85,6 +85,15 @@ class ModelServer:
         data = [{"id": name, "object": "model", "created": 1, "owned_by": owner} for name in self.models]
         return web.json_response({"object": "list", "data": data}, status=self.list_status)
 
+    async def count(self, request: web.Request) -> web.Response:
+        """As vLLM's `/tokenize`, and as Anthropic's `count_tokens`, which here are nine tokens for all."""
+        body = json.loads(await request.read())
+        self.asked.append(Asked(request.path, body, {name.lower(): value for name, value in request.headers.items()}))
+        if request.path == "/tokenize":
+            tokens = prompt_of(body)
+            return web.json_response({"count": len(tokens), "max_model_len": 1024, "tokens": tokens})
+        return web.json_response({"input_tokens": 9})
+
     async def take(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         asked = Asked(request.path, body, {name.lower(): value for name, value in request.headers.items()})
@@ -310,6 +319,8 @@ def model_server(*, is_vllm: bool = True, models: tuple[str, ...] = (MODEL,)) ->
         app.add_routes(
             [
                 web.get("/v1/models", server.list),
+                web.post("/v1/messages/count_tokens", server.count),
+                *([web.post("/tokenize", server.count)] if is_vllm else []),
                 *(web.post(f"/v1/{path}", server.take) for path in ("chat/completions", "responses", "messages")),
             ]
         )

@@ -15,7 +15,7 @@ import pytest
 from api.serving import free_port
 
 from agentloop.policies.engine import Installed
-from agentloop.policies.serving import Server
+from agentloop.policies.serving import Patience, Server
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.types import Completion, Message
 
@@ -90,6 +90,7 @@ def test_a_model_is_served_until_ctrl_c(installed: Installed, model: Path, tmp_p
         assert newer.logprobs[0] != pytest.approx(adapted.logprobs[0], abs=1e-3)
         assert ask(running.url, "policy-v1").logprobs == pytest.approx(adapted.logprobs, abs=1e-5)
 
+        time.sleep(Patience().check_every_s + 1)  # until the command has seen what this process has loaded
         (engine,) = (pid for pid in started if "EngineCore" in Path(f"/proc/{pid}/cmdline").read_text())
         os.kill(engine, signal.SIGKILL)
         running.wait("starting again")
@@ -97,6 +98,7 @@ def test_a_model_is_served_until_ctrl_c(installed: Installed, model: Path, tmp_p
         started += running.started
         assert ask(running.url, "policy").logprobs == pytest.approx(base.logprobs, abs=1e-5)
         assert ask(running.url, "policy-v1").logprobs == pytest.approx(adapted.logprobs, abs=1e-5)
+        assert ask(running.url, "policy-v2").logprobs == pytest.approx(newer.logprobs, abs=1e-5)
     finally:
         code = running.interrupt()
     assert code == 130

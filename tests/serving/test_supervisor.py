@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -86,6 +87,7 @@ def test_one_that_starts_late_is_waited_for(scripted: Callable[..., Scripted]) -
 
 def test_one_that_dies_is_started_again_with_its_adapters(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
     it = scripted("crash", "serve")
+    (tmp_path / "v1").mkdir()
     it.server.adapters["policy-v1"] = tmp_path / "v1"
     with pytest.raises(Enough):
         supervise(it.server, it.until("ready", 2), QUICKLY)
@@ -94,6 +96,30 @@ def test_one_that_dies_is_started_again_with_its_adapters(scripted: Callable[...
     asked = f'/v1/load_lora_adapter {{"lora_name": "policy-v1", "lora_path": "{tmp_path / "v1"}"}}\n'
     assert (tmp_path / "asked").read_text() == asked * 2
     assert it.left == []
+
+
+def test_adapters_that_others_have_loaded_are_loaded_again(scripted: Callable[..., Scripted], tmp_path: Path) -> None:
+    """By another process, after the first start; one that was taken away is not, and one that is gone is said."""
+    it = scripted("doomed", "serve")
+    for name in ("kept", "taken", "gone"):
+        (tmp_path / name).mkdir()
+    ready = it.until("ready", 2)
+
+    def say(line: str) -> None:
+        ready(line)
+        if len(it.told) == 1:
+            other = Server((), it.server.url, log=tmp_path / "log")
+            for name in ("kept", "taken", "gone"):
+                other.load_adapter(f"policy-{name}", tmp_path / name)
+            other.unload_adapter("policy-taken")
+            (tmp_path / "gone").rmdir()
+
+    with pytest.raises(Enough):
+        supervise(it.server, say, QUICKLY)
+    asked = [line.split(" ", 1) for line in (tmp_path / "asked").read_text().splitlines()[4:]]
+    assert [json.loads(body)["lora_name"] for _, body in asked] == ["policy-kept", "policy-gone"]
+    assert it.told[-2] == f"not loaded again: {it.server.url}: load_lora_adapter policy-gone: HTTP 400: no such adapter"
+    assert it.server.others == {"policy-kept": tmp_path / "kept"}
 
 
 def test_one_that_hangs_is_ended_and_started_again(scripted: Callable[..., Scripted]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 from agentloop.gateway.dialects import sse
@@ -14,6 +15,11 @@ ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_
 
 
 class ChatListener:
+    """Of a token it keeps numbers alone: `token_ids` and `logprobs.content` of its answers are arrays of them.
+
+    An answer may have hundreds of thousands, and what a server says of each fills ten times their room.
+    """
+
     def __init__(self, body: Json) -> None:
         n = body.get("n")
         self._n_choices = n if isinstance(n, int) else 1
@@ -57,14 +63,15 @@ class ChatListener:
 
 
 class Choice:
-    """One choice of a stream, in lists that are joined when it has ended."""
+    """One choice of a stream, its texts in lists that are joined when it has ended."""
 
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {}
         """Field of the message -> its pieces."""
         self.calls = Calls()
-        self.lists: dict[str, list[Any]] = {}
-        """Of the log-probabilities, `content` and `refusal`; `token_ids` beside them."""
+        self.ids: array[int] | None = array("q")
+        """None when there was one that is no number."""
+        self.logprobs = array("d")
         self.finish: str | None = None
         self.stop: Any = None
 
@@ -74,31 +81,33 @@ class Choice:
             for name, value in delta.items():
                 if type(value) is str:
                     if name != "role":
-                        self._list(self.texts, name).append(value)
+                        pieces = self.texts.get(name)
+                        if pieces is None:
+                            pieces = self.texts[name] = []
+                        pieces.append(value)
                 elif name == "tool_calls":
                     for _ in self.calls.feed(value):
                         pass
         ids = said.get("token_ids")
-        if isinstance(ids, list):
-            self._list(self.lists, "token_ids").extend(ids)
+        if isinstance(ids, list) and self.ids is not None:
+            try:
+                self.ids.extend(ids)
+            except (TypeError, OverflowError):
+                self.ids = None
         logprobs = said.get("logprobs")
-        if isinstance(logprobs, dict):
-            for name in ("content", "refusal"):
-                if isinstance(found := logprobs.get(name), list):
-                    self._list(self.lists, name).extend(found)
+        if isinstance(logprobs, dict) and isinstance(found := logprobs.get("content"), list):
+            for token in found:
+                value = token.get("logprob") if isinstance(token, dict) else None
+                if isinstance(value, float | int):
+                    self.logprobs.append(value)
         if said.get("finish_reason"):
             self.finish = said["finish_reason"]
             self.stop = said.get("stop_reason")
 
-    @staticmethod
-    def _list(lists: dict[str, list[Any]], name: str) -> list[Any]:
-        found = lists.get(name)
-        if found is None:
-            found = lists[name] = []
-        return found
-
     def whole(self, index: int) -> Json:
-        texts = {name: said for name, pieces in self.texts.items() if (said := "".join(pieces))}
+        for pieces in self.texts.values():
+            pieces[:] = ["".join(pieces)]  # once: it is asked for more than once
+        texts = {name: said for name, (said,) in self.texts.items() if said}
         content = texts.pop("content", "")
         message: Json = {"role": "assistant", "content": content, **texts}
         if self.calls.begun:
@@ -106,10 +115,9 @@ class Choice:
         if not content and (texts.get("refusal") or self.calls.begun):
             message["content"] = None
         made: Json = {"index": index, "message": message, "finish_reason": self.finish}
-        logprobs = {name: self.lists[name] for name in ("content", "refusal") if name in self.lists}
-        made["logprobs"] = logprobs or None
-        if "token_ids" in self.lists:
-            made["token_ids"] = self.lists["token_ids"]
+        made["logprobs"] = {"content": self.logprobs} if self.logprobs else None
+        if self.ids:
+            made["token_ids"] = self.ids
         if self.stop is not None:
             made["stop_reason"] = self.stop
         return made
