@@ -21,6 +21,8 @@ from agentloop.types import Frozen, RewardState
 
 HEADER = "gate"
 """The one key of a header line."""
+LEAST = 1e-6
+"""Of a risk, a drop or a weight: less is a slip, and numbers of which nothing is left when they are divided."""
 
 
 class Side(StrEnum):
@@ -37,7 +39,7 @@ class Outcome(Frozen):
 
     task_id: str = Field(min_length=1)
     policy: Side
-    trial: int = Field(ge=0)
+    trial: int = Field(ge=0, lt=2**31)
     """Counts the trials of this task and side from 0; a retry of one that was lost has the same number."""
     reward: float | None = None
     """In [0, 1] where `state` is scored, else None."""
@@ -66,22 +68,26 @@ class Outcome(Frozen):
 class Settings(Frozen):
     """What a gate is asked to show, and at what risk. All of it decides, so all of it is in the header."""
 
-    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    alpha: float = Field(default=0.05, ge=LEAST, lt=0.5)
     """Probability of ever saying FAIL of a candidate that is no worse."""
-    beta: float = Field(default=0.05, gt=0, lt=0.5)
+    beta: float = Field(default=0.05, ge=LEAST, lt=0.5)
     """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""
-    delta: float = Field(default=0.05, gt=0, lt=1)
+    delta: float = Field(default=0.05, ge=LEAST, lt=1)
     """The drop in mean reward that PASS excludes."""
     sampling: Literal["round-robin", "iid", "importance"] = "round-robin"
     """Order of visits. `importance` visits uncertain tasks more often; `iid` is exact under every null."""
     per_visit: int | None = Field(default=None, ge=1)
-    """Banked trials that one visit consumes; left out, a quarter of the bank's."""
-    max_rollouts: int = Field(default=1500, ge=1)
-    """Candidate trials, fresh baseline ones included, after which nothing more is asked."""
-    max_infra: float = Field(default=0.1, ge=0, le=1)
-    """Share of candidate trials lost for our reasons, after their retries, above which nothing is claimed."""
+    """Banked trials that one visit consumes; left out, as many as leave 800 visits, a quarter of the bank's at most."""
+    max_rollouts: int = Field(default=5000, ge=1)
+    """Candidate trials, fresh baseline ones included, after which nothing more is asked. One gate in ten takes over
+    800; with 1500 so many would be undecided that 5 points by tasks that broke are found in 92% of cases."""
+    max_infra: float = Field(default=0.15, ge=0, le=1)
+    """Share of candidate trials lost for our reasons, after their retries, above which nothing is claimed.
+
+    Well above 10%, a rate that happens: a limit at the rate itself would leave every other such gate without a word.
+    """
     reliability: float = Field(default=0.95, gt=0.2, lt=1)
-    """How often a must-pass case passes when nothing is broken."""
+    """How often a must-pass case passes when nothing is broken; less for one whose banked trials passed less often."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Of the order of visits."""
 
@@ -92,7 +98,7 @@ class SuitePart(Frozen):
     name: str
     hash: str = ""
     """The suite's content hash; empty for outcomes that came with no header."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=LEAST, le=1 / LEAST)
     """Share of alpha, before all are scaled to 1."""
     tasks: tuple[str, ...] = ()
     must_pass: tuple[str, ...] = ()
@@ -103,7 +109,7 @@ class SuitePart(Frozen):
 class Header(Frozen):
     """What an outcomes file is about; every key decides."""
 
-    format: int = 1
+    format: Literal[1] = 1
     settings: Settings = Settings()
     suites: tuple[SuitePart, ...] = ()
     baseline: str = "baseline"

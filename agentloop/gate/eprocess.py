@@ -1,0 +1,160 @@
+"""Numbers -> evidence: bets against a mean, whose gains no honest coin can make large.
+
+A gambler starts with 1 and stakes a share of it on each difference before it is seen. Were the mean what the null says,
+the fortune would reach 1/alpha with probability alpha at most, whenever one looks and however often (Ville). Knows
+nothing of tasks or files (`fold.py`).
+
+Source: Waudby-Smith & Ramdas, Estimating means of bounded random variables by betting, JRSS B 86 (2024) 1-27.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+PRIOR_N, PRIOR_SQUARE = 20, 0.2
+"""Differences, and their mean square, that the estimate of the variance starts with."""
+MULTIPLES = (1.0, 2.0, 4.0)
+"""Of delta: the drops that the bets are sized for. One size would find one drop fast, and others late."""
+WEIGHTS = (0.7, 0.2, 0.1)
+CAP = 0.9
+"""Largest stake on a difference of 1: below 1, so that no single one ruins the gambler."""
+LEVEL = 0.95
+"""Of the confidence sequence."""
+STEP = 0.005
+"""Of the grid of means that the confidence sequence tries; its ends are rounded outwards to it."""
+
+
+def stakes(mean_square: float, delta: float) -> tuple[float, ...]:
+    """What is staked on a difference of 1, one for each of MULTIPLES, before any cap; both arguments above 0."""
+    return tuple(k * delta / (mean_square + (k * delta) ** 2) for k in MULTIPLES)
+
+
+def log_mixture(logs: list[float]) -> float:
+    """Natural logarithm of the sum."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(one - top) for one in logs))
+
+
+class Bets:
+    """Evidence of a drop (against E D >= 0), and against a drop of delta (against E D <= -delta).
+
+    bound: the differences lie in [-bound, bound]; above 1 where they carry weights of importance.
+    looks: keep the confidence sequence, which is most of the work.
+    """
+
+    def __init__(self, delta: float, *, bound: float = 1.0, looks: bool = True) -> None:
+        self.delta, self.cap = delta, CAP / bound
+        self.n, self.total, self.squares = 0, 0.0, PRIOR_N * PRIOR_SQUARE
+        self.log_fail = self.log_pass = 0.0
+        """Natural logarithms of the two e-values."""
+        self.interval = ConfidenceSequence(bound) if looks else None
+        self._fail = [math.log(weight) for weight in WEIGHTS]
+        self._pass = list(self._fail)
+
+    @property
+    def mean(self) -> float:
+        """Of the differences; 0 before the first."""
+        return self.total / self.n if self.n else 0.0
+
+    @property
+    def mean_square(self) -> float:
+        """As the next bet uses it: with the prior."""
+        return self.squares / (PRIOR_N + self.n)
+
+    def add(self, difference: float) -> None:
+        """Settle the bets on one difference, which were sized by those before it."""
+        sizes = stakes(self.mean_square, self.delta)
+        for j, size in enumerate(sizes):
+            stake = min(self.cap, size)
+            self._fail[j] += math.log1p(-stake * difference)
+            self._pass[j] += math.log1p(stake * (difference + self.delta))
+        self.log_fail, self.log_pass = log_mixture(self._fail), log_mixture(self._pass)
+        if self.interval is not None:
+            self.interval.add(difference, sizes)
+        self.n += 1
+        self.total += difference
+        self.squares += difference * difference
+
+
+class ConfidenceSequence:
+    """The means that the same bets have never refuted; holds at all looks together with probability LEVEL.
+
+    Each mean m of a grid has its own gamblers: one against E D <= m, one against E D >= m, each at half of what LEVEL
+    leaves. A mean that either has refuted stays out, so the interval only narrows.
+    """
+
+    def __init__(self, bound: float = 1.0) -> None:
+        n = round(1 / STEP)
+        self._open = []
+        """For each mean that is left: m, the caps of both stakes, and three gains of each gambler."""
+        for i in range(-n, n + 1):
+            m = i / n
+            caps = (CAP / (bound + max(0.0, m)), CAP / (bound + max(0.0, -m)))
+            self._open.append((m, *caps, *WEIGHTS, *WEIGHTS))
+        self.low, self.high = -1.0, 1.0
+
+    def add(self, difference: float, sizes: tuple[float, ...]) -> None:
+        """sizes: the stakes before their caps, sized by the differences before this one."""
+        bound, left = 2 / (1 - LEVEL), []
+        first, second, third = sizes
+        for m, cap_up, cap_down, a, b, c, d, e, f in self._open:
+            x = difference - m
+            a *= 1 + (first if first < cap_up else cap_up) * x
+            b *= 1 + (second if second < cap_up else cap_up) * x
+            c *= 1 + (third if third < cap_up else cap_up) * x
+            d *= 1 - (first if first < cap_down else cap_down) * x
+            e *= 1 - (second if second < cap_down else cap_down) * x
+            f *= 1 - (third if third < cap_down else cap_down) * x
+            if a + b + c < bound and d + e + f < bound:
+                left.append((m, cap_up, cap_down, a, b, c, d, e, f))
+        if left:  # else the 5% has come about: the last interval is as good as any
+            self._open = left
+            self.low = max(self.low, left[0][0] - STEP) if left[0][0] > -1 else -1.0
+            self.high = min(self.high, left[-1][0] + STEP) if left[-1][0] < 1 else 1.0
+
+
+PASSES_BROKEN = 0.2
+"""How often a broken case still passes, as the bet on a must-pass case assumes."""
+MAX_RUNS = 8
+"""Trials after which a must-pass case that is neither broken nor cleared is left open."""
+LEAST_RELIABLE = 0.5
+"""A case that passes less often is no case: the bet is on one that passes in a fifth of its trials."""
+
+
+def reliability(banked: Sequence[float], asked: float) -> float:
+    """Of a must-pass case: as asked for, or less where its banked rewards say so: old flakes are no regression.
+
+    Two trials that pass by a quarter are added to them: the bank of a flaky case may have been lucky. With 16 banked
+    trials a suite of 200 cases that each flake 25% of the time
+    then fails 5% of gates at most.
+    """
+    if not banked:
+        return asked
+    n_passed = sum(reward >= 1 for reward in banked)
+    return max(LEAST_RELIABLE, min(asked, (n_passed + 0.5) / (len(banked) + 2)))
+
+
+class Case:
+    """Evidence that one must-pass case passes less often than `reliability`; broken at `bound`, cleared at 1."""
+
+    def __init__(self, reliability: float, bound: float) -> None:
+        self.log_e, self.n_scored = 0.0, 0
+        self._on_pass = math.log(PASSES_BROKEN / reliability)
+        self._on_fail = math.log((1 - PASSES_BROKEN) / (1 - reliability))
+        self._bound = math.log(bound)
+
+    def add(self, passed: bool) -> None:
+        """One trial."""
+        self.log_e += self._on_pass if passed else self._on_fail
+        self.n_scored += 1
+
+    @property
+    def broken(self) -> bool:
+        """The evidence has reached its bound; the tolerance is that of a sum of logarithms."""
+        return self.log_e >= self._bound - 1e-9
+
+    @property
+    def cleared(self) -> bool:
+        """More passes than a broken case would show."""
+        return self.n_scored > 0 and self.log_e <= 1e-9

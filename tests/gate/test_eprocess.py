@@ -1,0 +1,118 @@
+"""The evidence: against its formulas, against every path of a coin, and against the binomial."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from agentloop.gate.eprocess import LEVEL, STEP, Bets, Case, ConfidenceSequence
+
+DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)
+
+
+def published(differences: list[float], delta: float, cap: float = 0.9) -> tuple[float, float]:
+    """(log e of a drop, log e against a drop of delta) as the paper's formulas say, in one pass of numpy."""
+    d = np.array(differences)
+    v = (20 * 0.2 + np.concatenate([[0], np.cumsum(d * d)[:-1]])) / (20 + np.arange(len(d)))
+    sizes = np.array([1, 2, 4])[:, None] * delta
+    stake = np.minimum(cap, sizes / (v + sizes**2))
+    weights = np.array([0.7, 0.2, 0.1])
+    fail, against = np.prod(1 - stake * d, axis=1) @ weights, np.prod(1 + stake * (d + delta), axis=1) @ weights
+    return math.log(fail), math.log(against)
+
+
+@given(DIFFERENCES, st.sampled_from([0.02, 0.05, 0.1]))
+def test_both_e_values_are_those_of_the_formulas(differences: list[float], delta: float) -> None:
+    bets = Bets(delta, looks=False)
+    for one in differences:
+        bets.add(one)
+    assert (bets.log_fail, bets.log_pass) == pytest.approx(published(differences, delta), abs=1e-9)
+
+
+def test_the_first_bets_by_hand() -> None:
+    bets = Bets(0.05, looks=False)
+    bets.add(-1.0)  # stakes are .05/.2025, .1/.21, .2/.24
+    assert math.exp(bets.log_fail) == pytest.approx(0.7 * 1.246914 + 0.2 * 1.476190 + 0.1 * 1.833333, abs=1e-6)
+    assert bets.mean_square == pytest.approx((20 * 0.2 + 1) / 21)
+
+
+@pytest.mark.parametrize("bound", [1.0, 2.0])
+def test_a_fair_gambler_neither_wins_nor_loses(bound: float) -> None:
+    """Over all 2^10 paths of differences +-bound, the expectation of either e-value under its null is exactly 1."""
+    delta, n = 0.05, 10
+    fair = against = 0.0
+    p_up = (1 - delta / bound) / 2  # of a mean of -delta
+    for path in product((-bound, bound), repeat=n):
+        bets = Bets(delta, bound=bound, looks=False)
+        for one in path:
+            bets.add(one)
+        n_up = sum(one > 0 for one in path)
+        fair += math.exp(bets.log_fail) / 2**n
+        against += math.exp(bets.log_pass) * p_up**n_up * (1 - p_up) ** (n - n_up)
+    assert (fair, against) == (pytest.approx(1), pytest.approx(1))
+
+
+def test_the_confidence_sequence_inverts_the_same_bets() -> None:
+    """Each mean is tried on its own over the whole past; the ends are those that no look has refuted."""
+    rng = np.random.default_rng(3)
+    d = rng.choice([-1, -0.5, 0, 0.25], size=150, p=[0.2, 0.1, 0.5, 0.2])
+    v = (20 * 0.2 + np.concatenate([[0], np.cumsum(d * d)[:-1]])) / (20 + np.arange(len(d)))
+    bets = Bets(0.05)
+    for one in d.tolist():
+        bets.add(one)
+    sizes = np.array([0.05, 0.1, 0.2])[:, None]
+    left = []
+    for m in np.linspace(-1, 1, 401):
+        up = np.minimum(0.9 / (1 + max(0, m)), sizes / (v + sizes**2))
+        down = np.minimum(0.9 / (1 + max(0, -m)), sizes / (v + sizes**2))
+        weights = np.array([0.7, 0.2, 0.1])
+        more = weights @ np.cumprod(1 + up * (d - m), axis=1)
+        less = weights @ np.cumprod(1 - down * (d - m), axis=1)
+        if max(more.max(), less.max()) < 2 / (1 - LEVEL):
+            left.append(m)
+    assert bets.interval is not None
+    assert bets.interval.low == pytest.approx(left[0] - STEP)
+    assert bets.interval.high == pytest.approx(left[-1] + STEP)
+    assert bets.interval.low < d.mean() < bets.interval.high
+
+
+def test_the_confidence_sequence_covers_at_all_looks_together() -> None:
+    rng, missed, n = np.random.default_rng(5), 0, 60
+    for _ in range(n):
+        sequence, squares = ConfidenceSequence(), 4.0
+        for t, d in enumerate(rng.choice([-1.0, 0.0, 1.0], size=120, p=[0.3, 0.5, 0.2]).tolist()):
+            v = squares / (20 + t)
+            sequence.add(d, tuple(k / (v + k * k) for k in (0.05, 0.1, 0.2)))
+            squares += d * d
+        missed += not sequence.low <= -0.1 <= sequence.high
+    assert missed <= binom.ppf(0.9999, n, 1 - LEVEL)
+
+
+def test_a_must_pass_case_by_its_factors() -> None:
+    case = Case(0.95, bound=200 / 0.05)
+    for n, failed in enumerate((True, True, True), start=1):
+        case.add(not failed)
+        assert math.exp(case.log_e) == pytest.approx(16**n)
+        assert case.broken == (n == 3)  # 16^3 = 4096 is the first above 4000
+    cleared = Case(0.95, bound=4000)
+    cleared.add(True)
+    assert (math.exp(cleared.log_e), cleared.cleared, cleared.broken) == (pytest.approx(0.2 / 0.95), True, False)
+
+
+def test_200_healthy_cases_raise_an_alarm_in_less_than_one_of_twenty() -> None:
+    """By every outcome of eight runs: what one case does, times 200, is within the bound."""
+    alarm = 0.0
+    for runs in product((True, False), repeat=8):
+        case = Case(0.95, bound=4000)
+        for passed in runs:
+            if not case.broken and not case.cleared:
+                case.add(passed)
+        n = sum(runs)
+        alarm += case.broken * 0.95**n * 0.05 ** (8 - n)
+    assert binom.pmf(3, 3, 0.05) <= alarm < 0.05 / 200
