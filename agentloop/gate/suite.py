@@ -1,8 +1,11 @@
 """A suite on disk: the tasks that policies are compared on, in git beside the code.
 
-    evals/NAME/suite.toml     name, [sandbox], [limits], [reward] and [[verifiers]] (for tasks that name none)
-    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment
+    evals/NAME/suite.toml     name, tags, [sandbox], [limits], [reward] and [[verifiers]] (for tasks that name none)
+    evals/NAME/tasks.jsonl    one task a line: id, instruction, split, pool, verifiers, reward, solution, environment,
+                              and tags beside those of suite.toml
     evals/NAME/files/         what a box starts with, when [sandbox] says `files = "files"`
+    evals/NAME/baseline/      what policies did here (`bank.py`)
+    evals/NAME/CASE/          a regression case, whose tasks.jsonl has one task: its own box, and maybe a prefix.jsonl
 
 Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
 be rolled out from anywhere. Whether a verifier's kind is installed is the business of `plugins.py`.
@@ -24,12 +27,29 @@ from pydantic import BaseModel, ValidationError
 
 from agentloop.errors import ConfigError, boundary, did_you_mean
 from agentloop.gate.atomic import write_text
-from agentloop.types import Frozen, Limits, Part, RewardRule, SandboxSpec, Split, Task, content_hash
+from agentloop.types import (
+    EnvironmentSpec,
+    Frozen,
+    Limits,
+    Part,
+    RewardRule,
+    SandboxSpec,
+    Split,
+    Step,
+    Task,
+    content_hash,
+)
 
 HEAD = "suite.toml"
 TASKS = "tasks.jsonl"
-HEAD_KEYS = ("name", "sandbox", "limits", "reward", "verifiers")
-TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment")
+HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers")
+TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment", "tags", "prefix")
+CASE = "case.toml"
+"""What a folder in a suite has that is a case of it (`case.py`)."""
+PREFIX = "prefix.jsonl"
+"""The turns that a task goes on from, as they are written; a task names the file by its key `prefix`."""
+MUST_PASS = "must-pass"  # noqa: S105 - not that kind of pass
+"""The tag of a task that no version may fail for good: the gate watches it by itself (`eprocess.py`)."""
 TESTS = "tests"
 """The option of a verifier that names a folder, relative to the suite's as a verifier's own file is."""
 
@@ -63,6 +83,7 @@ class _Head(Frozen):
     limits: Limits
     reward: RewardRule | None
     verifiers: tuple[Part, ...]
+    tags: tuple[str, ...]
 
 
 # --------------------------------------------------------------------------------------- reading
@@ -72,8 +93,22 @@ def load_suite(path: Path) -> Suite:
     """The suite in the folder `path`. Raises ConfigError: one line with file, line, key and the next move."""
     folder = path.resolve()
     head = _parse_head(_read(folder / HEAD, _where_suites_are(folder)), folder)
-    tasks = _parse_tasks(_read(folder / TASKS, "write one task a line, as JSON"), folder, head)
+    cases = _case_tasks(folder, head)
+    tasks: tuple[Task, ...] = ()
+    if not cases or (folder / TASKS).exists():
+        tasks = _parse_tasks(_read(folder / TASKS, "write one task a line, as JSON"), folder, head)
+    tasks += cases
     return Suite(name=head.name, tasks=tasks, folder=folder, hash=_suite_hash(tasks))
+
+
+def _case_tasks(folder: Path, head: _Head) -> tuple[Task, ...]:
+    """The task of each case below `folder` that has one, in the order of their names, with the suite's tags."""
+    found = [load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if (path.parent / TASKS).exists()]
+    return tuple(
+        task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags)))})
+        for case in found
+        for task in case.tasks
+    )
 
 
 def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
@@ -84,7 +119,7 @@ def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
         where = f"{path}:{number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where}: not JSON: {error}; write one JSON object a line") from None
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: a line must be a JSON object, not {type(value).__name__}")
@@ -122,6 +157,7 @@ def _parse_head(text: str, folder: Path) -> _Head:
         limits=_limits(path, text, head),
         reward=_reward(path, text, head),
         verifiers=_verifiers(head.get("verifiers", []), folder, _toml_place(path, text, "", "verifiers")),
+        tags=_tags(head.get("tags", []), _toml_place(path, text, "", "tags")),
     )
 
 
@@ -208,6 +244,8 @@ def _parse_tasks(text: str, folder: Path, head: _Head) -> tuple[Task, ...]:
 
 def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
     _refuse_unknown(row, TASK_KEYS, lambda _: where)
+    if isinstance(environment := row.get("environment"), dict):
+        _refuse_unknown(environment, tuple(EnvironmentSpec.model_fields), lambda _: f"{where}: key 'environment'")
     for key in ("id", "instruction"):
         if not row.get(key):
             raise ConfigError(f"{where}: key {key!r} is missing or empty; every task needs one")
@@ -228,6 +266,8 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
                 "verifiers": verifiers,
                 "sandbox": box,
                 "limits": head.limits,
+                "tags": tuple(dict.fromkeys((*head.tags, *_tags(row.get("tags", []), where)))),
+                "prefix": _prefix(row.get("prefix"), where, folder),
             }
         )
     except ValidationError as error:
@@ -244,6 +284,30 @@ def _split(name: object, where: str) -> Split:
         hint = did_you_mean(str(name), known)
         raise ConfigError(f"{where}: key 'split': no split {name!r} (splits: {', '.join(known)}){hint}")
     return Split(name)
+
+
+def _tags(names: object, where: str) -> tuple[str, ...]:
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(f"{where}: key 'tags' must be a list of words, like {json.dumps([MUST_PASS])}")
+    return tuple(names)
+
+
+def _prefix(name: object, where: str, folder: Path) -> tuple[Step, ...]:
+    """The turns in the file `name`, one a line."""
+    if name is None:
+        return ()
+    path = folder / name if isinstance(name, str) else folder
+    if not path.is_file():
+        raise ConfigError(f"{where}: key 'prefix': no file {path} of turns; paths start at the suite folder")
+    steps = []
+    for line, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+        try:
+            steps.append(Step.model_validate({**row, "copied": True}))
+        except ValidationError as error:
+            raise ConfigError(
+                f"{line}: no turn of a trace: {_lower(error.errors()[0]['msg'])}; mend the line"
+            ) from None
+    return tuple(steps)
 
 
 def _verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
@@ -303,6 +367,11 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
     folder = folder.resolve()
     lines = "".join(json.dumps(_row(task, folder), ensure_ascii=False) + "\n" for task in tasks)
     head = _head_text(name, tasks, folder) if tasks else ""
+    prefixes = {task.prefix for task in tasks if task.prefix}
+    if len(prefixes) > 1:
+        raise ConfigError(f"{folder}: tasks that go on from different turns; write one suite for each")
+    for prefix in prefixes:
+        write_text(folder / PREFIX, "".join(step.model_dump_json(exclude_defaults=True) + "\n" for step in prefix))
     _parse_tasks(lines, folder, _parse_head(head, folder))
     write_text(folder / TASKS, lines)
     write_text(folder / HEAD, head)
@@ -310,12 +379,14 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
 
 
 def _row(task: Task, folder: Path) -> Table:
-    row = task.model_dump(mode="json", include={"id", "instruction", "split", "pool", "solution"})
+    row = task.model_dump(mode="json", include={"id", "instruction", "split", "pool", "solution", "tags"})
     verifiers = [{"kind": _relative_kind(part.kind, folder), **_options(part, folder)} for part in task.verifiers]
     if task.reward is not None:
         row["reward"] = task.reward.model_dump(mode="json", exclude_defaults=True)
     if task.environment is not None:
         row["environment"] = task.environment.model_dump(mode="json", exclude_defaults=True)
+    if task.prefix:
+        row["prefix"] = PREFIX
     return {key: value for key, value in {**row, "verifiers": verifiers}.items() if value != []}
 
 
@@ -334,21 +405,26 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _head_text(name: str, tasks: Sequence[Task], folder: Path) -> str:
-    lines = [f"name = {_toml(name)}", "", "[sandbox]"]
+    lines = [f"name = {toml_value(name)}", "", "[sandbox]"]
     spec = tasks[0].sandbox.model_dump(exclude={"files"}, exclude_none=True)  # which TOML cannot say
-    lines += [f"{key} = {_toml(value)}" for key, value in spec.items()]
+    lines += [f"{key} = {toml_value(value)}" for key, value in spec.items()]
     files = {t.split.value: _relative(t.sandbox.files, folder) for t in tasks if t.sandbox.files is not None}
     if len(set(files.values())) == 1:
-        lines.append(f"files = {_toml(next(iter(files.values())))}")
+        lines.append(f"files = {toml_value(next(iter(files.values())))}")
     elif files:
-        lines.append("files = { " + ", ".join(f"{split} = {_toml(path)}" for split, path in files.items()) + " }")
+        lines.append("files = { " + ", ".join(f"{split} = {toml_value(path)}" for split, path in files.items()) + " }")
     limits = tasks[0].limits.model_dump(exclude_none=True)
-    lines += ["", "[limits]", *(f"{key} = {_toml(value)}" for key, value in limits.items())]
+    lines += ["", "[limits]", *(f"{key} = {toml_value(value)}" for key, value in limits.items())]
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | bool | int | float) -> str:
-    """A scalar in TOML: JSON's spelling, but for DEL, which JSON leaves bare."""
+def toml_value(value: str | bool | int | float | list[str]) -> str:
+    """A scalar, or a list of texts, in TOML: JSON's spelling, but for DEL, which JSON leaves bare.
+
+    A text with quotes in it is a literal one where it can be, for those who read it.
+    """
+    if isinstance(value, str) and '"' in value and "'" not in value and value.isprintable():
+        return f"'{value}'"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
@@ -359,7 +435,7 @@ def _suite_hash(tasks: Sequence[Task]) -> str:
     """Equal for suites that ask and check the same, wherever they lie and however their lines are ordered."""
     folders = sorted({task.sandbox.files for task in tasks if task.sandbox.files is not None})
     rows = sorted((_portable(task) for task in tasks), key=lambda row: str(row["id"]))
-    return content_hash({"tasks": rows, "files": [_folder_contents(folder) for folder in folders]})
+    return content_hash({"tasks": rows, "files": [folder_contents(folder) for folder in folders]})
 
 
 def _portable(task: Task) -> Table:
@@ -367,13 +443,13 @@ def _portable(task: Task) -> Table:
     row = task.portable()
     for part in row["verifiers"]:
         if isinstance(tests := part["options"].get(TESTS), str):
-            part["options"][TESTS] = _folder_contents(Path(tests))
+            part["options"][TESTS] = folder_contents(Path(tests))
         if found := _in_file(part["kind"]):
             part["kind"] = f"{_sha256(found[0])}:{found[1]}"
     return row
 
 
-def _folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
+def folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
     """(relative path, hash or link target, executable) of every file; empty folders are left out, as in git."""
     rows = []
     for path in sorted(folder.rglob("*")):

@@ -109,8 +109,9 @@ class Random:
 class PolicyAgent:
     """An agent with a policy: the reference agent, or another; its phase's time is the limit."""
 
-    def __init__(self, policy: Policy, agent: Agent | None = None) -> None:
-        self._policy, self._agent = policy, agent or ToolLoop()
+    def __init__(self, policy: Policy, agent: Agent | None = None, *, seed: int = 0) -> None:
+        """seed: of its sampling; trials that are to be independent need one each."""
+        self._policy, self._agent, self._seed = policy, agent or ToolLoop(), seed
         self.name = self._agent.name
         self.files: Path | None = getattr(agent, "files", None)
 
@@ -125,7 +126,7 @@ class PolicyAgent:
         )
         spec = SandboxSpec(image=task.image, root=True)
         known = Task(id=task.name, instruction=task.instruction, sandbox=spec, limits=limits)
-        stop, _ = await self._agent.run(known, self._policy, room, seed=0, record=record)
+        stop, _ = await self._agent.run(known, self._policy, room, seed=self._seed, record=record)
         # The work is in the box: having no more to do is how it is handed in.
         return StopReason.submitted if stop is StopReason.no_tool_call else stop
 

@@ -20,9 +20,6 @@ from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import RewardState
 
-STORE = Path("traces") / "store.db"
-
-
 OR_ANOTHER = ", or use bubblewrap"
 """How the probe's reason ends, where bubblewrap is what was tried."""
 

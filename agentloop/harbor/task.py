@@ -149,6 +149,8 @@ class HarborTask(Table):
     solution: Solution = Solution()
     artifacts: tuple[str, ...] = ()
     """Paths in the agent's box that a separate verifier is given."""
+    tags: tuple[str, ...] = ()
+    """[metadata] tags."""
     remarks: tuple[str, ...] = ()
     """What the task says and we do not do, a line each."""
 
@@ -221,7 +223,7 @@ def load_task(folder: Path) -> HarborTask:
     remarks = (*_unknown(path, tables), *_not_held(path, tables))
     own = {"folder": folder, "instruction": (folder / INSTRUCTION).read_text(), "artifacts": artifacts}
     try:
-        task = HarborTask(**{**tables, **own, "remarks": remarks})
+        task = HarborTask(**{**tables, **own, "tags": _tags(tables), "remarks": remarks})
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
@@ -230,6 +232,13 @@ def load_task(folder: Path) -> HarborTask:
     if task.environment.docker_image is None and not (folder / "environment" / "Dockerfile").is_file():
         raise ConfigError(f"{folder}: no environment/Dockerfile and no [environment] docker_image; a task needs one")
     return task
+
+
+def _tags(tables: dict[str, Any]) -> tuple[str, ...]:
+    """Those that are texts: the table is its author's own, and the format says nothing of what is in it."""
+    metadata = tables.get("metadata", {})
+    tags = metadata.get("tags", []) if isinstance(metadata, dict) else []
+    return tuple(tag for tag in tags if isinstance(tag, str)) if isinstance(tags, list) else ()
 
 
 def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
@@ -251,7 +260,7 @@ def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
     """A line for each key that is not the format's. Raises ConfigError for one that was meant to be."""
     found = []
     for name, table, model in _tables(tables):
-        known = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks"}
+        known = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks", "tags"}
         for key in table.keys() - known:
             where = f"{path}: unknown key {key!r}{f' in [{name}]' if name else ''}"
             if near := get_close_matches(key, known, n=1, cutoff=NEAR):

@@ -1,6 +1,6 @@
 """A project on disk, opened: its settings, tasks, memory and versions, and the way to gather experience.
 
-agentloop.toml        what is set                    evals/      suites, and regressions/
+agentloop.toml        what is set                    evals/      suites, failed/ and regressions/
 sandboxes/            what boxes are made of         traces/     store.db: every trace
 policies/v0001/       one folder a version           report.html what came of it
 """
@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym import GymLoop
 from agentloop.agents.gym import check as check_environment
-from agentloop.config import Config, known_secrets, load_config, suite_folder
+from agentloop.config import STORE, Config, known_secrets, load_config, suite_folder
 from agentloop.energy import Meter, Used
 from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
@@ -31,6 +31,7 @@ from agentloop.judge.canaries import plant
 from agentloop.judge.failures.learned import load_scorer
 from agentloop.judge.group import judge_group
 from agentloop.judge.score import make_verifier, name_verifiers
+from agentloop.loop.held_out import trainable
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Agent, Policy, Sandbox, SandboxBackend
 from agentloop.registry.versions import Registry
@@ -41,10 +42,13 @@ from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
 from agentloop.types import Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
-STORE = Path("traces") / "store.db"
 POLICIES = Path("policies")
 REPORT = Path("report.html")
-REGRESSIONS = Path("evals") / "regressions"
+EVALS = Path("evals")
+FAILED = EVALS / "failed"
+"""Tasks that a champion failed, which `agentloop mine` takes up."""
+REGRESSIONS = EVALS / "regressions"
+"""Cases that were admitted."""
 
 
 class Progress(Protocol):
@@ -237,6 +241,7 @@ def open_project(
             raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
     check_verifiers(suite)
     check_environments(suite)
+    suite = trainable(folder / EVALS, suite, progress.say)
     store = Store(folder / STORE, secrets=known_secrets(folder))
     try:
         with store.lock(), Meter() as meter:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.gate.decide import decide, success
-from agentloop.gate.regressions import read_cases
+from agentloop.gate.failed import read_failed
 from agentloop.gate.report import Attempt, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
 from agentloop.judge.failures.pareto import Survey
 from agentloop.judge.failures.survey import survey
-from agentloop.loop.project import REGRESSIONS, REPORT, Project, why_unscored
+from agentloop.loop.project import FAILED, REPORT, Project, why_unscored
 from agentloop.loop.turns import gate_stage, stored_attempts
 from agentloop.store.bodies import unpack
 from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
@@ -124,7 +124,7 @@ class Summary:
             },
             "versions": [self._version(v) for v in self.versions],
             "decision": self.decision.value if self.decision else None,
-            "regression_cases": self.n_regressions(),
+            "failed_tasks": self.n_failed(),
             "samples_dropped": self.samples_dropped,
             # Of finished stages, in this process: what an interruption cost and what boxes spent is not in it.
             "wall_s": round(sum(s.wall_s for s in self.stages.values()), 1),
@@ -133,10 +133,9 @@ class Summary:
             "report": str(project.folder / REPORT),
         }
 
-    def n_regressions(self) -> int:
-        """Cases pinned in the project."""
-        folder = self.project.folder / REGRESSIONS
-        return len(read_cases(folder)) if folder.is_dir() else 0
+    def n_failed(self) -> int:
+        """Held-out tasks that some champion failed."""
+        return len(read_failed(self.project.folder / FAILED))
 
     def _version(self, version: PolicyVersion) -> dict[str, Any]:
         decision = self.decisions.get(version.number)
@@ -192,7 +191,7 @@ class Summary:
             pairs=self._pairs(),
             samples_dropped=self.samples_dropped,
             n_infra_failed=self.n_infra_failed,
-            n_regressions=self.n_regressions(),
+            n_failed=self.n_failed(),
             wall_s=sum(s.wall_s for s in self.stages.values()),
             cpu_s=sum(s.cpu_s for s in self.stages.values()),
         )

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.gate.decide import decide, lost_too_much
-from agentloop.gate.regressions import Pinned, pin
+from agentloop.gate.failed import Pinned, pin
 from agentloop.judge.failures.taxonomy import OURS
-from agentloop.loop.project import REGRESSIONS, Project, unscored
+from agentloop.loop.project import FAILED, Project, unscored
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
@@ -165,14 +165,14 @@ def eval_report(project: Project, number: int, tasks: Sequence[Task], judged: Se
 
 
 def pin_failures(project: Project, champion: PolicyVersion) -> int:
-    """Remember what the champion failed on the held-out tasks as regression cases; how many are new."""
+    """Remember what the champion failed on the held-out tasks so that cases can be mined of it; how many are new."""
     failed = [
         Pinned(trace=trace, verdict=verdict)
         for trace, verdict in stored_attempts(project, gate_stage(project, champion.number))
         if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
     ]
     taxonomy = OURS.with_own((leaf.type, leaf.definition) for leaf in project.config.failures.leaf)
-    return pin(failed, project.folder / REGRESSIONS, project.suite, taxonomy=taxonomy)
+    return pin(failed, project.folder / FAILED, project.suite, taxonomy=taxonomy)
 
 
 def stored_attempts(project: Project, stage: str) -> list[tuple[Trace, Verdict]]:

@@ -156,6 +156,12 @@ GOOD = '{"id": "a", "instruction": "x"}\n'
         ("[sandbox]\nfiles = 'file'", GOOD, r"suite\.toml:2: key 'files': no folder .*/repo/file; make it"),
         ("[sandbox]\nagent_files = '/root'", GOOD, r"suite\.toml:2: unknown key 'agent_files'"),
         ("[sandbox]\nfiles = 3", GOOD, r"suite\.toml:2: key 'files' must be the path of a folder"),
+        (
+            HEAD,
+            GOOD.replace("}", ', "environment": {"id": "FrozenLake-v1", "option": {}}}'),
+            r"tasks\.jsonl:1: key 'environment': unknown key 'option' "
+            r"\(keys: id, options, seed, processes\); did you mean 'options'\?",
+        ),
         ("verifiers = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers' must be a list like"),
         ("[[verifiers]]\nkinds = 'exact'", GOOD, r"suite\.toml:1: key 'verifiers': .* names no kind"),
         (HEAD, "", r"tasks\.jsonl: no task in it; write one task a line"),
@@ -268,3 +274,25 @@ def test_a_write_that_fails_leaves_the_old_suite(tmp_path: Path, monkeypatch: py
         write_suite(tmp_path / "s", "s", [task.model_copy(update={"instruction": "y"})])
     assert load_suite(tmp_path / "s") == old
     assert sorted(p.name for p in (tmp_path / "s").iterdir()) == ["suite.toml", "tasks.jsonl"]
+
+
+def test_tags_are_those_of_the_suite_and_of_the_task(tmp_path: Path) -> None:
+    tagged = [{**ROWS[0], "tags": ["must-pass", "slow"]}, *ROWS[1:]]
+    head = HEAD.replace('name = "repo"', 'name = "repo"\ntags = ["ci", "slow"]')
+    suite = load_suite(lay(tmp_path / "one", head, "\n".join(map(json.dumps, tagged))))
+    assert [task.tags for task in suite.tasks] == [("ci", "slow", "must-pass"), ("ci", "slow"), ("ci", "slow")]
+    again = write_suite(tmp_path / "one" / "again", "repo", suite.tasks)
+    assert [task.tags for task in again.tasks] == [task.tags for task in suite.tasks]
+    assert again.hash == suite.hash
+    without = load_suite(lay(tmp_path / "two"))
+    assert "tags" not in without.tasks[0].portable(), "hashes of suites without tags stay as they were"
+    assert without.hash != suite.hash
+
+
+@pytest.mark.parametrize("tags", ["must-pass", [1], [""], {"a": 1}])
+def test_tags_that_are_none(tmp_path: Path, tags: object) -> None:
+    rows = "\n".join(map(json.dumps, [{**ROWS[0], "tags": tags}, *ROWS[1:]]))
+    with pytest.raises(
+        ConfigError, match=r"""tasks.jsonl:1: key 'tags' must be a list of words, like \["must-pass"\]"""
+    ):
+        load_suite(lay(tmp_path / "one", HEAD, rows))

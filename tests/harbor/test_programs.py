@@ -119,6 +119,28 @@ def test_a_program_does_a_task(backend: SandboxBackend, image: Path, solver: Pat
     assert trace.stop_reason == "submitted"
 
 
+@pytest.mark.parametrize("kind", ["openai", "vllm"])
+def test_the_settings_of_the_folder_say_who_acts_and_what_it_costs(
+    kind: str, bubblewrap: BubblewrapBackend, image: Path, solver: Path, tmp_path: Path
+) -> None:
+    task = make_task(tmp_path / "task", toml="", image=image)
+    (tmp_path / "agentloop.toml").write_text(
+        f'[agent]\nkind = "command"\ncommand = "python3 /agent/run.py"\nfiles = "{solver.name}"\n'
+        '[[prices]]\nmodel = "m"\ninput = 1e6\noutput = 2e6\n'
+    )
+    with Model(lambda messages: {"role": "assistant", "content": "mkdir -p /app; touch /app/done"}) as model:
+        done = agentloop(
+            "run", task, "--policy", kind, "--base-url", model.url, "--model", "m", "--sandbox", "bubblewrap",
+            "--out", tmp_path / "out", "--json", cwd=tmp_path,
+        )  # fmt: skip
+    told = json.loads(done.stdout)
+    assert (told["mean_reward"], told["agent"]) == (1.0, "command")
+    store = Store(tmp_path / "out" / "traces" / "store.db")
+    _, trace, _ = store.trace(told["trials"][0]["trace"])
+    store.close()
+    assert [step.completion.cost_usd for step in trace.steps] == [1 + 2 * 2.0], "one token in, two out"
+
+
 def test_a_program_cannot_change_its_own_files_or_ask_the_host(
     bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +184,10 @@ def test_a_phase_s_time_is_the_program_s(bubblewrap: BubblewrapBackend, image: P
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--agent", "command"], "needs --base-url and --model"),
+        (["--agent", "command", "--command", "true"], "needs --base-url and --model"),
+        (["--agent", "command", "--command", "true", "--policy", "litellm"], "needs --model"),
+        (["--agent", "command", "--command", "true", "--tool", "files", "--base-url", "http://x/v1", "--model", "m"],
+         "brings its own tools"),
         (["--agent", "command", "--base-url", "http://x/v1", "--model", "m"], "belong together"),
         (["--command", "true", "--base-url", "http://x/v1", "--model", "m"], "belong together"),
         (

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from parts import Run
 from sandbox.roots import busybox_root
 
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -17,18 +16,15 @@ from .folders import make_task
 COIN = "#!/bin/sh\necho $(( $(od -An -N2 -tu2 /dev/urandom) % 2 )) > /logs/verifier/reward.txt\n"
 
 
-def agentloop(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "agentloop_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return busybox_root(tmp_path / "root")
 
 
 @pytest.mark.slow
-def test_several_trials_have_a_mean_and_each(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
+def test_several_trials_have_a_mean_and_each(
+    agentloop: Run, bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
     make_task(tmp_path / "tasks/coin", toml="", test=COIN, image=root)
     make_task(tmp_path / "tasks/sure", toml="", image=root)
     make_task(tmp_path / "tasks/void", toml="", test="#!/bin/sh\n", image=root)
@@ -54,7 +50,7 @@ def test_several_trials_have_a_mean_and_each(bubblewrap: BubblewrapBackend, root
 
 @pytest.mark.parametrize("out", ["file", "file/below", "/proc/nothing"])
 def test_a_folder_that_cannot_be_is_one_line_before_anything_runs(
-    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, out: str
+    agentloop: Run, bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, out: str
 ) -> None:
     task = make_task(tmp_path / "t", toml="", image=root)
     (tmp_path / "file").touch()
@@ -65,7 +61,7 @@ def test_a_folder_that_cannot_be_is_one_line_before_anything_runs(
 
 
 @pytest.mark.parametrize("command", ["", "run", "sandbox gc"])
-def test_help_has_a_short_name_everywhere(command: str) -> None:
+def test_help_has_a_short_name_everywhere(agentloop: Run, command: str) -> None:
     short, long = (agentloop(*command.split(), option) for option in ("-h", "--help"))
     assert short.returncode == 0
     assert short.stdout == long.stdout

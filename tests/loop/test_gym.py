@@ -12,10 +12,11 @@ from agentloop_cli.main import app
 from environments import need
 from typer.testing import CliRunner
 
+from agentloop.config import STORE
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import load_suite, write_suite
 from agentloop.loop.learners import make_learner
-from agentloop.loop.project import STORE, Silent, open_project
+from agentloop.loop.project import Silent, open_project
 from agentloop.loop.turns import run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
@@ -118,7 +119,7 @@ def test_what_cannot_be_made_is_refused_before_anything_runs(
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({"environment": {"id": "X-v0", "speed": 3}}, r"tasks.jsonl:1: key 'environment.speed': extra inputs"),
+        ({"environment": {"id": "X-v0", "speed": 3}}, r"tasks.jsonl:1: key 'environment': unknown key 'speed'"),
         ({"environment": {}}, r"tasks.jsonl:1: key 'environment.id': field required"),
         ({}, "tasks with an environment and tasks without; write one suite for each"),
     ],

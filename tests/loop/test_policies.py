@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.config import STORE
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.loop.learners import make_learner
-from agentloop.loop.project import STORE
 from agentloop.loop.turns import run_loop
 from agentloop.policies import litellm
 from agentloop.policies.litellm import LiteLLMPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.replay import ReplayBackend
+from agentloop.types import Completion, Message
 
 from .mini import Silent, make_mini, open_project
 
@@ -74,10 +75,45 @@ def test_litellm_is_asked_for_as_it_is_set(
 ) -> None:
     monkeypatch.setattr(litellm, "version", lambda name: "1.106.2")  # that it is there; nothing is asked
     monkeypatch.setenv("AGENTLOOP_POLICY__API_KEY", "open sesame")
-    text = 'kind = "litellm"\nmodel = "anthropic/m"\ntemperature = 0.5\nusd_per_million = [1, 2]\n'
-    folder = settings(make_mini(tmp_path), text)
+    prices = '[[prices]]\nmodel = "anthropic/*"\ninput = 1\noutput = 2\n'
+    folder = settings(make_mini(tmp_path, prices), 'kind = "litellm"\nmodel = "anthropic/m"\ntemperature = 0.5\n')
     with open_project(folder, bubblewrap, Silent()) as project:
         policy = make_learner(project)._policy  # type: ignore[attr-defined]
     assert isinstance(policy, LiteLLMPolicy)
     assert policy._request == {"model": "anthropic/m", "temperature": 0.5, "api_key": "open sesame"}
-    assert policy._prices == (1.0, 2.0)
+    said = Completion(message=Message(role="assistant"), finish_reason="stop", n_prompt_tokens=3, n_completion_tokens=5)
+    assert policy._price(said.model_copy(update={"model": "anthropic/m"})) == pytest.approx(13e-6)
+    assert policy._price(said.model_copy(update={"model": "other"})) is None
+
+
+PROGRAM = """
+import json, os, urllib.request
+said = [{"role": "user", "content": os.environ["AGENTLOOP_INSTRUCTION"]}]
+body = json.dumps({"model": os.environ["AGENTLOOP_MODEL"], "messages": said}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, {"content-type": "application/json"})).read()
+"""
+KNOWS = """
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.types import Message
+
+def make(tasks):
+    number = lambda words: 100 + int(words.removeprefix("What is in q").removesuffix("?"))
+    return ScriptedPolicy(lambda messages, rng: Message(role="assistant", content=str(number(messages[0].content))))
+"""
+
+
+@pytest.mark.slow
+def test_the_agent_of_a_loop_may_be_any_program(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    agent = '[agent]\nkind = "command"\ncommand = "python3 /agent/run.py"\nfiles = "mine"\n'
+    folder = settings(
+        make_mini(tmp_path, agent, n_train=1, n_heldout=2), 'kind = "scripted"\nscript = "knows.py:make"\n'
+    )
+    suite = folder / "evals" / "mini" / "suite.toml"
+    assert "read_only = true\n" in suite.read_text()
+    suite.write_text(suite.read_text().replace("read_only = true\n", ""))
+    (folder / "mine").mkdir()
+    (folder / "mine" / "run.py").write_text(PROGRAM)
+    (folder / "knows.py").write_text(KNOWS)
+    found = {(answer, reward) for _, answer, reward, _ in run(folder, bubblewrap)}
+    assert found == {("100", 1.0), ("101", 1.0), ("102", 1.0)}

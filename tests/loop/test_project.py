@@ -10,9 +10,11 @@ import pytest
 
 from agentloop.config import load_config
 from agentloop.errors import ConfigError, PluginError
-from agentloop.types import Imported, Message, Trace
+from agentloop.gate.case import Case, drafted, put_case, write_case
+from agentloop.gate.suite import load_suite
+from agentloop.types import FailureType, Imported, Message, Split, StopReason, Trace
 
-from .mini import make_mini, opened
+from .mini import Recorder, make_mini, opened
 
 MINE = """
 class Mine:
@@ -99,3 +101,66 @@ def test_only_a_loop_needs_a_suite(tmp_path: Path) -> None:
         pass
     words = '[project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
     assert str(caught.value) == f"{path}: {words}"
+
+
+def test_what_another_suite_holds_out_is_not_trained_on(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    other = folder / "evals" / "other"
+    other.mkdir()
+    (other / "suite.toml").write_text('name = "other"\n')
+    task = {"instruction": "What is in q0?", "verifiers": [{"kind": "exact", "expected": "100"}]}
+    (other / "tasks.jsonl").write_text(json.dumps({"id": "read-q0", "split": "heldout", **task}) + "\n")
+    words = "1 train task of suite 'mini', such as 'read-q0', is held out by .*other"
+    with pytest.raises(ConfigError, match=words) as caught, opened(folder):
+        pass
+    assert "\n" not in str(caught.value)
+    (other / "tasks.jsonl").write_text(json.dumps({"id": "read-q0", "split": "validation", **task}) + "\n")
+    with opened(folder):
+        pass
+
+
+def mined_of(folder: Path, n: int) -> None:
+    """A case of train task n, as `agentloop mine` writes it."""
+    task = load_suite(folder / "evals" / "mini").tasks[n]
+    made = Case(
+        id=f"case-{n}", kind="full", sentence="It failed.", failure=FailureType.call_wrong_arguments, evidence="",
+        detector="d@1", task=task.id, suite="mini", trace="x",
+    )  # fmt: skip
+    trace = Trace(id="x", messages=(Message(role="user"),), stop_reason=StopReason.submitted)
+    out = folder / "evals" / "regressions"
+    with drafted(out, made.id) as draft:
+        write_case(draft, made, trace, task=task)
+        put_case(draft, out / made.id, {})
+
+
+def test_a_train_task_that_became_a_case_is_left_out_of_training(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    with opened(folder) as project:
+        before = project.suite
+    mined_of(folder, 0)
+    [case] = load_suite(folder / "evals" / "regressions").tasks
+    assert (case.id, case.split) == ("case-0", Split.heldout)
+    said = Recorder()
+    with opened(folder, said) as project:
+        assert [task.id for task in project.suite.split(Split.train)] == ["read-q1", "read-q2", "read-q3"]
+        assert project.suite.split(Split.heldout) == before.split(Split.heldout)
+        assert project.suite.hash == before.hash, "versions and reports of before are still those of this suite"
+    [line] = [line for line in said.said if "left out" in line]
+    assert "1 train task of suite 'mini' left out of training: cases such as 'case-0'" in line
+
+
+def test_a_task_that_was_changed_since_is_another_one(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    mined_of(folder, 0)
+    tasks = folder / "evals" / "mini" / "tasks.jsonl"
+    tasks.write_text(tasks.read_text().replace("What is in q0?", "Which number is in q0?"))
+    with opened(folder) as project:
+        assert len(project.suite.split(Split.train)) == 4
+
+
+def test_when_cases_hold_out_all_there_is_nothing_to_train_on(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini", n_train=2)
+    mined_of(folder, 0)
+    mined_of(folder, 1)
+    with pytest.raises(ConfigError, match=r"all train tasks of suite 'mini' are held out.*add tasks"), opened(folder):
+        pass

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.gate.regressions import read_cases
+from agentloop.gate.failed import read_failed
 from agentloop.gate.suite import load_suite
-from agentloop.loop.project import REGRESSIONS, Project
+from agentloop.loop.project import FAILED, Project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -30,7 +30,7 @@ DOCUMENTED = [
     "failures",
     "versions",
     "decision",
-    "regression_cases",
+    "failed_tasks",
     "samples_dropped",
     "wall_s",
     "cpu_s",
@@ -105,14 +105,14 @@ def test_held_out_tasks_are_seen_by_the_gate_alone(folder: Path) -> None:
 
 def test_what_the_champion_failed_is_pinned(folder: Path) -> None:
     run(folder, (10, 25))
-    cases = read_cases(folder / REGRESSIONS)
+    cases = read_failed(folder / FAILED)
     failed = {f"read-q{n}" for n in range(N_TRAIN + 10, N_TRAIN + N_HELDOUT)}
     assert {case.task_id for case in cases} == failed
     assert {case.policy_version for case in cases} == {1}
-    assert {task.split for task in load_suite(folder / REGRESSIONS).tasks} == {Split.heldout}
-    before = (folder / REGRESSIONS / "cases.jsonl").read_bytes()
+    assert {task.split for task in load_suite(folder / FAILED).tasks} == {Split.heldout}
+    before = (folder / FAILED / "failures.jsonl").read_bytes()
     run(folder, (10, 25))
-    assert (folder / REGRESSIONS / "cases.jsonl").read_bytes() == before
+    assert (folder / FAILED / "failures.jsonl").read_bytes() == before
 
 
 def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
@@ -133,7 +133,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     assert document["episodes"] == 2 * (2 * N_TRAIN) + 2 * N_HELDOUT
     assert document["tool_calls"] == 2 * document["episodes"]
     assert document["samples_dropped"] == {"flat": 4}
-    assert (document["regression_cases"], document["infra_failed"], document["unscored"]) == (20, 0, None)
+    assert (document["failed_tasks"], document["infra_failed"], document["unscored"]) == (20, 0, None)
     assert (document["sandbox"], document["isolation"], document["seed"]) == ("bubblewrap", "namespaces", 0)
     assert (document["store"], document["report"]) == (str(store), str(folder / "report.html"))
     assert [(v["number"], v["parent"], v["state"], v["decision"]) for v in document["versions"]] == [

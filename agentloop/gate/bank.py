@@ -1,0 +1,265 @@
+"""The baseline bank: what a policy did on a suite, K trials of every task, from one run of a fixed size.
+
+    evals/NAME/baseline/REF.jsonl    {"bank": {...}}, then an `Outcome` a line
+
+A gate compares with it and spends nothing on the baseline. It is in git, so whatever it was made of is in its first
+line, and a bank that no longer fits its suite is refused: a comparison with something else would pass or fail for
+reasons of its own. What a gate rolled out never gets here: a run that stopped when it looked good is biased.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from agentloop.errors import ConfigError, SandboxError, counted, did_you_mean
+from agentloop.gate.atomic import write_text
+from agentloop.gate.ledger import Ledger
+from agentloop.gate.outcomes import Outcome, Side, read_outcomes
+from agentloop.gate.suite import MUST_PASS, Suite, read_jsonl
+from agentloop.judge.score import name_verifiers
+from agentloop.types import Frozen, RewardState, Split, Task
+
+BASELINE = "baseline"
+HEAD = "bank"
+MIN_TRIALS = 4
+"""Fewer cannot be parted into visits that have a mean."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+Runner = Callable[[str, Side, int], Awaitable[Outcome]]
+"""(task id, side, number of the trial) -> what came of it; what was lost has been tried again by then."""
+
+
+class Evals(Frozen):
+    """What a bank and a gate must know of a suite, whatever its tasks are made of."""
+
+    name: str
+    hash: str
+    folder: Path
+    tasks: tuple[str, ...]
+    """Ids of those that a gate runs: the heldout split where the suite has one, else all."""
+    must_pass: tuple[str, ...] = ()
+    """Of `tasks`, those with the tag."""
+    verifiers: tuple[str, ...] = ()
+    """`name@version` of each that judges them; those kept in files are in the hash."""
+    split: Split | None = None
+    """Which split `tasks` are; None is all of them."""
+
+
+class BankHead(Frozen):
+    """What a bank is of."""
+
+    format: int = 1
+    suite: str
+    suite_hash: str
+    policy: str
+    """The REF, as it was given."""
+    identity: str
+    """Hash of what the REF named then."""
+    verifiers: tuple[str, ...]
+    trials: int = Field(ge=1, le=100_000)
+    """Of each task."""
+    created_at: datetime
+
+
+class Bank(Frozen):
+    """A bank that is whole: `head.trials` scored outcomes of every one of its tasks."""
+
+    head: BankHead
+    outcomes: tuple[Outcome, ...]
+
+
+def gate_tasks(suite: Suite) -> tuple[Task, ...]:
+    """Those that a gate runs."""
+    return suite.split(Split.heldout) or suite.tasks
+
+
+def evals_of(suite: Suite) -> Evals:
+    """Of a suite of our own. Raises PluginError for a verifier that cannot be made."""
+    tasks = gate_tasks(suite)
+    verifiers = {f"{v.name}@{v.version}" for task in tasks for v in name_verifiers(task).values()}
+    return Evals(
+        name=suite.name,
+        hash=suite.hash,
+        folder=suite.folder,
+        tasks=tuple(task.id for task in tasks),
+        must_pass=tuple(task.id for task in tasks if MUST_PASS in task.tags),
+        verifiers=tuple(sorted(verifiers)),
+        split=Split.heldout if suite.split(Split.heldout) else None,
+    )
+
+
+def bank_path(evals: Evals, name: str) -> Path:
+    """Where the bank called `name` lies; `name` may be the path of one. Raises ConfigError for what is neither."""
+    if name.endswith(".jsonl"):
+        return Path(name)
+    if not NAME.fullmatch(name):
+        raise ConfigError(f"a bank cannot be called {name!r}: letters, digits, '_' and '-', or the path of a .jsonl")
+    return evals.folder / BASELINE / f"{name}.jsonl"
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank:
+    """The bank at `path`, which fits `evals`. Raises ConfigError: what does not fit, and the next move."""
+    if not path.is_file():
+        names = sorted(file.stem for file in path.parent.glob("*.jsonl") if "." not in file.stem)
+        there = f" (banks there: {', '.join(names)})" if names else ""
+        raise ConfigError(f"no bank {path}{there}{did_you_mean(path.stem, names)}; {_make(evals, path)}")
+    bank = _read(path)
+    head, again = bank.head, _make(evals, path)
+    if head.suite != evals.name:
+        raise ConfigError(f"{path}: a bank of suite {head.suite!r}, not of {evals.name!r}; name another, or {again}")
+    if head.suite_hash != evals.hash:
+        raise ConfigError(
+            f"{path}: suite {evals.name!r} has changed since ({head.suite_hash[:8]} then, {evals.hash[:8]} now); "
+            f"take the change back, or {again}"
+        )
+    if head.verifiers != evals.verifiers:
+        then, now = set(head.verifiers), set(evals.verifiers)
+        was, does = ", ".join(sorted(then - now)) or "none", ", ".join(sorted(now - then)) or "none"
+        raise ConfigError(f"{path}: the verifiers have changed since ({was} then, {does} now); {again}")
+    _refuse_holes(path, bank, evals, again)
+    if head.trials < min_trials:
+        raise ConfigError(f"{path}: {counted(head.trials, 'trial')} a task, and {min_trials} are needed; {again}")
+    return bank
+
+
+def _read(path: Path) -> Bank:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    first, _, rest = text.partition("\n")
+    try:
+        _, row = next(read_jsonl(path, first))
+        head = BankHead.model_validate(row[HEAD])
+    except (StopIteration, KeyError):
+        raise ConfigError(f"{path}:1: no head, so this is no bank; `agentloop bank` makes them") from None
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        key = ".".join(map(str, wrong["loc"]))
+        raise ConfigError(f"{path}:1: key {key!r}: {wrong['msg']}; bring the file back as it was committed") from None
+    header, outcomes = read_outcomes(path, "\n" + rest)
+    if header is not None:
+        raise ConfigError(
+            f"{path}: a gate's outcomes, which stopped when it had seen enough; `agentloop bank` fills one"
+        )
+    return Bank(head=head, outcomes=tuple(outcomes))
+
+
+def _refuse_holes(path: Path, bank: Bank, evals: Evals, again: str) -> None:
+    """Every task has trials 0 to K-1, once each and scored, and no other task is there."""
+    seen = {(o.task_id, o.trial) for o in bank.outcomes}
+    wrong = next((o for o in bank.outcomes if o.policy is not Side.baseline or o.state is not RewardState.scored), None)
+    if wrong is not None:
+        what = f"is {wrong.state}" if wrong.policy is Side.baseline else "is of a candidate"
+        raise ConfigError(f"{path}: trial {wrong.trial} of task {wrong.task_id!r} {what}, which no bank has; {again}")
+    wanted = {(task, trial) for task in evals.tasks for trial in range(bank.head.trials)}
+    if missing := wanted - seen:
+        n, (task, trial) = len(missing), min(missing)
+        raise ConfigError(
+            f"{path}: {counted(n, 'trial')} of {len(wanted):,} missing, such as {trial} of task {task!r}; {again}"
+        )
+    if len(bank.outcomes) > len(wanted):
+        raise ConfigError(f"{path}: {len(bank.outcomes):,} trials where {len(wanted):,} belong; {again}")
+
+
+def _make(evals: Evals, path: Path) -> str:
+    return f"fill one: `agentloop bank {evals.folder} --policy REF --as {path.stem}`"
+
+
+# --------------------------------------------------------------------------------------- filling
+
+
+async def fill_bank(
+    path: Path,
+    head: BankHead,
+    tasks: Sequence[str],
+    runner: Runner,
+    *,
+    n_concurrent: int,
+    on_done: Callable[[Outcome], None] = lambda _: None,
+) -> Bank:
+    """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, those of before too.
+
+    A run that was cut short goes on: what it has is beside `path`, which is written when all is there.
+    Raises ConfigError when that is of another run, or a trial cannot be scored; SandboxError when one was lost.
+    """
+    wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
+    with closing(Ledger(path.with_name(f".{path.name}.partial"))) as ledger:
+        done = _continued(ledger, head)
+        for outcome in done.values():
+            on_done(outcome)
+        slots = asyncio.Semaphore(n_concurrent)
+
+        async def one(task: str, trial: int) -> None:
+            async with slots:
+                outcome = await runner(task, Side.baseline, trial)
+            _refuse_lost(outcome)
+            ledger.append([_line(outcome)])
+            done[task, trial] = outcome
+            on_done(outcome)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for key in wanted:
+                    if key not in done:
+                        group.create_task(one(*key))
+        except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
+            raise several.exceptions[0] from None
+        bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
+        write_text(path, "".join([_head_line(head), *map(_line, bank.outcomes)]))
+        ledger.path.unlink()
+    return bank
+
+
+def _continued(ledger: Ledger, head: BankHead) -> dict[tuple[str, int], Outcome]:
+    """What an interrupted run of the same bank has rolled out."""
+    if not ledger.text:
+        ledger.append([_head_line(head)])
+        return {}
+    before = _read(ledger.path)
+    if before.head.model_copy(update={"created_at": head.created_at}) != head:
+        theirs, ours = before.head.model_dump(), head.model_dump()
+        key = next(key for key in theirs if key != "created_at" and theirs[key] != ours[key])
+        raise ConfigError(
+            f"{ledger.path}: begun with another {key} ({theirs[key]}, not {ours[key]}); delete it to begin anew"
+        )
+    return {(outcome.task_id, outcome.trial): outcome for outcome in before.outcomes}
+
+
+def _refuse_lost(outcome: Outcome) -> None:
+    if outcome.state is RewardState.scored:
+        return
+    kind = SandboxError if outcome.state is RewardState.infra_failed else ConfigError
+    raise kind(
+        f"trial {outcome.trial} of task {outcome.task_id!r} is {outcome.state}: {outcome.why or 'nobody said why'}; "
+        "a bank has a reward for every trial: mend that, then run the same command again to continue"
+    )
+
+
+def new_head(evals: Evals, policy: str, identity: str, trials: int) -> BankHead:
+    """Of a bank that is to be filled now."""
+    return BankHead(
+        suite=evals.name,
+        suite_hash=evals.hash,
+        policy=policy,
+        identity=identity,
+        verifiers=evals.verifiers,
+        trials=trials,
+        created_at=datetime.now(UTC).replace(microsecond=0),
+    )
+
+
+def _head_line(head: BankHead) -> str:
+    return f'{{"{HEAD}": {head.model_dump_json()}}}\n'
+
+
+def _line(outcome: Outcome) -> str:
+    """Without words of an agent: the file is in git, and its traces have them."""
+    return outcome.model_dump_json(exclude_defaults=True, exclude={"why"}) + "\n"

@@ -1,0 +1,202 @@
+"""Flaky cases: how often a case contradicts itself, and the quarantine of those that do it too often.
+
+    evals/NAME/quarantine.toml     [[quarantine]] with task, reason, since, expires and flake_rate
+
+A bank's trials are one policy's on one task, so where they disagree it is the case, or the policy on it, that does. A
+quarantined task is run and shown as ever and decides nothing; an entry that has expired counts no more, and is said.
+To the mean of a suite a flaky task is no harm, as its noise is in the evidence: it is must-pass cases that it wrongs.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date, timedelta
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.gate.atomic import write_text
+from agentloop.gate.outcomes import Outcome
+from agentloop.intervals import wilson
+from agentloop.types import Frozen, RewardState
+
+FILE = "quarantine.toml"
+TABLE = "quarantine"
+MAX_DAYS = 90
+"""A case that is not mended by then is one to rewrite or delete."""
+PASS = 1.0
+"""The reward of a trial that passed; less is none, as it is to a must-pass case."""
+
+
+class FlakeRate(Frozen):
+    """How often a case contradicts itself."""
+
+    task_id: str
+    n_passed: int
+    n: int
+    """Scored trials."""
+    n_lost: int
+    """Trials without a reward."""
+    rate: float
+    """Share of the rarer result, in [0, 1/2]: 0 for a case that always passes, and for one that always fails."""
+    low: float
+    high: float
+    """95% interval of the rate (Wilson's, of the rarer result)."""
+
+    def is_flaky(self, reliability: float) -> bool:
+        """Whether its trials show that it flakes more often than a case of that reliability may."""
+        return self.low > 1 - reliability
+
+
+class Quarantined(Frozen):
+    """One task in quarantine."""
+
+    task: str
+    reason: str = Field(min_length=1)
+    since: date
+    expires: date
+    """The first day on which it counts again."""
+    flake_rate: float | None = Field(default=None, ge=0, le=0.5)
+    """When it was quarantined, where that was known."""
+
+    def is_over(self, today: date) -> bool:
+        """Whether it counts again."""
+        return today >= self.expires
+
+    def is_early(self, today: date) -> bool:
+        """Whether it still counts."""
+        return self.since > today + timedelta(days=1)
+
+
+def flake_rates(outcomes: Iterable[Outcome]) -> dict[str, FlakeRate]:
+    """Of each task of a bank, in the bank's order. Outcomes of one policy, from runs of a fixed size."""
+    passed: dict[str, list[bool | None]] = {}
+    for outcome in outcomes:
+        known = outcome.reward >= PASS if outcome.reward is not None else None
+        passed.setdefault(outcome.task_id, []).append(known if outcome.state is RewardState.scored else None)
+    return {task_id: _rate(task_id, trials) for task_id, trials in passed.items()}
+
+
+def failing(rates: Mapping[str, FlakeRate], must_pass: Iterable[str]) -> list[str]:
+    """Those of `must_pass` that passed in under half of their trials: of them a gate can hardly find one broken."""
+    return [task for task in must_pass if (rate := rates.get(task)) and 2 * rate.n_passed < rate.n]
+
+
+def _rate(task_id: str, trials: Sequence[bool | None]) -> FlakeRate:
+    scored = [trial for trial in trials if trial is not None]
+    n, n_passed = len(scored), sum(scored)
+    rarer = min(n_passed, n - n_passed)
+    low, high = wilson(rarer, n)
+    return FlakeRate(
+        task_id=task_id,
+        n_passed=n_passed,
+        n=n,
+        n_lost=len(trials) - n,
+        rate=rarer / n if n else 0.0,
+        low=low,
+        high=min(high, 0.5),
+    )
+
+
+# ---------------------------------------------------------------------------------- quarantine
+
+
+def read_quarantine(folder: Path, tasks: Collection[str]) -> tuple[Quarantined, ...]:
+    """What the suite in `folder` has in quarantine, expired entries too; none where there is no such file.
+
+    tasks: ids of the suite's. Raises ConfigError: one line with the file, the entry, the key and the next move.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return ()
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    rows = document.pop(TABLE, [])
+    if document or not isinstance(rows, list):
+        raise ConfigError(f"{path}: only tables [[{TABLE}]] have a place here; mend the file")
+    entries = [_entry(path, number, row) for number, row in enumerate(rows, start=1)]
+    check_quarantine(path, entries, tasks)
+    return tuple(entries)
+
+
+def check_quarantine(path: Path, entries: Sequence[Quarantined], tasks: Collection[str]) -> None:
+    """Raises ConfigError for a task that is not there or there twice, and for dates that would hide one for long."""
+    seen: set[str] = set()
+    for number, entry in enumerate(entries, start=1):
+        where = f"{path}: entry {number}"
+        if entry.task not in tasks:
+            raise ConfigError(f"{where}: no task {entry.task!r}{did_you_mean(entry.task, tasks)}; delete the entry")
+        if entry.task in seen:
+            raise ConfigError(f"{where}: task {entry.task!r} is there already; delete one of the entries")
+        seen.add(entry.task)
+        days = (entry.expires - entry.since).days
+        if not 0 < days <= MAX_DAYS:
+            raise ConfigError(f"{where}: 'expires' is {days} days after 'since'; a quarantine takes 1 to {MAX_DAYS}")
+
+
+def _entry(path: Path, number: int, row: object) -> Quarantined:
+    try:
+        return Quarantined.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or TABLE
+        raise ConfigError(f"{path}: entry {number}: key {key!r}: {first['msg']}; mend the entry") from None
+
+
+def quarantine(
+    entries: Iterable[Quarantined], task: str, reason: str, today: date, days: int, rate: FlakeRate | None = None
+) -> tuple[Quarantined, ...]:
+    """`entries` with `task` for `days` days from `today`, in place of an earlier entry of it; sorted by task."""
+    entry = Quarantined(
+        task=task,
+        reason=reason,
+        since=today,
+        expires=today + timedelta(days=days),
+        flake_rate=round(rate.rate, 4) if rate else None,
+    )
+    return tuple(sorted((*(e for e in entries if e.task != task), entry), key=lambda e: e.task))
+
+
+def write_quarantine(folder: Path, entries: Sequence[Quarantined]) -> None:
+    """Replace the file of the suite in `folder`, whole."""
+    lines = ["# Run and shown, and decide nothing until they expire: `agentloop flaky`.\n"]
+    for entry in entries:
+        lines += [f"\n[[{TABLE}]]\n", *(f"{key} = {_toml(value)}\n" for key, value in _pairs(entry).items())]
+    write_text(folder / FILE, "".join(lines))
+
+
+def _pairs(entry: Quarantined) -> Mapping[str, object]:
+    return entry.model_dump(exclude_none=True)
+
+
+def _toml(value: object) -> str:
+    """A date, a number or a text in TOML: JSON's spelling, but for dates, and for DEL, which JSON leaves bare."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def active(entries: Iterable[Quarantined], today: date) -> tuple[str, ...]:
+    """Ids of the tasks that decide nothing today: what a `SuitePart.quarantined` is made of.
+
+    An entry that begins later than tomorrow, which it is somewhere already, is not in force yet: else `since` would
+    put off its end without a limit.
+    """
+    return tuple(entry.task for entry in entries if not entry.is_over(today) and not entry.is_early(today))
+
+
+def said(entries: Iterable[Quarantined], today: date) -> list[str]:
+    """A line for each entry, so that none is hidden: until when and why, or that it counts again."""
+    return [
+        f"quarantine of task {e.task!r} expired on {e.expires} and it counts again: {e.reason}"
+        if e.is_over(today)
+        else f"quarantine of task {e.task!r} begins on {e.since} and it counts until then: {e.reason}"
+        if e.is_early(today)
+        else f"task {e.task!r} is in quarantine until {e.expires} and decides nothing: {e.reason}"
+        for e in entries
+    ]

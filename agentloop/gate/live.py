@@ -1,0 +1,247 @@
+"""A gate under way: rolls out what `schedule.py` asks for, several trials at once, until `fold.py` decides.
+
+    DIR/gate.outcomes.jsonl    header, the bank, then every outcome in the order in which it was asked for
+    DIR/gate.ahead.jsonl       what finished before its turn
+    DIR/gate.json              hashes of who was compared
+
+Whatever finishes is on disk before it counts, so the same command after `kill -9` goes on at the same evidence, and
+nothing is rolled out twice that had come to its end. Outcomes count in the order of the asking: whoever takes them as
+they finish takes the quick ones first, and what fails is often slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from agentloop.errors import ConfigError
+from agentloop.gate.atomic import write_text
+from agentloop.gate.bank import Runner
+from agentloop.gate.fold import Fold
+from agentloop.gate.ledger import Ledger
+from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, read_outcomes
+from agentloop.gate.schedule import Asking, Trial
+from agentloop.types import RewardState
+
+OUTCOMES, AHEAD, MADE_OF = "gate.outcomes.jsonl", "gate.ahead.jsonl", "gate.json"
+LOOKAHEAD = 4
+"""Trials that may wait for one that is slow, for each of those that run at once: what they cost may be for nothing."""
+
+
+@dataclass
+class Budget:
+    """What a run may take; None is no limit. What runs out ends it without a verdict."""
+
+    max_usd: float | None = None
+    max_minutes: float | None = None
+    spent_usd: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    def spend(self, outcome: Outcome) -> str | None:
+        """Count one trial; why there can be no further one."""
+        if outcome.state is RewardState.scored and outcome.cost_usd is None and self.max_usd is not None:
+            return (
+                f"--max-usd {self.max_usd:g} cannot be held: nobody knows what the {outcome.policy}'s answers cost; "
+                "give their price in [[prices]] or usd_per_million"
+            )
+        self.spent_usd += outcome.cost_usd or 0.0
+        if self.max_usd is not None and self.spent_usd >= self.max_usd:
+            return f"--max-usd {self.max_usd:g} is spent"
+        return None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds; None without a limit."""
+        return None if self.max_minutes is None else self.started + 60 * self.max_minutes - time.monotonic()
+
+
+class Run:
+    """A gate's folder: what was found so far, and what this process adds."""
+
+    def __init__(self, folder: Path, header: Header, bank: Sequence[Outcome], made_of: Mapping[str, str]) -> None:
+        """made_of: what has to be the same for a run to be continued, beyond the header.
+
+        Raises ConfigError for a folder with another gate in it, or with a file that cannot be read.
+        """
+        self.folder, path = folder, folder / OUTCOMES
+        if not path.exists():
+            write_text(folder / MADE_OF, json.dumps(dict(made_of), indent=1) + "\n")
+            write_text(path, "".join(outcome_lines(header, bank)))
+        _refuse_other(folder, made_of)
+        self._ledger = Ledger(path)
+        found, outcomes = read_outcomes(path, self._ledger.text)
+        if _refuse_header(path, found, header):
+            write_text(path, "".join(outcome_lines(header, outcomes)))
+        if tuple(outcomes[: len(bank)]) != tuple(bank):
+            raise ConfigError(f"{path}: begun with another bank; {ANEW}")
+        self.outcomes = outcomes
+        """All that stands in the file, the bank first."""
+        self.n_banked = len(bank)
+        self._aside = Ledger(folder / AHEAD)
+        _, ahead = read_outcomes(self._aside.path, self._aside.text)
+        self.ahead = {trial_of(outcome): outcome for outcome in ahead if outcome.reward is not None}
+        """What finished before its turn; what was lost is tried again."""
+
+    def add(self, outcomes: Sequence[Outcome]) -> None:
+        """The next in order."""
+        self._ledger.append(outcome_lines(None, outcomes))
+        self.outcomes += outcomes
+
+    def set_aside(self, outcomes: Sequence[Outcome]) -> None:
+        """Some whose turn has not come."""
+        self._aside.append(outcome_lines(None, outcomes))
+
+    @property
+    def spent_usd(self) -> float:
+        """On what was rolled out, as far as it is known."""
+        rolled = [*self.outcomes[self.n_banked :], *self.ahead.values()]
+        return sum(outcome.cost_usd or 0.0 for outcome in rolled)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._ledger.close()
+        self._aside.close()
+
+
+ANEW = "name another folder with --out, or delete this one to begin anew"
+
+
+def trial_of(outcome: Outcome) -> Trial:
+    """What was asked for."""
+    return Trial(outcome.task_id, outcome.policy, outcome.trial)
+
+
+def _refuse_other(folder: Path, made_of: Mapping[str, str]) -> None:
+    path = folder / MADE_OF
+    try:
+        before = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}): nobody knows whose outcomes these are; {ANEW}") from None
+    changed = [name for name in made_of if before.get(name) != made_of[name]]
+    if changed:
+        raise ConfigError(f"{folder}: a gate whose {' and '.join(changed)} has changed since; {ANEW}")
+
+
+def _refuse_header(path: Path, found: Header | None, header: Header) -> bool:
+    """Raises ConfigError for another gate's. True for one that may only roll out more by now, which is no other."""
+    if found is None:
+        raise ConfigError(f"{path}: its header is gone; {ANEW}")
+    more = {"max_rollouts": max(found.settings.max_rollouts, header.settings.max_rollouts)}
+    if found.model_copy(update={"settings": found.settings.model_copy(update=more)}) == header:
+        return found != header
+    then, now = found.model_dump(), header.model_dump()
+    for key in [name for name in then if name != "settings"]:
+        if then[key] != now[key]:
+            raise ConfigError(f"{path}: begun with {_change(key, then[key], now[key])}; {ANEW}")
+    key = next(name for name in then["settings"] if then["settings"][name] != now["settings"][name])
+    raise ConfigError(f"{path}: begun with {_change(key, then['settings'][key], now['settings'][key])}; {ANEW}")
+
+
+def _change(key: str, then: object, now: object) -> str:
+    return f"other {key}" if isinstance(then, list | tuple) else f"{key} {then}, not {now}"
+
+
+async def roll_out(
+    fold: Fold,
+    runner: Runner,
+    run: Run,
+    *,
+    n_concurrent: int,
+    budget: Budget,
+    no_baseline: str | None = None,
+    on_added: Callable[[Outcome], None] = lambda _: None,
+) -> str | None:
+    """Until `fold` decides, or there is nothing more to ask; why it ended before that, None where it did not.
+
+    fold: has `run.outcomes` already. no_baseline: why no trial beyond the bank can be had, where none can.
+    Raises what `runner` raises; what was under way is cancelled either way.
+    """
+    live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
+    try:
+        while True:
+            asked, taken = live.ask(), live.take()
+            for outcome in taken:
+                on_added(outcome)
+            if fold.decided is not None or live.why is not None:
+                return None if fold.decided is not None else live.why
+            if live.running:
+                await live.wait()
+            elif not asked and not taken:
+                return live.dry
+    finally:
+        await live.stop()
+
+
+class _Live:
+    """The state of `roll_out`."""
+
+    def __init__(
+        self, fold: Fold, runner: Runner, run: Run, n_concurrent: int, budget: Budget, no_baseline: str | None
+    ) -> None:
+        self.fold, self.runner, self.run, self.budget = fold, runner, run, budget
+        self.n_concurrent, self.no_baseline, self.asking = n_concurrent, no_baseline, Asking(fold)
+        self.queue: deque[Trial] = deque()
+        """Asked for and not in `fold`, in order."""
+        self.running: dict[asyncio.Task[Outcome], Trial] = {}
+        self.why: str | None = None
+        self.dry: str | None = None
+
+    def ask(self) -> bool:
+        """Begin as many trials as may run at once; whether any is new."""
+        n_before = len(self.queue)
+        while len(self.running) < self.n_concurrent and len(self.queue) < LOOKAHEAD * self.n_concurrent:
+            asked = () if self.dry else self.asking.next()
+            if self.no_baseline and any(trial.policy is Side.baseline for trial in asked):
+                self.dry, asked = self.no_baseline, ()
+            if not asked:
+                break
+            for trial in asked:
+                self.queue.append(trial)
+                if trial not in self.run.ahead:
+                    self.running[asyncio.create_task(self._rolled(trial))] = trial
+        return len(self.queue) > n_before
+
+    async def _rolled(self, trial: Trial) -> Outcome:
+        return await self.runner(trial.task_id, trial.policy, trial.trial)
+
+    def take(self) -> list[Outcome]:
+        """Count what has its turn, up to the verdict; on disk before anybody hears of it."""
+        taken: list[Outcome] = []
+        while self.queue and self.queue[0] in self.run.ahead and self.fold.decided is None:
+            taken.append(self.run.ahead.pop(self.queue.popleft()))
+            self.fold.add(taken[-1], last=True)
+        if taken:
+            self.run.add(taken)
+        return taken
+
+    async def wait(self) -> None:
+        """For the next trial to end, or for the time to be up."""
+        left_s = self.budget.left_s
+        finished, _ = await asyncio.wait(
+            self.running, timeout=None if left_s is None else max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+        )
+        if not finished:
+            self.why = f"--max-minutes {self.budget.max_minutes:g} are over"
+        ended = {self.running.pop(task): task.exception() or task.result() for task in finished}
+        good = {trial: one for trial, one in ended.items() if isinstance(one, Outcome)}
+        self.run.ahead.update(good)
+        next_up = set(takewhile(self.run.ahead.__contains__, self.queue)) if len(good) == len(ended) else set()
+        if early := [one for trial, one in good.items() if trial not in next_up]:
+            self.run.set_aside(early)
+        for problem in ended.values():
+            if isinstance(problem, BaseException):
+                raise problem
+        for outcome in good.values():
+            self.why = self.budget.spend(outcome) or self.why
+
+    async def stop(self) -> None:
+        """Nothing runs on."""
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)

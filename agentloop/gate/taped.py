@@ -1,0 +1,87 @@
+"""(task, side, trial) -> Outcome with a tape: what the tape has is not asked again, and what it lacks is, or is lost.
+
+A `bank.Runner` around another one. A trial that the tape covers is not run: its outcome is the banked one, so that D is
+0 against that same trial. Any other runs, and is judged by what it did, with the tape's answers up to the first
+difference. A gate that plays a tape compares one banked trial a visit (`Settings.per_visit` is 1): see `cassette.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
+
+from agentloop.costs import Price
+from agentloop.gate.bank import Runner
+from agentloop.gate.cassette import Mode, Tape, TapedPolicy, setting_hash
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.trials import PAUSES_S
+from agentloop.protocols import Policy
+from agentloop.types import RewardState
+
+
+class TapedTrials:
+    """A `bank.Runner` of one side, which is one policy under one agent on one suite."""
+
+    def __init__(
+        self,
+        make: Callable[[Policy], Runner],
+        policy: Policy,
+        tape: Tape,
+        mode: Mode,
+        *,
+        identity: str,
+        suite_hash: str,
+        price: Price,
+        bank: Iterable[Outcome] = (),
+        on_divergence: Literal["live", "stop"] = "live",
+        pauses_s: Sequence[float] = PAUSES_S,
+    ) -> None:
+        """make: a runner that asks the policy it is given, and tries nothing again. identity: of `TapedPolicy`.
+
+        bank: outcomes of the trials on the tape; those that are not in it are always run.
+        """
+        self._make, self._policy, self._tape, self._mode = make, policy, tape, mode
+        self._identity, self._price, self._pauses_s = identity, price, pauses_s
+        self._on_divergence: Literal["live", "stop"] = on_divergence
+        self._setting = setting_hash(suite_hash, identity)
+        self._bank = {(o.task_id, o.trial): o for o in bank if o.state is RewardState.scored}
+
+    async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
+        """See `bank.Runner`. A trial of which the tape has not all, where nobody may be asked, is lost: never a 0."""
+        banked = self._bank.get((task_id, trial))
+        if banked and self._mode in (Mode.replay, Mode.auto) and self._tape.covers(task_id, trial, self._setting):
+            return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})
+        for pause_s in (*self._pauses_s, None):
+            taped = self._taped(task_id, trial)
+            outcome = await self._make(taped)(task_id, side, trial)
+            is_stopped = taped.diverged is not None and taped.stops
+            if outcome.state is not RewardState.infra_failed or is_stopped or pause_s is None:
+                break
+            await asyncio.sleep(pause_s)
+        if self._mode is Mode.record and outcome.state is RewardState.scored:
+            self._tape.keep(taped, self._setting)
+        return self._told(outcome, taped)
+
+    def _taped(self, task_id: str, trial: int) -> TapedPolicy:
+        """With the whole trial before it: a further attempt begins anew."""
+        return TapedPolicy(
+            self._policy,
+            self._tape,
+            task_id,
+            trial,
+            identity=self._identity,
+            mode=self._mode,
+            on_divergence=self._on_divergence,
+        )
+
+    def _told(self, outcome: Outcome, taped: TapedPolicy) -> Outcome:
+        """Without the price of what was played; and with the difference, where it ended the trial."""
+        if taped.whole:
+            outcome = outcome.model_copy(update={"played": True, "cost_usd": 0.0})
+        elif taped.played and outcome.cost_usd is not None:
+            saved = sum(self._price(done) or 0.0 for done in taped.played)
+            outcome = outcome.model_copy(update={"cost_usd": max(0.0, outcome.cost_usd - saved)})
+        if taped.diverged and taped.stops:
+            outcome = outcome.model_copy(update={"why": f"the tape ends: {taped.diverged}"})
+        return outcome

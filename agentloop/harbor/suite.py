@@ -1,0 +1,76 @@
+"""Harbor task folders as a suite of the gate: what they are, and one trial of one of them as an `Outcome`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from agentloop.episode import stable_id
+from agentloop.gate.bank import Evals
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.suite import MUST_PASS, folder_contents
+from agentloop.gate.trials import Actor, outcome_of, until_kept
+from agentloop.harbor.agents import Oracle, PolicyAgent
+from agentloop.harbor.task import HarborTask
+from agentloop.harbor.trial import TrialAgent, run_trial
+from agentloop.harbor.verification import Outcome as Tested
+from agentloop.protocols import SandboxBackend
+from agentloop.store.store import Judged
+from agentloop.types import Task, content_hash
+
+
+def harbor_evals(path: Path, tasks: Sequence[HarborTask]) -> Evals:
+    """Of the folder `path`, which holds `tasks`. Their hash covers every file of theirs, tests and images included."""
+    contents = sorted((task.name, folder_contents(task.folder)) for task in tasks)
+    return Evals(
+        name=path.resolve().name,
+        hash=content_hash({"harbor": contents}),
+        folder=path.resolve(),
+        tasks=tuple(task.name for task in tasks),
+        must_pass=tuple(task.name for task in tasks if MUST_PASS in task.tags),
+        verifiers=(f"{Tested.name}@{Tested.version}",),
+    )
+
+
+def told(tasks: Sequence[HarborTask]) -> list[Task]:
+    """What a program that acts on them is called with."""
+    return [Task(id=task.name, instruction=task.instruction) for task in tasks]
+
+
+class HarborTrials:
+    """A `bank.Runner` over Harbor tasks."""
+
+    def __init__(
+        self,
+        tasks: Sequence[HarborTask],
+        sides: Mapping[Side, Actor],
+        backend: SandboxBackend,
+        *,
+        run: str,
+        keep: Callable[[Judged], None] = lambda _: None,
+        pauses_s: Sequence[float] | None = None,
+    ) -> None:
+        """run: decides every seed, with the task, the side and the trial. keep: stores each attempt.
+
+        pauses_s: of `until_kept`.
+        """
+        self._tasks = {task.name: task for task in tasks}
+        self._sides, self._backend, self._run = sides, backend, run
+        self._keep, self._pauses_s = keep, pauses_s
+
+    async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
+        """See `bank.Runner`."""
+        run, actor = f"{self._run}/{side}", self._sides[side]
+        agent = _agent(actor, seed=int(stable_id(run, task_id, trial)[:12], 16))
+
+        async def attempt() -> Outcome:
+            done = await run_trial(self._tasks[task_id], agent, self._backend, run=run, n=trial)
+            judged = (done.task, done.episode, done.trace, done.verdict)
+            self._keep(judged)
+            return outcome_of(judged, side, trial, actor.price)
+
+        return await until_kept(attempt, self._pauses_s)
+
+
+def _agent(actor: Actor, seed: int) -> TrialAgent:
+    return Oracle() if actor.plays_solutions else PolicyAgent(actor.policy, actor.agent, seed=seed)

@@ -1,0 +1,150 @@
+"""REF -> who acts: one way to name a policy, for whatever compares some with others (`agentloop gate`, `bank`).
+
+    v3, live                     a version of the project, with the project's agent
+    FILE.toml                    [policy] and [agent] as in agentloop.toml; paths in it start at the file's folder
+    scripted:FILE.py:function    a program that is called with the tasks; the path starts at the project's folder
+    oracle                       each task's own solution
+
+Nothing here rolls out an episode, and nothing is registered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.agents.choose import choose_agent
+from agentloop.agents.gym import GymLoop
+from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, load_policy, load_prices
+from agentloop.costs import Price, free, price
+from agentloop.errors import ConfigError, extra
+from agentloop.gate.trials import Actor
+from agentloop.judge.audit import ORACLE
+from agentloop.loop.learners import fixed_policy, interrupts_wait, source
+from agentloop.protocols import Agent, Policy
+from agentloop.registry.versions import Registry
+from agentloop.sections import AgentSection, PolicySection, PriceSection
+from agentloop.store.store import Store
+from agentloop.types import PolicyVersion, Purpose, Task, content_hash
+
+SCRIPTED = "scripted:"
+OURS = ("tiny", "scripted", "replay")
+"""Kinds of policies whose answers cost nothing."""
+
+
+def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
+    """What `ref` names. tasks: those it will be given, of `suite`.
+
+    Raises ConfigError or PluginError, with what there is, for what cannot be had.
+    """
+    if ref == ORACLE or ref.startswith(SCRIPTED):
+        name = ref.removeprefix(SCRIPTED) if ref != ORACLE else None
+        settings = PolicySection(kind="scripted", script=name)
+        if name is not None:
+            _check_script(ref, name, project)
+        return _fixed(ref, settings, AgentSection(), project, tasks, suite, ())
+    if ref.endswith(".toml"):
+        path = project / ref
+        policy, agent = load_policy(path)
+        if policy.kind == "tiny":
+            raise ConfigError(f"{path}: [policy] kind is 'tiny': name a version of the project, such as v1")
+        return _fixed(ref, policy, agent, path.parent, tasks, suite, load_prices(project))
+    if ref == "live" or re.fullmatch(r"v[0-9]+", ref):
+        return _version(ref, project, tasks, suite)
+    raise ConfigError(
+        f"no policy {ref!r}; name a version of the project (vN or live), a FILE.toml with [policy], "
+        f"{SCRIPTED}FILE.py:function, or {ORACLE}{_versions(project)}"
+    )
+
+
+def _check_script(ref: str, name: str, project: Path) -> None:
+    """Raises ConfigError for the two slips of whoever writes such a REF."""
+    file, _, function = name.rpartition(":") if not name.endswith(".py") else (name, "", "")
+    if file.endswith(".py") and not (project / file).is_file():
+        raise ConfigError(f"{ref}: no such file: {project / file}; paths of scripts start at the project's folder (-p)")
+    if not function or not file:
+        raise ConfigError(f"{ref}: of which function? add :function, as in {SCRIPTED}FILE.py:function")
+
+
+def _fixed(
+    ref: str,
+    settings: PolicySection,
+    agent: AgentSection,
+    folder: Path,
+    tasks: Sequence[Task],
+    suite: str,
+    prices: Sequence[PriceSection],
+    version: PolicyVersion | None = None,
+) -> Actor:
+    """version: what this is to be, as it was registered."""
+    policy, identity = fixed_policy(settings, folder, tasks, suite, prices)
+    if version is not None and version.sha256 != identity:
+        raise ConfigError(
+            f"{ref} (v{version.number}) was a policy with other settings than {folder / CONFIG_FILE} has now; "
+            "set [policy] back to it, or name one with a FILE.toml of its own"
+        )
+    cost: Price = free if settings.kind in OURS else price(prices)
+    return Actor(ref, _agent(agent, folder, tasks), policy, _with_agent(identity, agent, folder), cost)
+
+
+def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
+    if not (project / STORE).is_file():
+        raise ConfigError(
+            f"no project at {project}: it has no {STORE}; name the folder of one that has run with -p/--project"
+        )
+    config = load_config(project)
+    store = Store(project / STORE, create=False, secrets=known_secrets(project))
+    try:
+        registry, trained = Registry(store), store.task_ids(Purpose.train, Purpose.demonstrate)
+        version = registry.live() if ref == "live" else registry.get(int(ref[1:]))
+    finally:
+        store.close()
+    if version is None:
+        raise ConfigError(f"{project} has no policy version {ref!r}{_versions(project)}")
+    if version.kind == "weights":
+        policy = _tiny(version, project, config.policy.temperature)
+        identity = content_hash([version.sha256, config.policy.temperature])
+        agent = _agent(config.agent, project, tasks)
+        named = _with_agent(identity, config.agent, project)
+        return Actor(ref, agent, policy, named, free, frozenset(trained))
+    return _fixed(ref, config.policy, config.agent, project, tasks, suite, config.prices, version)
+
+
+def _tiny(version: PolicyVersion, project: Path, temperature: float) -> Policy:
+    """Its weights, loaded; they must be those that were registered."""
+    try:
+        with interrupts_wait():
+            from agentloop.policies.tiny import TinyPolicy
+            from agentloop.train.checkpoint import WEIGHTS, folder_hash
+    except ImportError as error:
+        raise ConfigError(f"policy v{version.number} needs {error.name}; {extra('train')}") from None
+    folder = project / (version.artifact or "") / WEIGHTS
+    policy = TinyPolicy(folder, temperature=temperature)
+    if folder_hash(folder) != version.sha256:
+        raise ConfigError(f"{folder}: these are not the weights of v{version.number}; bring back what was there")
+    return policy
+
+
+def _agent(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> Agent:
+    plays = bool(tasks) and tasks[0].environment is not None
+    return GymLoop() if plays else choose_agent(settings, folder)
+
+
+def _with_agent(identity: str, agent: AgentSection, folder: Path) -> str:
+    """A policy under another agent acts as another policy does."""
+    if agent == AgentSection():
+        return identity
+    return content_hash([identity, agent.identity, *(source(folder, tool) for tool in agent.tools)])
+
+
+def _versions(project: Path) -> str:
+    """The end of a message: which versions there are."""
+    if not (project / STORE).is_file():
+        return f" ({project} has no versions)"
+    store = Store(project / STORE, create=False)
+    try:
+        there = ", ".join(f"v{version.number}" for version in Registry(store).all())
+    finally:
+        store.close()
+    return f" (versions in {project}: {there or 'none'})"

@@ -1,0 +1,158 @@
+"""What `gate` and `bank` have in common: from a folder to its tasks, and to whoever rolls them out."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from secrets import token_bytes
+
+from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, place
+from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.gate.bank import Evals, Runner, evals_of
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite
+from agentloop.gate.trials import Actor, Trials
+from agentloop.harbor.roots import for_backend
+from agentloop.harbor.suite import HarborTrials, harbor_evals, told
+from agentloop.harbor.task import HarborTask, find_tasks
+from agentloop.judge.audit import ORACLE
+from agentloop.judge.failures.learned import load_scorer
+from agentloop.loop.project import check_environments, check_verifiers
+from agentloop.loop.refs import resolve
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.ladder import refuse_unconfined
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.sections import SandboxSection
+from agentloop.store.redact import Redactor
+from agentloop.store.store import Judged, Store
+from agentloop.types import Task
+from agentloop_cli.tapes import Taped
+
+
+class NoTasks(AgentLoopError, LookupError):
+    """A suite without a task to run."""
+
+    exit_code = 5
+
+
+@dataclass(frozen=True)
+class Found:
+    """A suite of either kind."""
+
+    evals: Evals
+    suite: Suite | None
+    harbor: tuple[HarborTask, ...] = ()
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """As a policy's program is called with them."""
+        return self.suite.tasks if self.suite else told(self.harbor)
+
+    def resolve(self, ref: str, project: Path) -> Actor:
+        """Who `ref` is here. Raises ConfigError, also for one that has learned from what it is to be tried on."""
+        tasks = () if self.harbor and ref == ORACLE else self.tasks  # whose solutions are in files of their own
+        actor = resolve(ref, project, tasks, self.evals.name)
+        if leaked := sorted(actor.trained.intersection(self.evals.tasks)):
+            raise ConfigError(
+                f"{ref} has been trained on tasks of suite {self.evals.name!r}, such as {leaked[0]!r}; what it does on "
+                "them proves nothing: give the suite tasks of the split 'heldout' that no training has seen"
+            )
+        return actor
+
+
+def evals_at(folder: Path) -> Found:
+    """The suite in `folder`. Raises ConfigError; NoTasks where there is none."""
+    if (folder / HEAD).is_file():
+        tasks_file = folder / TASKS
+        if tasks_file.is_file() and not tasks_file.read_text(encoding="utf-8", errors="replace").strip():
+            raise NoTasks(f"{tasks_file}: no task in it, so there is nothing to run; write one task a line, as JSON")
+        suite = load_suite(folder)
+        check_verifiers(suite)
+        check_environments(suite)
+        return Found(evals_of(suite), suite)
+    if folder.is_dir() and not any(folder.glob("**/task.toml")):
+        raise NoTasks(f"{folder}: no {HEAD} and no folders of Harbor tasks, so there is nothing to run; name a suite")
+    tasks = tuple(find_tasks([folder]))
+    return Found(harbor_evals(folder, tasks), None, tasks)
+
+
+def boxes(kind: str | None, project: Path) -> SandboxBackend:
+    """What makes the boxes: `kind`, or as the settings of `project` say where it has any, with what they add.
+
+    Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
+    """
+    from agentloop_cli.main import make_backend
+
+    settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
+    where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
+    journals = project / settings.journals if settings.journals else None
+    backend = make_backend(kind or settings.kind, where, recording=journals, secrets=settings.secrets)
+    refuse_unconfined(backend, allowed=settings.allow_unconfined)
+    return backend
+
+
+@contextmanager
+def kept_in(folder: Path, project: Path) -> Iterator[Store]:
+    """The store of a run in `folder`, for this command alone; secrets that `project` knows are never in it."""
+    try:
+        (folder / STORE).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {folder}: no folder can be made there ({error.strerror}); name another") from None
+    store = Store(folder / STORE, secrets=known_secrets(project))
+    try:
+        with store.lock():
+            yield store
+    finally:
+        store.close()
+
+
+@asynccontextmanager
+async def rolling(
+    found: Sequence[Found],
+    sides: Mapping[Side, Mapping[str, Actor]],
+    backend: SandboxBackend,
+    store: Store,
+    *,
+    project: Path,
+    run: str,
+    taped: Mapping[str, Taped] | None = None,
+) -> AsyncIterator[Runner]:
+    """Who rolls out the tasks of all of `found`. Boxes are gone at the end.
+
+    sides: who acts, by suite. run: decides every seed. taped: suites of our own whose tape is played or recorded.
+    Raises CapabilityError for boxes that cannot be made.
+    """
+    redactor = Redactor(token_bytes(32), known_secrets(project))
+    pool, scorer = SandboxPool(backend), load_scorer(project)
+    guess = scorer.guess if scorer else None
+
+    def keep(judged: Judged) -> None:
+        store.put_judged(run, [judged])
+
+    with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
+        runners: dict[tuple[str, Side], Runner] = {}
+        for n, one in enumerate(found):
+            acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
+            named = f"{run}/{one.evals.hash[:16]}"
+            if one.suite is not None:
+                ours = partial(Trials, one.suite.tasks, pool=pool, run=named, keep=keep, guess=guess)
+                made: Runner = ours(acting)
+            else:
+                tasks = for_backend(one.harbor, backend, Path(images) / str(n))
+                made = HarborTrials(tasks, acting, backend, run=named, keep=keep)
+            runners |= {(task, side): made for task in one.evals.tasks for side in Side}
+            if one.suite is not None and taped and (tape := taped.get(one.evals.name)):
+                runners |= {(task, tape.side): tape.around(ours, acting, one.evals.hash) for task in one.evals.tasks}
+
+        async def roll(task_id: str, side: Side, trial: int) -> Outcome:
+            outcome = await runners[task_id, side](task_id, side, trial)
+            return outcome.model_copy(update={"why": redactor.text(outcome.why)}) if outcome.why else outcome
+
+        try:
+            yield roll
+        finally:
+            await pool.close()

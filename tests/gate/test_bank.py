@@ -1,0 +1,216 @@
+"""Banks: whole or not there, of one run of a fixed size, and refused as soon as they are of something else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentloop.errors import ConfigError, SandboxError
+from agentloop.gate.bank import Bank, BankHead, Evals, bank_path, evals_of, fill_bank, load_bank, new_head
+from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines
+from agentloop.gate.suite import load_suite
+from agentloop.types import RewardState, Split
+
+TASKS = ("a", "b", "c")
+TRIALS = 4
+
+
+def evals(folder: Path, **changed: object) -> Evals:
+    known = {"name": "words", "hash": "5f" * 32, "folder": folder, "tasks": TASKS, "verifiers": ("exact@1",)}
+    return Evals.model_validate({**known, **changed})
+
+
+def outcome(task: str, trial: int, side: Side = Side.baseline, **other: object) -> Outcome:
+    row = {"task_id": task, "policy": side, "trial": trial, "reward": float(trial % 2), "state": "scored", **other}
+    return Outcome.model_validate(row)
+
+
+async def right(task: str, side: Side, trial: int) -> Outcome:
+    await asyncio.sleep(0.001 * (hash((task, trial)) % 5))  # the end in any order
+    return outcome(task, trial, side, why="the agent said something", trace_id=f"{task}{trial}")
+
+
+def fill(path: Path, of: Evals, runner: Callable[..., object] = right, trials: int = TRIALS, **options: object) -> Bank:
+    head = new_head(of, "scripted:p.py:steady", "1d" * 32, trials)
+    return asyncio.run(fill_bank(path, head, of.tasks, runner, n_concurrent=3, **options))  # type: ignore[arg-type]
+
+
+def test_a_bank_has_every_trial_of_every_task_in_order(tmp_path: Path) -> None:
+    path = bank_path(evals(tmp_path), "main")
+    told: list[Outcome] = []
+    fill(path, evals(tmp_path), on_done=told.append)
+    assert path == tmp_path / "baseline" / "main.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[0]["bank"] | {"created_at": ""} == {
+        "format": 1, "suite": "words", "suite_hash": "5f" * 32, "policy": "scripted:p.py:steady",
+        "identity": "1d" * 32, "verifiers": ["exact@1"], "trials": 4, "created_at": "",
+    }  # fmt: skip
+    assert [(row["task_id"], row["trial"]) for row in rows[1:]] == [(t, n) for t in "abc" for n in range(4)]
+    assert all(row["policy"] == "baseline" and row["reward"] == row["trial"] % 2 for row in rows[1:])
+    assert all("why" not in row for row in rows), "what an agent said is no business of git"
+    assert len(told) == 12
+    bank = load_bank(path, evals(tmp_path))
+    assert (bank.head.trials, len(bank.outcomes)) == (4, 12)
+    assert [file.name for file in path.parent.iterdir()] == ["main.jsonl"], "the partial file is gone"
+
+
+def test_a_run_that_was_cut_short_goes_on_and_does_nothing_twice(tmp_path: Path) -> None:
+    path, begun = bank_path(evals(tmp_path), "main"), list[tuple[str, int]]()
+
+    async def breaks(task: str, side: Side, trial: int) -> Outcome:
+        if task == "c":
+            raise KeyError("power cut")
+        begun.append((task, trial))
+        return outcome(task, trial)
+
+    with pytest.raises(KeyError, match="power cut"):
+        fill(path, evals(tmp_path), breaks)
+    assert not path.exists()
+    first = list(begun)
+    assert first
+
+    async def works(task: str, side: Side, trial: int) -> Outcome:
+        begun.append((task, trial))
+        return outcome(task, trial)
+
+    partial = path.with_name(".main.jsonl.partial")
+    with partial.open("a") as file:
+        file.write('{"task_id": "b", "pol')  # a line that the crash cut
+    fill(path, evals(tmp_path), works)
+    assert sorted(begun) == [(t, n) for t in TASKS for n in range(TRIALS)]
+    assert len(load_bank(path, evals(tmp_path)).outcomes) == 12
+
+
+def test_a_partial_bank_of_another_policy_is_not_continued(tmp_path: Path) -> None:
+    path = bank_path(evals(tmp_path), "main")
+
+    async def breaks(task: str, side: Side, trial: int) -> Outcome:
+        raise KeyError("power cut")
+
+    with pytest.raises(KeyError):
+        fill(path, evals(tmp_path), breaks)
+    with pytest.raises(ConfigError, match=r"begun with another trials \(4, not 8\); delete it to begin anew"):
+        fill(path, evals(tmp_path), trials=8)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind"), [(RewardState.infra_failed, SandboxError), (RewardState.unscored, ConfigError)]
+)
+def test_a_trial_without_a_reward_fills_no_bank(tmp_path: Path, state: RewardState, kind: type[Exception]) -> None:
+    async def lost(task: str, side: Side, trial: int) -> Outcome:
+        given: dict[str, object] = {"reward": None, "state": state, "why": "the box died"} if task == "b" else {}
+        return outcome(task, trial, **given)
+
+    path = bank_path(evals(tmp_path), "main")
+    with pytest.raises(kind, match=rf"task 'b' is {state}: the box died; a bank has a reward for every trial"):
+        fill(path, evals(tmp_path), lost)
+    assert not path.exists()
+
+
+# ------------------------------------------------------------------------------------ what is refused
+
+
+def changed_head(path: Path, **keys: object) -> None:
+    first, *rest = path.read_text().splitlines()
+    head = {"bank": {**json.loads(first)["bank"], **keys}}
+    path.write_text("\n".join([json.dumps(head), *rest]) + "\n")
+
+
+def changed_row(path: Path, number: int, row: dict[str, object] | None) -> None:
+    """Line `number` (from 1) with other keys, or without it."""
+    lines = path.read_text().splitlines()
+    lines[number - 1 : number] = [] if row is None else [json.dumps({**json.loads(lines[number - 1]), **row})]
+    path.write_text("\n".join(lines) + "\n")
+
+
+Spoil = Callable[[Path], object]
+REFUSED: dict[str, tuple[Spoil, dict[str, object], str]] = {
+    "missing": (lambda p: p.rename(p.with_name("mian.jsonl")), {}, r"no bank .* \(banks there: mian\); did you mean"),
+    "foreign": (lambda p: None, {"name": "other"}, "a bank of suite 'words', not of 'other'"),
+    "changed suite": (lambda p: None, {"hash": "ab" * 32}, "suite 'words' has changed since .5f5f5f5f then, abababab"),
+    "changed verifier": (
+        lambda p: None,
+        {"verifiers": ("exact@2",)},
+        r"verifiers have changed since .exact@1 then, ex",
+    ),
+    "task missing": (lambda p: None, {"tasks": (*TASKS, "d")}, "4 trials of 16 missing, such as 0 of task 'd'"),
+    "trial missing": (lambda p: changed_row(p, 3, None), {}, "1 trial of 12 missing, such as 1 of task 'a'"),
+    "too few": (lambda p: changed_head(p, trials=2), {}, "12 trials where 6 belong"),
+    "a trial twice": (
+        lambda p: p.write_text(p.read_text() + p.read_text().splitlines()[1] + "\n"),
+        {},
+        "13 trials whe",
+    ),
+    "lost": (lambda p: changed_row(p, 4, {"state": "infra_failed", "reward": None}), {}, "trial 2 .*'a' is infra_fail"),
+    "candidate": (lambda p: changed_row(p, 4, {"policy": "candidate"}), {}, "trial 2 of task 'a' is of a candidate"),
+    "no head": (lambda p: changed_row(p, 1, None), {}, ":1: no head, so this is no bank"),
+    "head of another kind": (lambda p: changed_head(p, trials="many"), {}, ":1: key 'trials'"),
+    "head beyond all measure": (lambda p: changed_head(p, trials=10**9), {}, ":1: key 'trials'"),
+    "empty": (lambda p: p.write_text(""), {}, ":1: no head"),
+    "corrupt": (lambda p: p.write_text(p.read_text().replace('"trial":2', '"trial":', 1)), {}, ":4: not JSON"),
+    "reward": (lambda p: changed_row(p, 5, {"reward": 3.0}), {}, ":5: key 'reward'"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_bank_that_does_not_fit_is_refused_in_one_line(tmp_path: Path, what: str) -> None:
+    spoil, changes, words = REFUSED[what]
+    path = bank_path(evals(tmp_path), "main")
+    fill(path, evals(tmp_path))
+    spoil(path)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_bank(path, evals(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+    assert ";" in str(caught.value), "there is a next move"
+
+
+def test_a_bank_of_fewer_trials_than_a_visit_takes(tmp_path: Path) -> None:
+    path = bank_path(evals(tmp_path), "main")
+    fill(path, evals(tmp_path), trials=3)
+    with pytest.raises(ConfigError, match=r"3 trials a task, and 4 are needed; fill one: `agentloop bank "):
+        load_bank(path, evals(tmp_path))
+
+
+def test_what_a_gate_rolled_out_is_no_bank(tmp_path: Path) -> None:
+    path = bank_path(evals(tmp_path), "main")
+    bank = fill(path, evals(tmp_path))
+    head = path.read_text().splitlines(keepends=True)[0]
+    path.write_text(head + "".join(outcome_lines(Header(), bank.outcomes)))
+    with pytest.raises(ConfigError, match="a gate's outcomes, which stopped when it had seen enough"):
+        load_bank(path, evals(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".hidden", "a/b", "a.b"])
+def test_names_of_banks(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="a bank cannot be called"):
+        bank_path(evals(tmp_path), name)
+    assert bank_path(evals(tmp_path), "elsewhere/x.jsonl") == Path("elsewhere/x.jsonl")
+
+
+# ------------------------------------------------------------------------------------ of a suite
+
+
+def lay(folder: Path, *rows: dict[str, object], head: str = "") -> Path:
+    (folder).mkdir()
+    (folder / "suite.toml").write_text(f'name = "s"\n{head}\n')
+    whole = [{"instruction": "?", "verifiers": [{"kind": "exact", "expected": "1"}], **row} for row in rows]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in whole))
+    return folder
+
+
+def test_the_heldout_split_is_what_a_gate_runs(tmp_path: Path) -> None:
+    rows = ({"id": "a"}, {"id": "b", "split": "heldout", "tags": ["must-pass"]}, {"id": "c", "split": "heldout"})
+    found = evals_of(load_suite(lay(tmp_path / "one", *rows)))
+    assert (found.tasks, found.must_pass, found.split) == (("b", "c"), ("b",), Split.heldout)
+    assert found.verifiers == ("exact@1",)
+    without = evals_of(load_suite(lay(tmp_path / "two", {"id": "a"}, {"id": "b"})))
+    assert (without.tasks, without.split) == (("a", "b"), None)
+
+
+def test_head_of_a_bank_needs_every_key() -> None:
+    with pytest.raises(ValueError, match="identity"):
+        BankHead.model_validate({"suite": "s", "suite_hash": "", "policy": "p", "verifiers": [], "trials": 1})
