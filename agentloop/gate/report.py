@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,8 +137,8 @@ class ReportData(Frozen):
     """Why rows were left out of training -> how many."""
     n_infra_failed: int = 0
     """Episodes that failed for infrastructure reasons; none of them was scored."""
-    n_regressions: int = 0
-    """Cases in the regression suite after this run."""
+    n_failed: int = 0
+    """Tasks that some champion failed, kept for mining."""
     wall_s: float
     cpu_s: float
 
@@ -199,7 +199,7 @@ def render(data: ReportData) -> str:
     """The report as one self-contained HTML document. Raises ValueError when there is no version to show."""
     if not data.versions:
         raise ValueError("a report needs at least the version that the loop started from")
-    return _environment(data).get_template("report.html.j2").render(data=data)
+    return environment(data.own_types).get_template("report.html.j2").render(data=data)
 
 
 def clean(text: str) -> str:
@@ -214,8 +214,9 @@ _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)"
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def _environment(data: ReportData) -> Environment:
-    environment = Environment(
+def environment(own_types: Mapping[str, str]) -> Environment:
+    """What both reports are drawn with: every value is cleaned and escaped. own_types: what a project's own mean."""
+    made = Environment(
         loader=PackageLoader("agentloop.gate", "."),
         autoescape=True,
         undefined=StrictUndefined,
@@ -233,11 +234,11 @@ def _environment(data: ReportData) -> Environment:
         "evidence": shown_evidence,
         "ticks": ticks,
         "outcome": lambda action: OUTCOMES[action],
-        "meaning": lambda kind: data.own_types.get(kind) or _meaning(kind),
+        "meaning": lambda kind: own_types.get(kind) or _meaning(kind),
         "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),
     }
-    environment.filters.update(filters)
-    return environment
+    made.filters.update(filters)
+    return made
 
 
 def _cleaned(value: object) -> object:
@@ -283,12 +284,13 @@ def paired_counts(
     ]
 
 
-def shown_steps(attempt: Attempt) -> list[ShownStep]:
-    """The first steps of a trace, and always the failing one, ready to be shown."""
+def shown_steps(attempt: Attempt, start: int = 0) -> list[ShownStep]:
+    """The first steps of a trace from the `start`th on, and always the failing one, ready to be shown."""
     critical = attempt.verdict.critical
     failing = critical.step if critical else None
     evidence = shown_evidence(attempt)
-    chosen = [step for n, step in enumerate(attempt.trace.steps) if n < MAX_STEPS or step.index == failing]
+    steps = attempt.trace.steps[start:]
+    chosen = [step for n, step in enumerate(steps) if n < MAX_STEPS or step.index == failing]
     return [_shown(step, evidence) if step.index == failing else _shown(step, None) for step in chosen]
 
 

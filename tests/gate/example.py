@@ -177,7 +177,7 @@ def report_data() -> ReportData:
         pairs=(pair_fabrication(), pair_repetition(), pair_repetition("size-077")),
         samples_dropped={"all_failed": 214, "all_passed": 96, "infra_failed": 3, "tokens_diverge": 2},
         n_infra_failed=3,
-        n_regressions=18,
+        n_failed=18,
         wall_s=252.0,
         cpu_s=431.0,
     )

@@ -1,0 +1,298 @@
+"""GateResult -> findings: what every output says of a gate, in the same words and the same order.
+
+The verdict in a sentence a reviewer understands, the next move, and the tasks that matter, worst first. JUnit, SARIF,
+Markdown and HTML show it; nothing here decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from agentloop.errors import counted
+from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
+
+PASSING = 0.5
+"""A task passes more often than not from this mean reward on."""
+UNLIKELY = 0.2
+"""What a task that got better would have come to by chance at most; one trial more of a coin is no progress."""
+CLEAR, UNDECIDED, BROKEN = "clear", "undecided", "broken"
+"""States of a must-pass case."""
+MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A task whose majority changed sides."""
+
+    task: TaskLine
+    before: float
+    after: float
+
+    @property
+    def change(self) -> float:
+        """In [-1, 1]; negative is worse."""
+        return self.after - self.before
+
+
+def flips(result: GateResult, *, worse: bool) -> list[Flip]:
+    """Tasks that passed more often than not and no longer do, or clearly the other way round; the clearest first.
+
+    One trial of a task that passes half of the time flips by chance: no flip is evidence by itself, the gate's is.
+    """
+    found = [
+        Flip(task, fmean(task.baseline), fmean(task.candidate))
+        for task in result.tasks
+        if task.kind == "mean" and task.baseline and task.candidate
+    ]
+    sign = -1 if worse else 1
+    flipped = [flip for flip in found if (flip.before >= PASSING) == worse and (flip.after >= PASSING) != worse]
+    flipped = [flip for flip in flipped if worse or _better_by_chance(flip.task) <= UNLIKELY]
+    return sorted(flipped, key=lambda flip: (-sign * flip.change, -len(flip.task.candidate), flip.task.task_id))
+
+
+def by_chance(result: GateResult) -> float:
+    """How many tasks would be among those that got worse if nothing had changed, by what the bank says of each."""
+    seen = [task for task in result.tasks if task.kind == "mean" and task.baseline and task.candidate]
+    return sum(_flips_by_chance(task) for task in seen if fmean(task.baseline) >= PASSING)
+
+
+def _flips_by_chance(task: TaskLine) -> float:
+    """P(fewer than half of the candidate's trials pass), its chance of each being the baseline's, drawn to a half."""
+    p, n = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1), len(task.candidate)
+    return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.ceil(n * PASSING)))
+
+
+def _better_by_chance(task: TaskLine) -> float:
+    """P(as many of the candidate's trials pass, or more), as for `_flips_by_chance`."""
+    p, n = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1), len(task.candidate)
+    return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.floor(sum(task.candidate)), n + 1))
+
+
+def state(case: TaskLine) -> str:
+    """Of a must-pass case: BROKEN, CLEAR once it has passed more than a broken one would, else UNDECIDED."""
+    if case.broken:
+        return BROKEN
+    return CLEAR if case.candidate and case.e_value is not None and case.e_value <= 1e-9 else UNDECIDED
+
+
+def cases(tasks: Iterable[TaskLine], *states: str, suite: str | None = None) -> list[TaskLine]:
+    """Must-pass cases in any of the states, or all; of one suite, or all."""
+    return [
+        task
+        for task in tasks
+        if task.kind == "must_pass" and suite in (None, task.suite) and (not states or state(task) in states)
+    ]
+
+
+def tally_cases(tasks: Iterable[TaskLine], suite: str | None = None) -> str:
+    """`1 clear, 3 undecided, 0 broken`; empty where no case must pass."""
+    found = [state(case) for case in cases(tasks, suite=suite)]
+    return ", ".join(f"{found.count(one)} {one}" for one in (CLEAR, UNDECIDED, BROKEN)) if found else ""
+
+
+def never_passed(tasks: Iterable[TaskLine]) -> str:
+    """What to do where cases are undecided because their bank rarely passes; empty where that is not why."""
+    rare = [case for case in cases(tasks, UNDECIDED) if case.baseline and _passes(case) < PASSING * len(case.baseline)]
+    if not rare:
+        return ""
+    share = f"{sum(map(_passes, rare))} of {sum(len(case.baseline) for case in rare)}"
+    return f"the baseline fails these too ({share} banked trials pass): fill the bank with a policy that passes them"
+
+
+def _passes(case: TaskLine) -> int:
+    return sum(reward >= 1 for reward in case.baseline)
+
+
+def named(tasks: Sequence[str]) -> str:
+    """`a, b, c and 2 more`."""
+    more = f" and {len(tasks) - MAX_NAMED} more" if len(tasks) > MAX_NAMED else ""
+    return f"{', '.join(tasks[:MAX_NAMED])}{more}"
+
+
+def changes(result: GateResult, *, worse: bool) -> list[str]:
+    """A line for each flip, for a terminal: `worse: t03: 14 of 16 -> 0 of 2`."""
+    return [
+        f"{'worse' if worse else 'better'}: {flip.task.task_id}: {tally(flip.task.baseline)} -> "
+        f"{tally(flip.task.candidate)}{f'  {flip.task.why}' if worse and flip.task.why else ''}"
+        for flip in flips(result, worse=worse)
+    ]
+
+
+def broken(result: GateResult) -> list[TaskLine]:
+    """Must-pass cases whose evidence reached its bound, the strongest first."""
+    return sorted((task for task in result.tasks if task.broken), key=lambda task: (-(task.e_value or 0), task.task_id))
+
+
+def chance_note(result: GateResult) -> str:
+    """What to make of the tasks that got worse."""
+    n = round(by_chance(result))
+    return (
+        "Tasks that the baseline passed more often than not, and the candidate does not; the clearest first. "
+        f"If nothing had changed, about {n} would be here by chance: the verdict rests on all tasks together."
+    )
+
+
+def is_flaky(task: TaskLine) -> bool:
+    """True where the candidate's own trials disagree; a case that must pass does so with a reward of 1."""
+    bar = 1.0 if task.kind == "must_pass" else PASSING
+    return len({reward >= bar for reward in task.candidate}) > 1
+
+
+def failure_type(task: TaskLine) -> str:
+    """The commonest type of the candidate's failures; `failed` where nobody classified."""
+    kinds = task.failures or ("failed",)
+    return max(dict.fromkeys(kinds), key=kinds.count)
+
+
+def what_happened(task: TaskLine) -> str:
+    """In words, without the type of failure, which stands beside it."""
+    why = task.why or ""
+    return why.removeprefix(failure_type(task)).lstrip(" :") if task.failures else why
+
+
+def tally(rewards: tuple[float, ...]) -> str:
+    """`14 of 16`, or with partial credit the mean of how many."""
+    if not rewards:
+        return "no trial"
+    if all(reward in (0, 1) for reward in rewards):
+        return f"{sum(rewards):.0f} of {len(rewards)}"
+    return f"{fmean(rewards):.2f} over {len(rewards)}"
+
+
+def points(difference: float) -> str:
+    """A difference of mean rewards in points of success: `-7.1`."""
+    return f"{difference * 100:+.1f}"
+
+
+def span(look: Look) -> str:
+    """The confidence sequence's interval in points: `-12.3 to -2.0`."""
+    return f"{points(look.low)} to {points(look.high)}"
+
+
+def last_look(suite: SuiteResult) -> Look | None:
+    """Where the evidence of one suite stood at the end."""
+    return suite.looks[-1] if suite.looks else None
+
+
+def has_fallen(suite: SuiteResult) -> bool:
+    """True where the suite's mean failed it: the evidence of a drop reached its bound at some look."""
+    reached = any(look.e_fail >= bound(suite) for look in suite.looks)
+    return suite.verdict is GateVerdict.failed and (not suite.n_broken or reached)
+
+
+def bound(suite: SuiteResult) -> float:
+    """Evidence at which the suite's mean fails it, as log10; must-pass cases share its risk with the mean."""
+    return -math.log10(suite.alpha / 2 if suite.n_cases else suite.alpha)
+
+
+def name(result: GateResult) -> str:
+    """The suites' names, as one; what a comment on a pull request is found again by."""
+    return " + ".join(suite.name for suite in result.suites) or "suite"
+
+
+def drop(settings: Settings) -> str:
+    """The drop that PASS excludes: `5 points`."""
+    size = f"{settings.delta * 100:g}"
+    return f"{size} point{'' if size == '1' else 's'}"
+
+
+def headline(result: GateResult, *, names: bool = True) -> str:
+    """The verdict in words. names: those of the broken cases, too, which somebody else chose."""
+    n_broken, n_cases = len(broken(result)), len(cases(result.tasks))
+    n_open = len(cases(result.tasks, UNDECIDED))
+    fell = any(has_fallen(suite) for suite in result.suites)
+    if result.verdict is GateVerdict.passed:
+        if has_mean(result) or not n_cases:
+            return f"No regression: a drop of {drop(result.settings)} or more is ruled out"
+        return f"All {n_cases} must-pass cases hold" if n_cases > 1 else "The must-pass case holds"
+    if result.verdict is GateVerdict.inconclusive:
+        if n_open and not has_mean(result):
+            return f"Undecided: {n_open} of {counted(n_cases, 'must-pass case')} neither clear nor broken"
+        return "Undecided: the trials do not show a regression, and do not rule one out"
+    if result.verdict is GateVerdict.infra:
+        return "No verdict: too much was lost for reasons that are not the candidate's"
+    if not n_broken:
+        return "Regression: the candidate succeeds less often than the baseline"
+    which = f" ({named([case.task_id for case in broken(result)])})" if names else ""
+    those = f"{counted(n_broken, 'case')} that must pass {'is' if n_broken == 1 else 'are'} broken{which}"
+    return f"Regression: {those}{', and the candidate succeeds less often' if fell else ''}"
+
+
+def has_mean(result: GateResult) -> bool:
+    """False for suites of must-pass cases alone: of a drop of the mean nothing is said then."""
+    return any(task.kind == "mean" for task in result.tasks)
+
+
+def next_move(result: GateResult) -> str:
+    """What to do about it, in a sentence or two."""
+    if result.verdict is GateVerdict.inconclusive:
+        return _to_decide(result)
+    return {
+        GateVerdict.passed: "Nothing to do. A single task that got worse below may be chance; read those that this "
+        "change is about.",
+        GateVerdict.failed: "Read the broken cases and what got worse below, mend the change, and gate it anew. "
+        "The same change, run again until it passes, would have no error rate.",
+        GateVerdict.infra: "Mend what failed (see the lost trials), then run the same command again: what was scored "
+        "is kept, and what was lost is tried again. A lost trial is never counted as a failure.",
+    }[result.verdict]
+
+
+def _to_decide(result: GateResult) -> str:
+    moves = []
+    if advice := never_passed(result.tasks):
+        moves.append(f"Of the undecided cases {advice}.")
+    if result.n_rollouts >= result.settings.max_rollouts:
+        moves.append(
+            "Run the same command with a larger budget (--max-rollouts): outcomes are kept, and looking again costs "
+            "no certainty."
+        )
+    if not moves:
+        moves.append(
+            "Do what the first line says. The same command goes on from what is there; a new bank is a new gate."
+        )
+    if has_mean(result):
+        moves.append("A larger baseline bank needs fewer trials.")
+    return " ".join(moves)
+
+
+def promises(result: GateResult) -> list[str]:
+    """The settings and error rates, in plain words."""
+    settings = result.settings
+    return [
+        f"A candidate that is no worse than the baseline is failed in at most {settings.alpha * 100:g}% of gates.",
+        *(
+            [f"A candidate worse by {drop(settings)} or more passes in at most {settings.beta * 100:g}% of gates."]
+            if has_mean(result)
+            else []
+        ),
+        f"A case that must pass, and does so {settings.reliability * 100:g}% of the time, adds nothing to that: "
+        "the share of false alarms is for all of them together.",
+        "Both hold at every look, so the gate may stop as soon as it knows; there is no penalty for looking often.",
+        f"At most {counted(settings.max_rollouts, 'trial')}; trials are visited in {_ORDER[settings.sampling]} order, "
+        f"seed {settings.seed}.",
+    ]
+
+
+_ORDER = {"round-robin": "round-robin", "iid": "independent random", "importance": "uncertain-tasks-first"}
+
+
+def counts(result: GateResult) -> dict[str, str]:
+    """What the gate took, and what it set aside: heading -> words."""
+    found = {
+        "trials": f"{result.n_rollouts:,}",
+        "of the candidate, counted": f"{result.n_candidate:,}",
+        "cost": "unknown" if result.cost_usd is None else f"${result.cost_usd:,.2f}",
+        "must-pass cases": tally_cases(result.tasks),
+    }
+    rare = {
+        "of the baseline, beyond the bank": result.n_fresh,
+        "played back at no cost": result.n_played,
+        "lost for our reasons": result.n_lost,
+        "duplicates, ignored": result.n_duplicates,
+        "missing": result.n_missing,
+    }
+    found |= {heading: f"{n:,}" for heading, n in rare.items() if n}
+    return {heading: words for heading, words in found.items() if words}

@@ -1,0 +1,171 @@
+"""What `agentloop gate` leaves behind: the verdict in the terminal, and files and comments for CI."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from agentloop.errors import NoSuchTrace, counted
+from agentloop.gate.atomic import write_text
+from agentloop_cli.render import on_one_line, print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from agentloop.gate.outcomes import GateResult, SuiteResult
+    from agentloop.gate.report import Attempt
+    from agentloop.store.store import Store
+
+REPORT = "report.html"
+COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
+MAX_FLIPS = 8
+"""Tasks named in the terminal; the report has them all."""
+MAX_TRACED, MAX_EACH = 12, 8
+"""Tasks whose traces are looked up for the report, and traces of each: it shows one beside another."""
+BANKS = Path("runs") / "bank"
+"""Where `agentloop bank` leaves its traces, which the report shows beside the candidate's."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What was asked for."""
+
+    as_json: bool
+    junit: Path | None
+    sarif: Path | None
+    html: Path | None
+    summary: bool
+    pr_comment: bool
+
+    def write(self, result: GateResult, suites: Sequence[Path], folder: Path | None) -> None:
+        """All of it. suites: folders, for the places of tasks. folder: the run's; None where nothing was run."""
+        from agentloop.gate.comment import comment, write_summary
+
+        paths = [*([folder / REPORT] if folder else []), *([self.html] if self.html else [])]
+        for path in paths:
+            _write_report(result, path, folder)
+        self._write_files(result, suites)
+        where = str(paths[-1]) if paths else None
+        if self.as_json:
+            print_json(result.model_dump(mode="json"))
+        else:
+            show(result, folder, where)
+        if self.summary:
+            write_summary(result, os.environ, where)
+        if self.pr_comment and (why := comment(result, os.environ, where)):
+            stderr.print(why, markup=False)
+
+    def _write_files(self, result: GateResult, suites: Sequence[Path]) -> None:
+        if self.junit:
+            from agentloop.gate.junit import junit
+
+            write_text(self.junit, junit(result))
+        if self.sarif:
+            from agentloop.gate.sarif import sarif, task_places
+
+            places: dict[str, tuple[Path, int]] = {}
+            for suite in suites:
+                with suppress(ValueError, OSError):  # of Harbor tasks, or outside this folder: no line to point at
+                    places |= task_places(suite, Path())
+            write_text(self.sarif, sarif(result, places))
+
+
+def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
+    from agentloop.gate import findings
+    from agentloop.gate.gate_report import Evidence, write_gate_report
+
+    shown = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
+    wanted = {one for task in shown for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
+    attempts: dict[str, Attempt] = {}
+    for place in ([folder] if folder else []) + [BANKS]:
+        attempts |= _attempts(place, wanted - attempts.keys())
+    command = shlex.join(["agentloop", *sys.argv[1:]])
+    write_gate_report(result, path, Evidence(attempts=attempts, command=command))
+
+
+def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, Attempt]:
+    """Those of the traces that are in the store of `folder`."""
+    from agentloop.config import STORE
+    from agentloop.gate.report import Attempt
+    from agentloop.store.store import Store
+
+    if not (folder / STORE).is_file():
+        return {}
+    store: Store = Store(folder / STORE, create=False)
+    found = {}
+    try:
+        for one in sorted(ids):
+            with suppress(NoSuchTrace):
+                _, trace, verdict = store.trace(one)
+                found[one] = Attempt(trace=trace, verdict=verdict)
+    finally:
+        store.close()
+    return found
+
+
+def show(result: GateResult, folder: Path | None, report: str | None) -> None:
+    """For a person: the verdict, what it rests on, what changed sides, what it took, and where to look."""
+    from agentloop.gate import findings
+
+    verdict = result.verdict.value
+    stdout.print(
+        Text.assemble((verdict, f"bold {COLOURS[verdict]}"), f"  {on_one_line(findings.headline(result))}"),
+        soft_wrap=True,
+    )
+    for reason in result.reasons:
+        _say(f"  {reason}")
+    for suite in result.suites:
+        _say(f"  {_suite(suite, findings.tally_cases(result.tasks, suite.name))}")
+    for task in findings.broken(result):
+        _say(f"  broken: {task.task_id}: passed {findings.tally(task.candidate)}; {task.why or ''}", "red")
+    for worse, style in ((True, "red"), (False, "green")):
+        lines = findings.changes(result, worse=worse)
+        for line in lines[:MAX_FLIPS]:
+            _say(f"  {line}", style)
+        if len(lines) > MAX_FLIPS:
+            _say(f"  and {len(lines) - MAX_FLIPS} more")
+    _say(_took(result))
+    if report:
+        _say(f"report: {report}")
+    if folder:
+        _say(f"traces: agentloop traces ls --project {shlex.quote(str(folder))}")
+
+
+def _suite(suite: SuiteResult, tallied: str) -> str:
+    """tallied: its must-pass cases, by state."""
+    from agentloop.gate import findings
+
+    cases = f"; must-pass cases: {tallied}" if tallied else ""
+    look = findings.last_look(suite)
+    if look is None:
+        return f"{suite.name}: {suite.verdict.value}{cases or ', no visit'}"
+    return (
+        f"{suite.name}: {suite.verdict.value}, {findings.points(look.mean)} points (95%: {findings.span(look)}) after "
+        f"{counted(suite.n_visits, 'visit')}{cases}"
+    )
+
+
+def _took(result: GateResult) -> str:
+    parts = [counted(result.n_rollouts, "trial")]
+    if result.n_fresh:
+        parts.append(f"{result.n_fresh:,} of them the baseline's, beyond its bank")
+    if result.n_played:
+        parts.append(f"{result.n_played:,} played back")
+    if result.n_lost:
+        parts.append(f"{result.n_lost:,} lost to the infrastructure")
+    parts.append("cost unknown" if result.cost_usd is None else f"{result.cost_usd:.2f} USD")
+    return ", ".join(parts)
+
+
+def _say(text: str, style: str = "") -> None:
+    """Task ids and reasons hold what agents printed: no markup, nothing that acts on a terminal, no line of its own.
+
+    A CI server acts on lines that begin with a command of its own, such as `::set-output`.
+    """
+    stdout.print(Text(on_one_line(text), style=style), soft_wrap=True)
