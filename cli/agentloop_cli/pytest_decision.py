@@ -1,0 +1,164 @@
+"""Outcomes of a pytest session's tests -> what the session ends with: a gate's verdict, or a bank and its tape.
+
+The fold takes them in the schedule's order, whichever worker finished first. Every test ran a fixed number of trials,
+so the bank is parted evenly among them, and a recorded run may become a bank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from secrets import token_bytes
+from typing import Any
+
+from agentloop.config import known_secrets
+from agentloop.errors import AgentLoopError, ConfigError, counted
+from agentloop.gate.atomic import write_text
+from agentloop.gate.bank import fill_bank, new_head
+from agentloop.gate.cassette import Mode, write_tape
+from agentloop.gate.findings import changes
+from agentloop.gate.flaky import read_quarantine, said
+from agentloop.gate.fold import fold
+from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
+from agentloop.store.redact import Redactor
+from agentloop_cli.gate_outputs import MAX_FLIPS
+from agentloop_cli.pytest_trials import BASELINE, NONE, PREFIX, Trials, today
+from agentloop_cli.render import on_one_line
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a session comes to."""
+
+    title: str
+    lines: tuple[str, ...]
+    exit_code: int
+
+
+def decide(trials: Trials, reports: Sequence[Sequence[tuple[str, object]]]) -> Decision:
+    """From the properties of all tests' reports. What cannot be decided is never a PASS."""
+    told = [_Told.of(report) for report in reports]
+    try:
+        return _record(trials, told) if trials.mode is Mode.record else _gate(trials, told)
+    except AgentLoopError as error:
+        return Decision("no verdict", (str(error),), error.exit_code)
+
+
+@dataclass(frozen=True)
+class _Told:
+    suite: str
+    trials: int
+    gate: str
+    kind: str
+    outcomes: tuple[Outcome, ...]
+
+    @classmethod
+    def of(cls, properties: Sequence[tuple[str, object]]) -> _Told:
+        ours = [(name.removeprefix(PREFIX), str(value)) for name, value in properties if name.startswith(PREFIX)]
+        words: Mapping[str, str] = dict(ours)
+        outcomes = tuple(Outcome.model_validate_json(value) for name, value in ours if name == "outcome")
+        return cls(words["suite"], int(words["trials"]), words["gate"], words["kind"], outcomes)
+
+
+def _gate(trials: Trials, told: Sequence[_Told]) -> Decision:
+    lost = [o for one in told for o in one.outcomes if o.reward is None]
+    own = [one for one in told if one.gate != BASELINE]
+    notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'nobody said why'}"] if lost else []
+    notes += _quarantines(trials, told)
+    if any(all(o.reward is None for o in one.outcomes) for one in own):
+        return Decision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
+    compared = [one for one in told if one.gate == BASELINE]
+    if not compared:
+        return Decision("every task by itself", tuple(notes), 0)
+    if trials.baseline == NONE:
+        return Decision(
+            "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
+        )
+    header, banked = _header(trials, compared)
+    rolled = sorted((o for one in compared for o in one.outcomes), key=lambda o: (o.trial, o.task_id))
+    result = fold(header, [*banked, *rolled])
+    if trials.report is not None:
+        write_text(trials.report / "outcomes.jsonl", "".join(outcome_lines(header, [*banked, *rolled])))
+        write_text(trials.report / "gate.json", result.model_dump_json(indent=1) + "\n")
+        from agentloop.gate.markdown import markdown
+
+        write_text(trials.report / "gate.md", markdown(result))
+        notes.append(f"report: {trials.report / 'gate.md'}")
+    if trials.mode is Mode.replay and any(o.why and "the tape ends" in o.why for o in lost):
+        notes.append("what changed was not asked: --agentloop-mode=auto asks the policy from the first difference on")
+    played = f"{sum(o.played for o in rolled)} of {counted(len(rolled), 'trial')} played from the tape"
+    worse = [on_one_line(line) for line in changes(result, worse=True)[:MAX_FLIPS]]
+    return Decision(result.verdict.value, (*result.reasons, *worse, played, *notes), result.verdict.exit_code)
+
+
+def _header(trials: Trials, compared: Sequence[_Told]) -> tuple[Header, list[Outcome]]:
+    """One part a suite; the bank is parted evenly among the trials, or one each where a tape is played."""
+    parts, banked, per_visit, n_banked = [], list[Outcome](), [], []
+    for suite in dict.fromkeys(one.suite for one in compared):
+        ours = [one for one in compared if one.suite == suite]
+        n_trials = max(one.trials for one in ours)
+        run = trials.ready(suite, n_trials)
+        assert run.bank is not None  # noqa: S101
+        assert run.tape_path is not None  # noqa: S101
+        tasks = {kind: tuple(dict.fromkeys(o.task_id for one in ours if one.kind == kind for o in one.outcomes))
+                 for kind in ("mean", "must_pass", "quarantined")}  # fmt: skip
+        parts.append(
+            SuitePart(
+                name=run.found.evals.name,
+                hash=run.found.evals.hash,
+                tasks=tasks["mean"],
+                must_pass=tasks["must_pass"],
+                quarantined=tasks["quarantined"],
+            )
+        )
+        known = {task for them in tasks.values() for task in them}
+        banked += [outcome for outcome in run.bank.outcomes if outcome.task_id in known]
+        n_banked.append(run.bank.head.trials)
+        per_visit.append(1 if trials.plays(run.tape_path) else run.bank.head.trials // n_trials)
+    settings = Settings(seed=trials.seed, per_visit=min(per_visit))
+    baseline = str(trials.baseline)
+    header = Header(
+        settings=settings, suites=tuple(parts), baseline=baseline, candidate=trials.ref, bank_trials=max(n_banked)
+    )
+    return header, banked
+
+
+def _quarantines(trials: Trials, told: Sequence[_Told]) -> list[str]:
+    lines = []
+    for suite in dict.fromkeys(one.suite for one in told):
+        evals = trials.found(suite).evals
+        lines += said(read_quarantine(evals.folder, evals.tasks), today())
+    return lines
+
+
+def _record(trials: Trials, told: Sequence[_Told]) -> Decision:
+    """Banks and tapes of suites of which every task was run; a bank of some would hide the others."""
+    lines = []
+    for suite in dict.fromkeys(one.suite for one in told):
+        outcomes = {(o.task_id, o.trial): o for one in told if one.suite == suite for o in one.outcomes}
+        n_trials = max(one.trials for one in told if one.suite == suite)
+        run = trials.ready(suite, n_trials)
+        path = trials.bank_file(run.found.evals)
+        assert path is not None  # noqa: S101
+        assert run.tape_path is not None  # noqa: S101
+        evals = run.found.evals
+        missing = [(task, n) for task in evals.tasks for n in range(n_trials) if (task, n) not in outcomes]
+        if missing:
+            raise ConfigError(
+                f"{suite}: {counted(len(missing), 'trial')} missing, such as {missing[0][1]} of task {missing[0][0]!r};"
+                " a bank has all: record the whole suite"
+            )
+        head = new_head(evals, trials.ref, run.actor.identity, n_trials)
+        asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
+        write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(trials.root)))
+        n = f"{counted(n_trials, 'trial')} of {counted(len(evals.tasks), 'task')}"
+        lines.append(f"{path} and {run.tape_path.name}: {n}; commit both")
+    return Decision("recorded", tuple(lines), 0)
+
+
+def _known(outcomes: Mapping[tuple[str, int], Outcome]) -> Callable[[str, Side, int], Any]:
+    async def known(task_id: str, side: Side, trial: int) -> Outcome:
+        return outcomes[task_id, trial]
+
+    return known

@@ -1,0 +1,54 @@
+"""A box and a tape for tests that have an agent of their own (`pytest_plugin.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from secrets import token_bytes
+
+from agentloop.config import known_secrets
+from agentloop.gate.cassette import SUFFIX, Mode, Tape, TapedPolicy, read_tape, write_tape
+from agentloop.protocols import Policy
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.redact import Redactor
+from agentloop.types import ExecResult, SandboxSpec
+
+
+class Box:
+    """A leased box, for tests that do not await."""
+
+    def __init__(self, runner: asyncio.Runner, pool: SandboxPool) -> None:
+        self._runner, self._lease = runner, pool.lease(SandboxSpec(), f"pytest-{os.getpid()}-{token_bytes(4).hex()}")
+        self._box = runner.run(self._lease.__aenter__())
+
+    def exec(self, command: str, *, timeout_s: float = 30.0) -> ExecResult:
+        """See `protocols.Sandbox`."""
+        return self._runner.run(self._box.exec(command, timeout_s=timeout_s))
+
+    def close(self) -> None:
+        """Discard it."""
+        self._runner.run(self._lease.__aexit__(None, None, None))
+
+
+class Taping:
+    """The tape of one test that has an agent of its own."""
+
+    def __init__(self, folder: Path, name: str, mode: Mode, project: Path) -> None:
+        """Raises ConfigError for a tape that is to be played and cannot be read."""
+        path = folder / f"{name}{SUFFIX}"
+        self._path, self._mode, self._project = path, mode, project
+        self._tape = read_tape(path) if mode is Mode.replay or (mode is Mode.auto and path.is_file()) else Tape()
+        self._made: list[TapedPolicy] = []
+
+    def policy(self, policy: Policy, *, identity: str, trial: int = 0) -> TapedPolicy:
+        """identity: whatever decides the policy's answers, in a text."""
+        self._made.append(TapedPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode))
+        return self._made[-1]
+
+    def close(self) -> None:
+        """Write what was recorded."""
+        if self._mode is Mode.record:
+            for made in self._made:
+                self._tape.keep(made, "")
+            write_tape(self._path, self._tape, Redactor(token_bytes(32), known_secrets(self._project)))

@@ -1,0 +1,219 @@
+"""The pytest plugin: suites as tests, a trial of one's own in a test, and the gate's verdict as pytest's exit code.
+
+Installed with agentloop and silent until `--agentloop-run`: tests marked `agentloop` are left out without it. Nothing
+of agentloop is imported before a marked test runs; what they do is in `pytest_trials.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from agentloop.gate.cassette import TapedPolicy
+    from agentloop.protocols import Policy
+    from agentloop.types import Trace
+    from agentloop_cli.pytest_decision import Decision
+    from agentloop_cli.pytest_own import Box
+    from agentloop_cli.pytest_trials import Rollout, Trials
+
+MARK = "agentloop"
+TASK = "agentloop_task"
+MODES = ("live", "replay", "record", "auto")
+HELP = (
+    "agentloop(suite, trials=8, gate='baseline', must_pass=False, budget_usd=None): run once for each task of the "
+    "suite in the folder `suite`. `gate` is 'baseline', a comparison with --agentloop-baseline over all tests, or the "
+    "lowest mean reward that the task may have by itself."
+)
+_trials: pytest.StashKey[Trials] = pytest.StashKey()
+_decision: pytest.StashKey[Decision] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Every one with the same beginning: other plugins have the short names."""
+    group = parser.getgroup("agentloop", "agents on trial")
+    add = group.addoption
+    add("--agentloop-run", action="store_true", help="Run the tests marked `agentloop`; they are left out without it.")
+    add("--agentloop-mode", choices=MODES, default="replay", help="Who answers: by default the tape, and nobody else.")
+    add("--agentloop-trials", type=int, metavar="N", help="Trials of each task, in place of the marks'.")
+    add("--agentloop-baseline", metavar="NAME", help="Bank that a suite is compared with, or `none`.")
+    add("--agentloop-policy", metavar="REF", default="live", help="Who is on trial: see `agentloop gate --help`.")
+    add("--agentloop-seed", type=int, default=0, metavar="N", help="Decides every random draw.")
+    add("--agentloop-budget-usd", type=float, metavar="USD", help="Money after which no trial begins.")
+    add("--agentloop-report", type=Path, metavar="DIR", help="Folder for traces, outcomes and reports.")
+    add("--agentloop-sandbox", default="auto", metavar="KIND", help="auto, docker or bubblewrap.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The mark, also under --strict-markers; what comes of a run is decided where no xdist worker is."""
+    config.addinivalue_line("markers", HELP)
+    if config.getoption("--agentloop-run") and not _is_worker(config):
+        config.pluginmanager.register(Controller(config), "agentloop-controller")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each task."""
+    mark = metafunc.definition.get_closest_marker(MARK)
+    if mark is None or not (mark.args or mark.kwargs) or not metafunc.config.getoption("--agentloop-run"):
+        return
+    metafunc.fixturenames.append(TASK)
+    metafunc.parametrize(TASK, _collected(lambda: trials_of(metafunc.config).task_ids(mark)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marked tests are run when they are asked for."""
+    if not config.getoption("--agentloop-run"):
+        out = [item for item in items if item.get_closest_marker(MARK)]
+        items[:] = [item for item in items if not item.get_closest_marker(MARK)]
+        config.hook.pytest_deselected(items=out)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """The test, then the trials that it left: to leave out those of tests that fail would flatter."""
+    if not _is_suite(pyfuncitem):
+        return (yield)
+    try:
+        result = yield
+    except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
+        raise
+    except BaseException:  # also what pytest means by a failure, or a skip
+        trials_of(pyfuncitem.config).finish(pyfuncitem)
+        raise
+    trials_of(pyfuncitem.config).finish(pyfuncitem)
+    return result
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End every box."""
+    if (trials := config.stash.get(_trials, None)) is not None:
+        trials.close()
+
+
+class Controller:
+    """Takes the outcomes out of the tests' reports, whichever process they are of, and decides at the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._properties: list[list[tuple[str, object]]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Once for each test."""
+        if report.when == "teardown" and any(name == "agentloop.suite" for name, _ in report.user_properties):
+            self._properties.append(list(report.user_properties))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """PASS leaves pytest's own exit code; 1, 3 and 4 are the gate's, where the tests themselves did not fail."""
+        if not self._properties:
+            return
+        from agentloop_cli.pytest_decision import decide
+
+        decision = decide(trials_of(self._config), self._properties)
+        self._config.stash[_decision] = decision
+        if decision.exit_code and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = decision.exit_code
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The verdict and its reasons."""
+        decision = self._config.stash.get(_decision, None)
+        if decision is not None:
+            terminalreporter.section(f"agentloop: {decision.title}")
+            for line in decision.lines:
+                terminalreporter.write_line(line)
+
+
+# ------------------------------------------------------------------------------------ fixtures
+
+
+@pytest.fixture(scope="session")
+def agent_policy(pytestconfig: pytest.Config) -> Policy:
+    """What --agentloop-policy names."""
+    policy: Policy = _said(lambda: trials_of(pytestconfig).policy)
+    return policy
+
+
+@pytest.fixture
+def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[Box]:
+    """An empty box of its own, gone after the test."""
+    from agentloop_cli.pytest_own import Box
+
+    trials = trials_of(pytestconfig)
+    box = _said(lambda: Box(trials.runner, trials.pool))
+    yield box
+    box.close()
+
+
+@pytest.fixture
+def rollout(request: pytest.FixtureRequest) -> Callable[[], Rollout]:
+    """Runs the next trial of the test's task; those that a test does not ask for are run after it."""
+    if not _is_suite(request.node):
+        pytest.fail("`rollout` is for tests marked agentloop(suite=...)", pytrace=False)
+    trials = trials_of(request.config)
+    return lambda: trials.next(request.node)
+
+
+@pytest.fixture
+def trace(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[[], Trace]:
+    """The last trial's; its id is then in the JUnit report."""
+
+    def last() -> Trace:
+        found = trials_of(request.config).last_trace(request.node)
+        record_property("agentloop.trace_id", found.id)
+        return found
+
+    return last
+
+
+@pytest.fixture
+def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., TapedPolicy]]:
+    """`cassette(policy, identity=..., trial=0)`: the policy with the tape of this test, in the --agentloop-mode."""
+    from agentloop_cli.pytest_own import Taping
+
+    trials, node = trials_of(request.config), request.node
+    taping = _said(lambda: Taping(node.path.parent / "cassettes" / node.path.stem, node.name, trials.mode, trials.root))
+    yield taping.policy
+    taping.close()
+
+
+# ------------------------------------------------------------------------------------ who does it
+
+
+def trials_of(config: pytest.Config) -> Trials:
+    """This process's; made when it is first needed."""
+    if _trials not in config.stash:
+        from agentloop_cli.pytest_trials import Trials
+
+        config.stash[_trials] = Trials(config)
+    return config.stash[_trials]
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def _is_suite(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker(MARK)
+    return mark is not None and TASK in getattr(getattr(item, "callspec", None), "params", ())
+
+
+def _collected(ask: Callable[[], Any]) -> Any:
+    """What a user can mend is one line of pytest's, not a traceback."""
+    from agentloop.errors import AgentLoopError
+
+    try:
+        return ask()
+    except AgentLoopError as error:
+        raise pytest.Collector.CollectError(str(error)) from None
+
+
+def _said(ask: Callable[[], Any]) -> Any:
+    from agentloop.errors import AgentLoopError
+
+    try:
+        return ask()
+    except AgentLoopError as error:
+        pytest.fail(str(error), pytrace=False)
