@@ -8,7 +8,7 @@ from pathlib import Path
 from agentloop.config import CONFIG_FILE
 from agentloop.demo.project import make_project
 from agentloop.demo.suite import NAMES
-from agentloop.gate.suite import write_suite
+from agentloop.gate.suite import HEAD, write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 SETTINGS = """\
@@ -25,7 +25,8 @@ kind = "auto"                # docker when an engine answers, else bubblewrap
 [policy]
 kind = "tiny"                # made and trained here, on the CPU: pip install -e '.[train]'
 # kind = "scripted"          # plays each task's own solution: checks tasks and verifiers without a model
-# kind = "openai"            # any OpenAI-compatible endpoint; run, judged and gated, not trained
+# kind = "openai"            # any OpenAI-compatible endpoint; run, judged and gated, not trained. It says more than the
+#                            # tiny one: raise max_tokens and max_steps in evals/notes/suite.toml before you start it
 # base_url = "http://127.0.0.1:8000/v1"
 # model = "my-model"         # and AGENTLOOP_POLICY__API_KEY in the environment
 
@@ -42,6 +43,17 @@ stop_at = 0.97               # success on the validation split at which there is
 [gate]
 trials = 4                   # episodes of each held-out task
 alpha = 0.05                 # probability, per candidate, of promoting one that is no better
+
+# [[prices]]                 # USD per million tokens: for limits in money (max_cost_usd), budgets, `agentloop costs`
+# model = "my-model"         # as answers name it; * is any letters, and the first table that fits counts
+# input = 0.5
+# output = 1.5
+"""
+LIMITS = """\
+# These suit the tiny policy, which says little. A hosted model is cut off by them: give it max_tokens = 2048 and
+# max_steps = 20; a game such as FrozenLake-v1 max_steps = 100, one for each move. Other limits are another suite, so
+# versions are compared anew.
+[limits]
 """
 DEMONSTRATOR = '''\
 """What version 1 of the tiny policy imitates: each task's solution, half of the time with the wrong command.
@@ -75,6 +87,39 @@ def mistaken(command):
         if command.startswith(start):
             return other + command.removeprefix(start)
     return command
+'''
+AGENT = """\
+# An agent for `agentloop bank` and `agentloop gate` (docs/ci.md): who acts, and with which settings.
+
+[policy]
+kind = "scripted"
+script = "agent.py:make"     # no model: a program that is wrong now and then, to see what a gate says
+
+# A real one names its model instead, and suite.toml's [limits] are raised for it:
+# kind = "openai"            # any OpenAI-compatible endpoint
+# base_url = "http://127.0.0.1:8000/v1"
+# model = "my-model"         # and AGENTLOOP_POLICY__API_KEY in the environment
+"""
+SCRIPT = '''\
+"""Who acts in agent.toml: each task's solution, with a slip now and then. A real agent names a model there instead.
+
+Fill a bank, turn SKILL down and gate it: by 0.2 is found soon, by 0.05 after some hundreds of trials.
+"""
+
+from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
+
+SKILL = 0.9  # probability that the answer is the right one
+
+
+def make(tasks):
+    right = oracle(tasks)
+
+    def script(messages, rng):
+        message = right.script(messages, rng)
+        slips = any(call.name == "submit" for call in message.tool_calls) and rng.random() >= SKILL
+        return call_message("submit", answer="none") if slips else message
+
+    return ScriptedPolicy(script, name="agent")
 '''
 VERIFIER = '''\
 """A verifier of this project: named `verifier.py:SameWord` in tasks.jsonl.
@@ -114,8 +159,12 @@ def prepare_template(folder: Path) -> None:
         files.mkdir(parents=True)
         (suite / "verifier.py").write_text(VERIFIER)
         (draft / "demonstrator.py").write_text(DEMONSTRATOR)
+        (draft / "agent.toml").write_text(AGENT)
+        (draft / "agent.py").write_text(SCRIPT)
         (draft / CONFIG_FILE).write_text(SETTINGS)
         write_suite(suite, "notes", make_tasks(files))
+        head = suite / HEAD
+        head.write_text(head.read_text().replace("[limits]\n", LIMITS))
 
     make_project(folder, fill)
 

@@ -206,10 +206,14 @@ def _hints(found: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
         yield f"{counted(found.unjudged, 'trace')} never judged: `agentloop judge again{same}` says what failed there"
     if found.untyped:
         yield f"failed with no word why: `agentloop judge again 'reward<1' --all{same}` looks for it"
-    if found.unknown_labelled and not labels:
+    if found.unknown and not labels:
+        have = (
+            f" ({found.unknown_labelled:,} with labels, which --labels counts, too)" if found.unknown_labelled else ""
+        )
         yield (
-            f"{found.unknown_labelled:,} traces of unknown outcome have labels: --labels counts them, too; "
-            f"`agentloop judge resolve ID --reward 0 --why …{same}` tells an outcome"
+            f"{counted(found.unknown, 'trace')} of unknown outcome{have}: "
+            f"`agentloop judge resolve ID --reward 0 --why …{same}` tells one, "
+            "or `PUT /api/v1/traces/ID/reward` of `agentloop serve`"
         )
     if found.earlier and len(found.purposes) > 1 and not one:
         yield (

@@ -14,13 +14,17 @@ from rich.markup import escape
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.audit import audit
+from agentloop_cli.bank import bank
 from agentloop_cli.costs import costs
 from agentloop_cli.detectors import fit_scorer, show_detectors
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
 from agentloop_cli.failures import failures
+from agentloop_cli.flaky import flaky
+from agentloop_cli.gate import gate
 from agentloop_cli.imports import import_traces
 from agentloop_cli.judge import judge
+from agentloop_cli.mine import mine
 from agentloop_cli.policies import policies
 from agentloop_cli.prune import prune_traces
 from agentloop_cli.render import AsJson, stderr
@@ -48,23 +52,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run)
-traces.command("show")(show_trace)
-traces.command("import")(import_traces)
-traces.command("export")(export_traces)
-traces.command("prune")(prune_traces)
-app.add_typer(traces, name="traces")
-app.command()(failures)
-app.command()(costs)
-judge.command("audit")(audit)
-judge.command("fit")(fit_scorer)
-judge.command("detectors")(show_detectors)
-app.add_typer(judge, name="judge")
-app.add_typer(sandbox_group, name="sandbox")
-app.add_typer(policies, name="policies")
-app.command()(serve)
-app.add_typer(keys, name="keys")
-app.command()(doctor)
 
 
 @app.callback(invoke_without_command=True)
@@ -132,6 +119,29 @@ def loop(
     run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
 
 
+app.command()(run)
+app.command()(bank)
+app.command()(gate)
+app.command()(flaky)
+app.command()(mine)
+app.command()(failures)
+app.command()(costs)
+app.command()(doctor)
+app.command()(serve)
+traces.command("show")(show_trace)
+traces.command("import")(import_traces)
+traces.command("export")(export_traces)
+traces.command("prune")(prune_traces)
+app.add_typer(traces, name="traces")
+judge.command("audit")(audit)
+judge.command("fit")(fit_scorer)
+judge.command("detectors")(show_detectors)
+app.add_typer(judge, name="judge")
+app.add_typer(sandbox_group, name="sandbox")
+app.add_typer(policies, name="policies")
+app.add_typer(keys, name="keys")
+
+
 def make_backend(
     kind: str, where: str, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
 ) -> SandboxBackend:
@@ -171,6 +181,10 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted; run the same command again to continue")
         sys.exit(INTERRUPTED)
+    except Exception:  # the process edge: a mistake of ours must not end with 1, which says that a check has failed
+        stderr.print_exception()
+        stderr.print("[bold red]error:[/bold red] a mistake of agentloop itself, as above; please report it")
+        sys.exit(AgentLoopError.exit_code)
 
 
 def _explain_usage(error: Any) -> None:

@@ -133,7 +133,7 @@ def print_summary(document: Mapping[str, Any]) -> None:
         f"{counted(document['episodes'], 'episode')} and {counted(document['tool_calls'], 'tool call')} in "
         f"{document['sandbox']} ({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s "
         f"CPU, {counted(document['infra_failed'], 'infrastructure failure')}, "
-        f"{counted(document['regression_cases'], 'regression case')}"
+        f"{counted(document['failed_tasks'], 'failed task')} kept"
     )
 
 

@@ -19,8 +19,8 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project 
 
 def open_store(where: str | None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()) -> Store:
     """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
+    from agentloop.config import STORE
     from agentloop.errors import StoreError
-    from agentloop.loop.project import STORE
     from agentloop.store.store import Store
 
     place = (where if "://" in where else Path(where)) if where else project / STORE

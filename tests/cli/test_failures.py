@@ -125,7 +125,10 @@ def test_what_is_not_known_yet_is_told_with_the_command_that_tells_it(tmp_path: 
     )  # fmt: skip
     again = f"agentloop judge again --store '{tmp_path}/a b.db'"
     assert f"2 traces never judged: `{again}`" in done.stderr
-    assert "1 traces of unknown outcome have labels: --labels counts them, too" in done.stderr
+    assert (
+        "1 trace of unknown outcome (1 with labels, which --labels counts, too): `agentloop judge resolve"
+        in done.stderr
+    )
     assert "“x”" in agentloop("failures", "--labels", *at).stdout
     assert agentloop("judge", "again", *at).returncode == 0
     assert "never judged" not in agentloop("failures", *at).stderr

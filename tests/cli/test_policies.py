@@ -30,6 +30,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    (tmp_path / "kept" / "weights").mkdir(parents=True)
+    (tmp_path / "kept" / "weights" / "adapter_config.json").write_text("{}")
     (tmp_path / "empty").mkdir()
     return tmp_path
 
@@ -59,7 +61,17 @@ def test_versions_are_listed(agentloop: Run) -> None:
         (["2"], "v2 has no weights of ours (remote); serve the folder of a model"),
         (["3"], "no folder policies/v0003; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
-        (["live", "--lora", "a=empty"], "--lora 'a=empty': empty has no adapter_config.json; name the folder of an"),
+        (
+            ["live", "--lora", "a=empty"],
+            "--lora 'a=empty': empty has no adapter_config.json, nor has its folder weights; name the folder of an ",
+        ),
+        (["live", "--lora", "a=nowhere"], "--lora 'a=nowhere': nowhere is no folder; name the folder of an adapter"),
+        (
+            ["live", "--lora", "policy-v1=policies/v0001"],
+            "--lora 'policy-v1=policies/v0001': policies/v0001 is a whole model and no adapter; serve it by itself: "
+            "`agentloop policies serve policies/v0001 --name policy-v1`",
+        ),
+        (["kept"], "kept is an adapter; serve its base model with --lora NAME=kept"),
         (["live", "--url", "http://x"], "--url starts nothing: leave out what is to be served, or leave out --url"),
         (["--url", "x:80"], "--url 'x:80' must begin with http:// or https://"),
     ],

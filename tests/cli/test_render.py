@@ -19,7 +19,7 @@ def document(versions: list[dict[str, Any]], n: int = 150, count: int = 2) -> di
         "versions": versions,
         "heldout": {"n": n, "before": {"success": 0.295}, "after": {"success": 0.95}},
         "failures": {"before": {}, "after": {}},
-        **dict.fromkeys(("episodes", "tool_calls", "infra_failed", "regression_cases"), count),
+        **dict.fromkeys(("episodes", "tool_calls", "infra_failed", "failed_tasks"), count),
         **dict.fromkeys(("wall_s", "cpu_s"), 1.0),
         "sandbox": "bubblewrap",
         "isolation": "namespaces",
@@ -56,5 +56,5 @@ def test_one_of_a_thing_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
     out = " ".join(capsys.readouterr().out.split())
     assert "of 1 held-out task;" in out
     assert "1 episode and 1 tool call in bubblewrap" in out
-    assert "1 infrastructure failure, 1 regression case" in out
+    assert "1 infrastructure failure, 1 failed task kept" in out
     assert "1 infrastructure failures" not in out

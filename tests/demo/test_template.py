@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from agentloop.config import load_config
 from agentloop.demo.template import prepare_template
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import load_suite
+from agentloop.loop.refs import resolve
 from agentloop.plugins import load_object
-from agentloop.policies.scripted import call_message
+from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import Message, Split, Task
 
 
@@ -30,6 +32,18 @@ def test_the_template_loads_with_three_disjoint_splits(tmp_path: Path) -> None:
     assert config.gate.n_min <= len(suite.split(Split.heldout))
 
 
+def test_the_limits_say_what_a_hosted_model_needs(tmp_path: Path) -> None:
+    """Beside the numbers, with values that can be set as they stand, and larger than those of the tiny policy."""
+    prepare_template(tmp_path / "p")
+    head = tmp_path / "p" / "evals" / "notes" / "suite.toml"
+    comment, _, _ = head.read_text().partition("[limits]\n")
+    before = load_suite(head.parent).tasks[0].limits
+    for key, value in re.findall(r"(max_\w+) =\s+(?:# )?(\d+)", comment.replace("\n", " ")):
+        head.write_text(re.sub(rf"^{key} = \d+", f"{key} = {value}", head.read_text(), flags=re.M))
+        assert getattr(load_suite(head.parent).tasks[0].limits, key) == int(value) > getattr(before, key)
+    assert load_suite(head.parent).tasks[0].limits.max_tokens > before.max_tokens
+
+
 def test_the_same_template_has_the_same_suite_wherever_it_lies(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prepare_template(tmp_path / name)
@@ -41,6 +55,29 @@ def notes(tmp_path: Path) -> Path:
     """What `init` makes."""
     prepare_template(tmp_path / "notes")
     return tmp_path / "notes"
+
+
+def test_the_agent_to_gate_is_right_as_often_as_its_skill(notes: Path) -> None:
+    """As agent.toml has it, and once SKILL was turned down in the file: who it is has changed with it."""
+    suite, found = load_suite(notes / "evals" / "notes"), []
+    tasks = suite.split(Split.heldout)
+    for skill in ("0.9", "0.7"):
+        (notes / "agent.py").write_text(
+            re.sub(r"SKILL = [0-9.]+", f"SKILL = {skill}", (notes / "agent.py").read_text())
+        )
+        actor = resolve("agent.toml", notes, suite.tasks, suite.name)
+        assert isinstance(actor.policy, ScriptedPolicy)
+        said = [
+            actor.policy.script(
+                [Message(role="user", content=task.instruction), Message(role="tool", content="x")], rng
+            )
+            for task in tasks
+            for rng in map(Random, range(40))
+        ]
+        right = fmean(message == call_message("submit", answer="x") for message in said)
+        assert abs(right - float(skill)) < 0.1
+        found.append(actor.identity)
+    assert len(set(found)) == 2
 
 
 def shown_by(folder: Path, tasks: Sequence[Task], *, times: int = 1) -> list[tuple[Task, str]]:
