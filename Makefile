@@ -13,7 +13,7 @@ TWO := --numprocesses 2 --dist worksteal
 AGAIN := { test $$? -eq 1 && echo "once more, alone: what failed above" && \
 	$(BIN)/pytest --last-failed --last-failed-no-failures none; }
 
-.PHONY: demo test quick check clean help
+.PHONY: demo test quick check gate clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -35,6 +35,11 @@ check: $(VENV)/.dev  ## formatting, lint, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# In a new folder each time: a verdict that is there already would be repeated.
+gate: $(VENV)/.dev  ## does a policy that never changes still do as well on evals/shell?
+	$(BIN)/agentloop gate evals/shell --baseline main --candidate scripted:evals/shell/policy.py:steady \
+		--out "$$(mktemp -d "$${TMPDIR:-/tmp}/agentloop-gate-XXXXXX")"
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

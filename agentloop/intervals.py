@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 Z95 = 1.96
 """Quantile of the normal distribution for a two-sided 95%, to the places that published figures are made with."""
@@ -23,3 +24,33 @@ def wilson(successes: float, n: int, z: float = Z95) -> tuple[float, float]:
     centre = (p + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(p * (1 - p) / n + spread / (4 * n))
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def clopper_pearson(successes: int, n: int, alpha: float = 0.05) -> tuple[float, float]:
+    """Two exact one-sided bounds of a proportion, each of which is wrong with probability `alpha` at most.
+
+    Together they are an interval of confidence 1 - 2 alpha. n = 0 says nothing and gives (0, 1).
+    Source: C. J. Clopper, E. S. Pearson, Biometrika 26 (1934) 404-413.
+    """
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n}: must lie between 0 and {n}")
+
+    def most(p: float, k: int) -> float:
+        """Probability of `k` successes or fewer."""
+        return sum(math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in range(k + 1))
+
+    low = 0.0 if successes == 0 else _where(lambda p: 1 - most(p, successes - 1), alpha, rising=True)
+    high = 1.0 if successes == n else _where(lambda p: most(p, successes), alpha, rising=False)
+    return low, high
+
+
+def _where(probability: Callable[[float], float], alpha: float, *, rising: bool) -> float:
+    """The p in [0, 1] at which a monotone `probability` is `alpha`, by halving."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if (probability(middle) < alpha) is rising:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2

@@ -5,13 +5,16 @@ PostgreSQL is a real server of its own, in a temporary folder.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from agentloop_cli.main import main
 from hypothesis import settings
-from parts import lacking
+from parts import Done, Run, lacking
 
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -22,6 +25,8 @@ from agentloop.testing import postgresql as postgresql_server
 settings.register_profile("quick", max_examples=20)
 STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
 """Fixtures that start a command or a server, each for a second or more."""
+LONGEST = ("demo", "serving", "faults", "harbor")
+"""Folders that come first, so that at the end no worker waits for the other's long ones."""
 REMEDY = {
     "bubblewrap": "`apt install bubblewrap`, and allow unprivileged user namespaces",
     "docker": "`sh tests/services.sh start`",
@@ -30,10 +35,12 @@ REMEDY = {
 
 @pytest.hookimpl(tryfirst=True)  # before those that are asked for by their marks are chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever starts a process is slow."""
+    """Whatever starts a process is slow; the longest come first."""
     for item in items:
         if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
+    place = {folder: n for n, folder in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.parent.name, len(place)))
 
 
 @cache
@@ -67,6 +74,22 @@ def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     """Each backend in turn."""
     made: SandboxBackend = request.getfixturevalue(request.param)
     return made
+
+
+@pytest.fixture
+def agentloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`agentloop` in an empty folder, without the process: a second of imports less. Only the streams are replaced."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str | Path) -> Done:
+        monkeypatch.setattr(sys, "argv", ["agentloop", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(scope="session")

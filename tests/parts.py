@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+Done = subprocess.CompletedProcess[str]
+Run = Callable[..., Done]
+"""Runs `agentloop` with these words: `run("traces", "ls")`."""
 
 
 def lacking(message: str) -> NoReturn:

@@ -45,7 +45,7 @@ def test_what_is_declared_is_what_is_installed_and_loads() -> None:
     installed = distribution("agentloop").entry_points
     assert {(p.group, p.name, p.value) for p in installed} == declared, "stale: pip install --no-deps -e ."
     for point in installed:
-        assert callable(point.load()), point.name
+        assert callable(point.load()) or point.group == "pytest11", point.name  # whose plugins are modules
 
 
 def test_the_version_is_the_package_s() -> None:

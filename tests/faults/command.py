@@ -75,7 +75,7 @@ def children(pid: int) -> list[int]:
     return direct + [below for child in direct for below in children(child)]
 
 
-def left_over(folder: Path, below: list[int], within_s: float = 3.0) -> list[int]:
+def left_over(folder: Path, below: list[int], within_s: float = 10.0) -> list[int]:
     """Of `below` and whatever names `folder` among its arguments: those that still live after the time is up."""
     end = time.monotonic() + within_s
     while (alive := [*filter(_alive, below), *_naming(folder)]) and time.monotonic() < end:

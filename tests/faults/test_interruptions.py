@@ -49,7 +49,7 @@ def decided(document: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def counted(document: dict[str, Any]) -> list[object]:
-    keys = ("episodes", "tool_calls", "heldout", "failures", "decision", "regression_cases", "samples_dropped")
+    keys = ("episodes", "tool_calls", "heldout", "failures", "decision", "failed_tasks", "samples_dropped")
     return [document[key] for key in keys]
 
 

@@ -181,7 +181,7 @@ def test_a_folder_of_a_million_names_is_given_up_at_the_limit(backend: SandboxBa
             assert time.monotonic() - started < 20.0
             started = time.monotonic()
             assert (await box.exec("echo alive")).stdout == "alive\n"
-            assert time.monotonic() - started < 1.0, "something still reads the folder"
+            assert time.monotonic() - started < 5.0, "something still reads the folder"
 
     asyncio.run(scene())
     assert list(tmp_path.iterdir()) == [], "part of a refused transfer was left"

@@ -31,7 +31,7 @@ def run(backend: SandboxBackend, scene: Callable[[Box], Awaitable[None]], spec: 
             await asyncio.wait_for(scene(box), 60)
             started = time.monotonic()
             assert (await box.exec("echo next")).stdout == "next\n"
-            assert time.monotonic() - started < 1.0, "a transfer holds up what comes after it"
+            assert time.monotonic() - started < 5.0, "a transfer holds up what comes after it"
 
     asyncio.run(go())
 

@@ -121,8 +121,8 @@ def test_a_timeout_takes_strays_along_and_no_others(backend: SandboxBackend, str
         started = time.monotonic()
         done = await box.exec(f"{STRAYS[stray].format(mark)}\nsleep 60", timeout_s=0.5)
         assert done.timed_out
-        assert time.monotonic() - started < 1.0
-        assert comes_true(lambda: not with_word(mark), within_s=0.5)  # killed; the kernel may still be at it
+        assert time.monotonic() - started < 0.5 + 2.0
+        assert comes_true(lambda: not with_word(mark), within_s=2.0)  # killed; the kernel may still be at it
         assert len(with_word(other)) == 1, "another command's process was killed"
 
     run(backend, scene)

@@ -218,7 +218,7 @@ def test_a_bomb_ends_with_its_command(bubblewrap: BubblewrapBackend, image: Path
             done = await box.exec("echo alive; ls -d /proc/[0-9]* | wc -l")
             assert (done.stdout.split()[:1], done.exit_code) == (["alive"], 0), done
             assert int(done.stdout.split()[1]) < 10
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < 5.0
 
     run(WithImage(bubblewrap, image), scene, SandboxSpec(n_processes=ROOM))
 

@@ -62,7 +62,7 @@ def test_what_nobody_reads_waits_in_the_box_and_holds_up_nobody(backend: Sandbox
         assert process.stdout.n_waiting <= MIB, "the flood is in this process's memory"
         started = time.monotonic()
         assert (await box.exec("echo hi")).stdout == "hi\n"
-        assert time.monotonic() - started < 1.0
+        assert time.monotonic() - started < 5.0
         out, err, code = await everything(process)
         assert (len(out), err, code) == (4_000_000, b"end\n", 0)
 
@@ -189,7 +189,7 @@ def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> 
         started = time.monotonic()
         done = await session.exec(f"echo before; {command}", timeout_s=0.4)
         assert (done.timed_out, done.stdout, done.restarted) == (True, "before\n", False)
-        assert time.monotonic() - started < 0.9
+        assert time.monotonic() - started < 0.4 + 2.0
         assert told(await session.exec("pwd; echo $A")) == (0, "/tmp\n1\n")
         await session.close()
 

@@ -62,7 +62,7 @@ def test_a_timeout_ends_what_the_command_started(how: str) -> None:
     async def scene(box: UnconfinedBox) -> None:
         started = time.monotonic()
         done = await box.exec(f"echo before; {how}sleep {mark} & sleep 60", timeout_s=0.4)
-        assert time.monotonic() - started < 0.4 + 0.5
+        assert time.monotonic() - started < 0.4 + 2.0
         assert (done.timed_out, done.stdout) == (True, "before\n")
         assert comes_true(lambda: not with_word(mark))
 
