@@ -40,6 +40,8 @@ class Flip:
 def flips(result: GateResult, *, worse: bool) -> list[Flip]:
     """Tasks that passed more often than not and no longer do, or clearly the other way round; the clearest first.
 
+    Where none got so much worse, those that got worse at all.
+
     One trial of a task that passes half of the time flips by chance: no flip is evidence by itself, the gate's is.
     """
     found = [
@@ -50,6 +52,10 @@ def flips(result: GateResult, *, worse: bool) -> list[Flip]:
     sign = -1 if worse else 1
     flipped = [flip for flip in found if (flip.before >= PASSING) == worse and (flip.after >= PASSING) != worse]
     flipped = [flip for flip in flipped if worse or _better_by_chance(flip.task) <= UNLIKELY]
+    if (
+        worse and not flipped and result.verdict is GateVerdict.failed
+    ):  # a drop that is spread thin: what a person can look at are single failures
+        flipped = [flip for flip in found if flip.before >= PASSING and flip.change < 0]
     return sorted(flipped, key=lambda flip: (-sign * flip.change, -len(flip.task.candidate), flip.task.task_id))
 
 
@@ -128,6 +134,9 @@ def broken(result: GateResult) -> list[TaskLine]:
 
 def chance_note(result: GateResult) -> str:
     """What to make of the tasks that got worse."""
+    listed = flips(result, worse=True)
+    if listed and listed[0].after >= PASSING:
+        return "No task went from mostly passed to mostly failed; these failed now and then, the clearest first."
     n = round(by_chance(result))
     return (
         "Tasks that the baseline passed more often than not, and the candidate does not; the clearest first. "

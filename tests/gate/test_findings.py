@@ -8,6 +8,7 @@ from scipy.stats import binom
 from agentloop.gate.findings import (
     broken,
     by_chance,
+    chance_note,
     changes,
     counts,
     failure_type,
@@ -138,3 +139,12 @@ def test_small_risks_are_not_rounded_to_none() -> None:
     settings = passing().settings.model_copy(update={"alpha": 0.001, "beta": 0.025, "reliability": 0.995})
     told = " ".join(promises(passing().model_copy(update={"settings": settings})))
     assert all(words in told for words in ("at most 0.1% of gates", "at most 2.5% of gates", "so 99.5% of the time"))
+
+
+def test_a_drop_that_is_spread_thin_still_shows_what_failed() -> None:
+    """No task of these flips; under PASS nothing is listed that a person would chase in vain."""
+    thin = [line(f"t{n}", "1" * 16, "110") for n in range(3)]
+    failed = failing().model_copy(update={"tasks": tuple(thin)})
+    assert [flip.task.task_id for flip in flips(failed, worse=True)] == ["t0", "t1", "t2"]
+    assert "now and then" in chance_note(failed)
+    assert flips(failed.model_copy(update={"verdict": GateVerdict.passed}), worse=True) == []

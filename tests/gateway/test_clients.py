@@ -44,6 +44,7 @@ LANGGRAPH = (
     "langchain-core==1.7.2", "langchain-openai==1.7.3", "langchain-protocol==0.0.20", "langsmith==0.15.0",
     "tiktoken==0.14.0", "jsonpatch==1.47", "jsonpointer==3.12", "ormsgpack==1.13.1", "tenacity==9.2.1",
     "uuid_utils==0.19.0", "websockets==17.4", "distro==1.9.0", "requests-toolbelt==1.0.0",
+    "xxhash==4.1.0",
 )  # fmt: skip
 MCP = (*AGENTS, "mcp-server-time==2026.10.19", "tzlocal==5.4.5")
 LITELLM = (

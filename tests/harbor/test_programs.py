@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,11 +22,16 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 
 from .folders import make_task
-from .test_run import agentloop
 
 pytestmark = pytest.mark.slow
 
 Say = Callable[[list[dict[str, Any]]], dict[str, Any]]
+
+
+def agentloop(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: beside it, in this one, the model answers."""
+    command = [sys.executable, "-m", "agentloop_cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def bash(command: str) -> dict[str, Any]:
