@@ -28,10 +28,10 @@ pytestmark = pytest.mark.slow
 Say = Callable[[list[dict[str, Any]]], dict[str, Any]]
 
 
-def agentloop(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def agentloop(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """In a process of its own: beside it, in this one, the model answers."""
     command = [sys.executable, "-m", "agentloop_cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
 
 
 def bash(command: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import agentloop_cli
 import pytest
 from environments import python_with
 
@@ -29,8 +30,9 @@ def pinned() -> list[str]:
 @pytest.mark.slow
 def test_in_an_environment_with_litellm() -> None:
     python = python_with(pinned())
-    ours = os.pathsep.join([str(Path(agentloop.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:agentloop"]
+    packages = [str(Path(str(package.__file__)).parents[1]) for package in (agentloop, agentloop_cli)]
+    ours = os.pathsep.join([*packages, *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, *map(str, BODIES)], cwd=TESTS.parent, env={**os.environ, "PYTHONPATH": ours},
         capture_output=True, text=True, timeout=300, check=False,
