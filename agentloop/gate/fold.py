@@ -25,6 +25,11 @@ Visits with more banked trials have less noise, but a small suite's bank would b
 Key = tuple[str, int]
 
 
+def banked_a_visit(n_tasks: int, n_banked: int) -> int:
+    """Trials of a task's n_banked that one visit takes: a quarter at most, and so few that there are VISITS."""
+    return max(1, min(n_banked // 4, n_tasks * n_banked // VISITS))
+
+
 class SuiteState:
     """One suite while it is being decided."""
 
@@ -227,7 +232,8 @@ class Fold:
                 rows.setdefault(task, []).append((trial, outcome.reward))
         self._bank = {task: [reward for _, reward in sorted(seen) if reward is not None] for task, seen in rows.items()}
         aside = self._hold // 4 if settings.sampling == "importance" else 0
-        self._per_visit = settings.per_visit or self._chosen(self._hold - aside)
+        fewest = min((len(part.tasks) for part in self.header.suites if part.tasks), default=0)
+        self._per_visit = settings.per_visit or banked_a_visit(fewest, self._hold - aside)
         _check_bank(self.header, self._bank, self._per_visit)
         for suite in self.suites:
             if settings.sampling == "importance":
@@ -240,11 +246,6 @@ class Fold:
         self._runs = dict.fromkeys((task for _, task in self._due), 0)
         self._order = self.visits()
         self._visit = next(self._order, None)
-
-    def _chosen(self, n_banked: int) -> int:
-        """Banked trials a visit: a quarter of a task's at most, and so many that the smallest suite has VISITS."""
-        fewest = min((len(part.tasks) for part in self.header.suites if part.tasks), default=0)
-        return max(1, min(n_banked // 4, fewest * n_banked // VISITS))
 
     def _advance(self) -> None:
         self._start()

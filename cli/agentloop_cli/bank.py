@@ -90,12 +90,12 @@ def _before(path: Path, evals: Evals) -> Bank | None:
 
 def _document(bank: Bank, path: Path, evals: Evals, before: Bank | None) -> dict[str, Any]:
     from agentloop.gate.flaky import failing, flake_rates
-    from agentloop.gate.fold import VISITS
+    from agentloop.gate.fold import banked_a_visit
 
     costs = [outcome.cost_usd for outcome in bank.outcomes]
     known = [cost for cost in costs if cost is not None]
     n_mean, trials = len(evals.tasks) - len(evals.must_pass), bank.head.trials
-    per_visit = max(1, min(trials // 4, n_mean * trials // VISITS))  # as `Fold` chooses it, of a gate of this suite
+    per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
     replaced = before if before and before.head.identity != bank.head.identity else None
     return {
         "bank": str(path),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from loop.mini import make_mini
+from parts import lacking
 
 from agentloop.gate.case import read_cases
 from agentloop.gate.suite import load_suite
@@ -45,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     reason = BubblewrapBackend().probe()
     if reason:
-        pytest.skip(reason)
+        lacking(reason)
     folder = make_mini(tmp_path_factory.mktemp("mine") / "p", n_train=2, n_heldout=4)
     (folder / "who.py").write_text(SCRIPT)
     settings = folder / "agentloop.toml"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parts import lacking
 
 from agentloop.demo.project import prepare_demo
 from agentloop.demo.template import prepare_template
@@ -37,7 +38,7 @@ def loop(folder: Path) -> dict[str, Any]:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """One turn of it, of six, and what the loop said; `benchmarks/demo.py` measures all of it on fresh seeds."""
     if reason := BubblewrapBackend().probe():
-        pytest.skip(reason)
+        lacking(reason)
     folder = tmp_path_factory.mktemp("learning") / "demo"
     prepare_demo(folder, 9)
     with (folder / "agentloop.toml").open("a") as settings:

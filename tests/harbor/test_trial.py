@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from parts import lacking
 from sandbox.processes import with_word
 from sandbox.roots import busybox_root
 
@@ -140,7 +141,7 @@ def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     take = "head -c 400000000 /dev/zero | tail -c 300000000 > /dev/null"
     test = f"#!/bin/sh\npwd\n{take} && echo 1 > /logs/verifier/reward.txt\n"
     if cgroups.find("memory") is None:
-        pytest.skip(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
+        lacking(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
     made = make_task(tmp_path / "t", toml=f'{own}workdir = "/own"\nmemory_mb = 64\n', test=test, image=root)
     done = trial(made, Nobody(), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
