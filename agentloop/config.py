@@ -7,7 +7,6 @@ api_key`. Nothing happens at import.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.input_files import one_line, read_toml
 from agentloop.sections import (
     AgentSection,
     FailuresSection,
@@ -96,8 +96,8 @@ class Config(BaseSettings):
             },
         )
         if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
-            kept["agent"] = self.agent.identity
-        return content_hash({**kept, "policy": self.policy.identity})
+            kept["agent"] = self.agent.decisive
+        return content_hash({**kept, "policy": self.policy.decisive})
 
 
 def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
@@ -108,13 +108,11 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
     """
     path = project / CONFIG_FILE
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = read_toml(path)
     except FileNotFoundError:
         raise ConfigError(f"no {CONFIG_FILE} in {project}; {_where_a_project_can_be(project)}") from None
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name the folder of a project") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; mend the file") from None
     inside: tuple[str, ...] = ()
     try:
         config = Config(**tables)
@@ -125,7 +123,7 @@ def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
             config = config.model_copy(update={section: changed})
         return config
     except ValidationError as error:
-        raise ConfigError(_first_problem(path, error, inside)) from None
+        raise ConfigError(one_line(_first_problem(path, error, inside))) from None
     except SettingsError:  # a variable that is named like a table
         whole = {f"{ENV_PREFIX}{table}".upper() for table in Config.model_fields}
         named = ", ".join(sorted(variable for variable in os.environ if variable.upper() in whole))
@@ -141,11 +139,9 @@ def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
     Raises ConfigError, with the file and the key, for whatever does not fit.
     """
     try:
-        tables = tomllib.loads(path.read_text())
+        tables = read_toml(path)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; name a file with a table [policy]") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}; mend the file") from None
     if unknown := [name for name in tables if name not in ("policy", "agent")]:
         raise ConfigError(f"{path}: {unknown[0]!r} has no place here (tables: policy, agent); leave it out")
     table = tables.get("policy", {})
@@ -158,7 +154,7 @@ def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
         inside = ("agent",)
         return policy, AgentSection.model_validate(tables.get("agent", {}))
     except ValidationError as error:
-        raise ConfigError(_first_problem(path, error, inside)) from None
+        raise ConfigError(one_line(_first_problem(path, error, inside))) from None
 
 
 def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:

@@ -1,14 +1,15 @@
 """Run one episode, and run many of them together.
 
-An episode always leaves its trace: when the box or the model breaks, the trace says so and the
-episode is `infra_failed`, which is retried and never scored. Judging, storing and training are not
-done here.
+An episode always leaves its trace, also where an error ends it. `faults.py` says whose fault that was: an episode
+that the infrastructure ended is `infra_failed`, which is retried and never scored; one that the agent ended is
+`finished`, and is judged. Judging, storing and training are not done here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -16,15 +17,38 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.errors import PolicyError, SandboxError
+from agentloop.errors import ConfigError, PolicyError, SandboxError
+from agentloop.faults import event_of, fault_in, fault_of, words_of
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Policy, Sandbox
-from agentloop.types import Episode, EpisodeState, Purpose, SandboxSpec, Step, StopReason, SubTrace, Task, Trace
+from agentloop.types import (
+    AttemptPhase,
+    Break,
+    Episode,
+    EpisodeState,
+    FailureType,
+    Purpose,
+    SandboxSpec,
+    Step,
+    StopReason,
+    SubTrace,
+    Task,
+    Trace,
+)
 
 MAX_RETRIES = 2
-"""Further attempts at an episode that failed for reasons that are not the agent's."""
+"""Further attempts at an episode that was lost to infrastructure."""
+NEARLY = 0.9
+"""Share of a sandbox's lifetime after which its end counts as that of its lifetime: it began before the lease did."""
 MAX_INFRA_SHARE = 0.5
 """A cohort of which more than this failed for our reasons says nothing about the policy."""
+
+MISTAKES = ("ConfigError", "PluginError")
+"""Errors by which settings end an attempt, which the user can mend."""
+REFUSALS = (401, 403, 404)
+"""HTTP statuses with which an endpoint refuses a wrong API key, model name or URL."""
+CORRECT = "correct the API key, the model name or the URL of the policy, then run the same command again"
+"""The next move where an endpoint refuses most attempts like this."""
 
 NO_ISOLATION = "none"
 """Of what is done in an environment, which runs on the host."""
@@ -119,17 +143,25 @@ async def run_episode(
     """One attempt at `task`. Raises only what ends the program (cancellation, interrupts)."""
     recorded: list[Step | SubTrace] = []
     started_at, started = datetime.now(UTC), time.perf_counter()
-    stop, answer, problem = StopReason.error, None, None
+    stop, answer = StopReason.error, None
+    problem: str | None = None
+    broke: Break | None = None
+    phase, leased = AttemptPhase.sandbox, math.inf
     try:
         async with pool.lease(with_files(task.sandbox, agent), episode.id) as sandbox:
+            leased = time.perf_counter()
             if on_start is not None:
                 await on_start(task, episode, sandbox)
+            phase = AttemptPhase.agent
             stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=recorded.append)
+            phase = AttemptPhase.artifacts
             if on_end is not None:
                 await on_end(task, episode, sandbox)
-    # The episode recorder: whatever an agent, a policy or a box raises becomes part of the trace.
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+    # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace.
+    except (Exception, SystemExit) as error:
+        overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
+        problem = words_of(error)
+        broke = event_of(error, phase, overdue=overdue, shared=task.sandbox.read_only)
     trace = Trace(
         id=stable_id("trace", episode.id),
         episode_id=episode.id,
@@ -142,11 +174,23 @@ async def run_episode(
         answer=answer if problem is None else None,
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
+        broke=broke,
+        program=getattr(agent, "program", False),
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )
-    state = EpisodeState.finished if problem is None else EpisodeState.infra_failed
+    state = state_after(broke)
     return Rollout(task, episode.model_copy(update={"state": state}), trace)
+
+
+def state_after(broke: Break | None) -> EpisodeState:
+    """The state of an attempt that `broke` ended, or that nothing ended but itself."""
+    return EpisodeState.infra_failed if broke is not None and fault_of(broke).ours else EpisodeState.finished
+
+
+def is_overdue(spec: SandboxSpec, used_s: float) -> bool:
+    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime."""
+    return spec.lifetime_s is not None and used_s >= NEARLY * spec.lifetime_s
 
 
 def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
@@ -160,8 +204,8 @@ async def roll_out(
 ) -> list[Rollout]:
     """Run the planned episodes together; results in the order of the plan, whatever finished first.
 
-    Episodes that fail for infrastructure reasons are tried again up to MAX_RETRIES times; the last
-    attempt is what comes back. `on_done` gets every attempt.
+    Episodes that were lost to infrastructure are tried again up to MAX_RETRIES times; the last attempt is what comes
+    back. An episode that its agent ended is not. `on_done` gets every attempt.
     """
     results: dict[str, Rollout] = {}
     todo = list(planned)
@@ -175,15 +219,42 @@ async def roll_out(
 
 
 def refuse_broken(rollouts: Sequence[Rollout]) -> None:
-    """Raise the first failure when more than MAX_INFRA_SHARE failed outside the agent: they say nothing about it."""
+    """Raise where the rollouts say nothing about the policy.
+
+    Raises PolicyError or SandboxError with the first failure when more than MAX_INFRA_SHARE of them were lost to
+    infrastructure, and ConfigError when a mistake in the settings ended so many (`is_mistaken`).
+    """
     broken = [r for r in rollouts if r.episode.state is EpisodeState.infra_failed]
-    if len(broken) > MAX_INFRA_SHARE * len(rollouts):
-        problem = broken[0].trace.error or "no reason was recorded"
-        kind = PolicyError if problem.startswith("PolicyError") else SandboxError
-        raise kind(
-            f"{len(broken)} of {len(rollouts)} episodes failed outside the agent: {problem}; "
-            "mend that, then run the same command again"
-        )
+    mistaken = [r for r in rollouts if is_mistaken(r.trace)]
+    most = MAX_INFRA_SHARE * len(rollouts)
+    again = "mend that, then run the same command again"
+    if len(broken) > most:
+        fault, problem = fault_in(broken[0].trace), broken[0].trace.error or "no reason was recorded"
+        unreachable = fault is not None and fault.type is FailureType.infra_model_api_error
+        kind = PolicyError if unreachable else SandboxError
+        raise kind(f"{len(broken)} of {len(rollouts)} episodes failed outside the agent: {problem}; {again}")
+    if len(mistaken) > most:
+        first, many = mistaken[0].trace, f"{len(mistaken)} of {len(rollouts)} episodes"
+        problem = (first.error or "").partition(": ")[2]
+        if is_refused(first):
+            raise ConfigError(f"the model's endpoint refused the first request of {many}: {problem}; {CORRECT}")
+        raise ConfigError(f"{many} ended with a mistake: {problem}; {again}")
+
+
+def is_mistaken(trace: Trace) -> bool:
+    """True where a mistake in the settings may have ended the attempt: ConfigError, or `is_refused`."""
+    return is_refused(trace) or (trace.broke is not None and trace.broke.error in MISTAKES)
+
+
+def is_refused(trace: Trace) -> bool:
+    """True where the model's endpoint refused the first request of the attempt with one of REFUSALS.
+
+    One such attempt is the agent's outcome: the endpoint may refuse the words of one task. Where most attempts end
+    like this, the API key, the model name or the URL is wrong.
+    """
+    broke = trace.broke
+    at_once = not trace.steps and not trace.children
+    return at_once and broke is not None and broke.error == "ModelRefused" and broke.status in REFUSALS
 
 
 async def _cohort(

@@ -7,19 +7,24 @@ AgentLoopError
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
-├── SandboxError (OSError)              the box, not the agent, failed: never a reward   exit 4
+├── SandboxError (OSError)              the sandbox failed                               exit 4
 │   ├── SandboxUnavailable              no backend can make a box here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
 │   ├── ImageError                      an image that is not there, or cannot be made
 │   ├── PathError                       a path in the box that is not what it should be
 │   ├── TransferLimit                   files from a box that are more than was allowed
 │   ├── ReplayMismatch                  an episode that is replayed did something else
-│   └── SandboxGone                     the box died while it was in use
+│   └── SandboxGone                     the sandbox ended while it was in use
 ├── NotYet (LookupError)                an outcome that will be known later, or only to a person
-├── PolicyError (OSError)               the model or its endpoint failed, not the agent  exit 4
+├── PolicyError (OSError)               the model gave no answer                         exit 4
+│   ├── UpstreamUnavailable             it cannot be reached, or answered 429 or 5xx
+│   ├── ModelRefused                    it refused the request: any other status
+│   └── MalformedAnswer                 its answer, or a tool call in it, cannot be read
+├── AgentCrashed (RuntimeError)         the agent's own code or program failed           exit 4
 └── TrainingError (RuntimeError)        a step or a version that cannot be made          exit 4
 
 A command that exits 1, a timeout or a wrong answer is a *result*, not an error.
+Which of these errors end an attempt as infrastructure, and which are the agent's outcome: `faults.py`.
 A message says what, which, and the next move.
 """
 
@@ -67,7 +72,7 @@ class NoSuchTrace(StoreError, LookupError):
 
 
 class SandboxError(AgentLoopError, OSError):
-    """The sandbox failed for reasons that are not the agent's."""
+    """The sandbox failed. `PathError`, `TransferLimit` and some `SandboxGone` are the agent's doing (`faults.py`)."""
 
 
 class SandboxUnavailable(SandboxError):
@@ -95,7 +100,17 @@ class ReplayMismatch(SandboxError):
 
 
 class SandboxGone(SandboxError):
-    """The box died or its connection broke; the episode is retried, never scored."""
+    """The sandbox ended, or its connection broke, while it was in use.
+
+    cause: what the agent did to end it: "memory" (its processes used up the sandbox's memory), "processes"
+    (they used up its process limit), or "supervisor" (they killed or stopped the sandbox's first process).
+    The attempt is then the agent's outcome. None: nothing shows that the agent ended it, so the end is
+    infrastructure. Code that wraps this error keeps `cause`.
+    """
+
+    def __init__(self, message: str = "", *, cause: str | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class NotYet(AgentLoopError, LookupError):
@@ -103,7 +118,33 @@ class NotYet(AgentLoopError, LookupError):
 
 
 class PolicyError(AgentLoopError, OSError):
-    """The model or its endpoint failed; the episode is infrastructure-failed, never scored."""
+    """The model gave no answer. Raise a subclass: only `UpstreamUnavailable` is infrastructure.
+
+    status: the HTTP status of the endpoint's answer; None where it gave none.
+    """
+
+    def __init__(self, message: str = "", *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class UpstreamUnavailable(PolicyError):
+    """The model's endpoint cannot be reached, or answered 429 or 5xx: the attempt is infrastructure."""
+
+
+class ModelRefused(PolicyError):
+    """The model's endpoint refused the request, with a status that is neither 429 nor 5xx: the agent's outcome."""
+
+
+class MalformedAnswer(PolicyError):
+    """The model's answer, or a tool call in it, cannot be read: the agent's outcome."""
+
+
+class AgentCrashed(AgentLoopError, RuntimeError):
+    """The agent's own code, its program or one of its tool servers failed: the agent's outcome.
+
+    The message is the failure's own words, such as `RuntimeError: no such key`.
+    """
 
 
 class TrainingError(AgentLoopError, RuntimeError):

@@ -2,6 +2,19 @@
 
 Built-in parts use the same entry-point groups as everyone's. A part's options are the keyword
 arguments of its constructor. Nothing is loaded before it is asked for.
+
+A name can come from a file that somebody else wrote, so it reaches only code that is meant to be a part:
+
+- an entry point of an `agentloop.*` group
+- a file of the project, or a module whose file belongs to the project; never one of Python's own folders
+- a module of an installed package that declares an `agentloop.*` entry point
+
+Any other module is not imported. What the name stands for must be a class (for `policies`, a function as well) that
+such code defines and that has the methods of its group; this is checked before it is called.
+An absolute path may name any file outside the folders of Python and of installed packages, because settings and the
+command line are yours. A caller that reads a name from somebody else's file must check an absolute path first, as
+`gate/suite.py` does with `is_of_project`.
+This does not confine a part: the code of a project or of an installed package runs as you.
 """
 
 from __future__ import annotations
@@ -9,48 +22,74 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import site
 import sys
+import sysconfig
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentloop.errors import PluginError, boundary, did_you_mean, extra
+from agentloop.errors import AgentLoopError, PluginError, did_you_mean, extra
+
+PREFIX = "agentloop."
+"""How the names of our entry-point groups begin."""
+MARKERS = ("agentloop.toml", "pyproject.toml", ".git")
+"""One of these is in the folder of a project."""
+PACKAGES = frozenset({"site-packages", "dist-packages"})
+"""Folders of these names hold installed packages, also those of another Python."""
+FILE_MODULE = "agentloop_part_"
+"""How the module of a part's file is named."""
+METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "exporters": (("write",), "def write(self, traces)"),
+    "formats": (("read",), "def read(self, source)"),
+    "sandboxes": (("create",), "async def create(self, spec)"),
+    "tools": (("open",), "def open(self, place)"),
+    "verifiers": (("score", "rank"), "async def score(self, trace, sandbox)"),
+}
+"""A class of the group has one of these methods; then the usual one as it is written."""
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
     """The part `kind` of `agentloop.<group>`, made with `options`.
 
-    base: folder that a relative `file.py:Class` starts from; the current one when left out.
+    base: folder that a relative `file.py:Class` starts from; the current one by default.
+    An absolute path is not checked against the project.
     Raises PluginError for a kind that is not there and for options its constructor does not take or refuses.
     """
     make = load_object(group, kind, base=base)
-    given = dict(options or {})
-    with boundary(PluginError, f"{group} {kind!r} cannot be called"):
+    arguments = dict(options or {})
+    with _contained(f"{group} {kind!r} cannot be called"):
         signature = inspect.signature(make)
     try:
-        signature.bind(**given)
+        signature.bind(**arguments)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "none"
         raise PluginError(
-            f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(given) or 'none'})"
+            f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(arguments) or 'none'})"
         ) from None
-    with boundary(PluginError, f"{group} {kind!r} refuses its options"):  # whose values are not shown: some are secrets
-        return make(**given)
+    with _contained(f"{group} {kind!r} refuses its options"):  # whose values are not shown: some are secrets
+        return make(**arguments)
 
 
 def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[..., Any]:
-    """The class or function behind `kind`, not yet called. Raises PluginError."""
+    """The class or function behind `kind`, not yet called.
+
+    base: folder of the project that names it; the current one by default. An absolute path is not checked against it.
+    Raises PluginError, also for a name that reaches something else than a part (see above).
+    """
     if ":" in kind:
-        return _from_path(group, kind, base or Path())
+        return _from_path(group, kind, (base or Path()).resolve())
     found = installed(group)
     if kind not in found:
         hint = did_you_mean(kind, found) or "; a part of your own is named `file.py:Class`"
         raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(found)) or 'none'}){hint}")
     try:
-        loaded: Callable[..., Any] = found[kind].load()
+        with _contained(f"{group} {kind!r} cannot be loaded", besides=(ImportError, AttributeError)):
+            loaded: Callable[..., Any] = found[kind].load()
     except (ImportError, AttributeError) as error:
         raise PluginError(f"{group} {kind!r} cannot be loaded: {error}{_extra(error)}") from error
     return loaded
@@ -58,12 +97,42 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """Entry points of `agentloop.<group>` by name."""
-    return {point.name: point for point in entry_points(group=f"agentloop.{group}")}
+    return {point.name: point for point in entry_points(group=f"{PREFIX}{group}")}
+
+
+def project_folder(start: Path, default: Path | None = None) -> Path:
+    """The nearest of `start` and the folders above it that has one of MARKERS; where none has, `default` or `start`."""
+    start = start.resolve()
+    return next((folder for folder in (start, *start.parents) if _is_marked(folder)), default or start)
+
+
+def is_of_project(file: Path, project: Path) -> bool:
+    """Whether `file` lies in the folder `project`, and in no folder of Python or of installed packages."""
+    file = file.resolve()
+    is_installed = not PACKAGES.isdisjoint(file.parts) or any(file.is_relative_to(f) for f in _python_folders())
+    return file.is_relative_to(project) and not is_installed
+
+
+def _is_marked(folder: Path) -> bool:
+    return any((folder / name).exists() for name in MARKERS)
+
+
+def _python_folders() -> set[Path]:
+    """Where the standard library and installed packages are; the user's own packages are there even if they are off."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return {Path(folder).resolve() for folder in (*map(sysconfig.get_path, names), site.getusersitepackages())}
 
 
 def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
     source, name = kind.rsplit(":", 1)
-    with boundary(PluginError, f"{group} {kind!r} cannot be loaded (name it `file.py:Class` or `module:Class`)"):
+    if source.endswith(".py"):
+        _refuse_file(group, kind, Path(source), base)
+    elif not _is_part_module(source, base):
+        raise PluginError(
+            f"{group} {kind!r}: the module {source!r} is neither of this project nor of an installed package with an "
+            f"`{PREFIX}*` entry point, so it is not imported; name a file of the project, `file.py:Class`"
+        )
+    with _contained(f"{group} {kind!r} cannot be loaded (name it `file.py:Class` or `module:Class`)"):
         module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
     if not hasattr(module, name):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
@@ -71,13 +140,89 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
         raise PluginError(
             f"{group} {kind!r}: no {name!r} in {Path(source).name} (defined there: {there}){did_you_mean(name, own)}"
         )
-    loaded: Callable[..., Any] = getattr(module, name)
-    return loaded
+    part: Callable[..., Any] = getattr(module, name)
+    _refuse_other(group, kind, part, base)
+    return part
+
+
+def _refuse_file(group: str, kind: str, file: Path, base: Path) -> None:
+    """A relative path must stay in the project. An absolute path is the user's: only Python's folders are refused."""
+    project = Path(file.anchor) if file.is_absolute() else project_folder(base)
+    if not is_of_project(base / file, project):
+        raise PluginError(
+            f"{group} {kind!r} cannot be loaded: {(base / file).resolve()} is not a file of the project in {project}; "
+            "move it there"
+        )
+
+
+def _is_part_module(source: str, base: Path) -> bool:
+    """Whether the module `source` may be imported; found out without importing anything."""
+    top = source.split(".")[0]
+    groups = [group for group in entry_points().groups if group.startswith(PREFIX)]
+    declared = {point.module.split(".")[0] for group in groups for point in entry_points(group=group)}
+    return top in declared or _is_project_module(top, base)
+
+
+def _is_project_module(top: str, base: Path) -> bool:
+    """Whether all files of the top-level module or package `top` are the project's."""
+    try:
+        spec = importlib.util.find_spec(top) if top else None
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    files = [*(spec.submodule_search_locations or ()), *([spec.origin] if spec.has_location and spec.origin else ())]
+    project = project_folder(base)
+    return bool(files) and all(is_of_project(Path(file), project) for file in files)
+
+
+def _refuse_other(group: str, kind: str, part: object, base: Path) -> None:
+    """Raises PluginError for what is no part of `group`: a function of a library, a constant, another class."""
+    is_callable = inspect.isclass(part) or (group == "policies" and inspect.isfunction(part))
+    if not is_callable or not _is_defined_by_part(part, base):
+        wanted = "a class or a function" if group == "policies" else "a class"
+        must = f"it must be {wanted} that {_defining(kind)} defines"
+        raise PluginError(f"{group} {kind!r} cannot be called: {must}, not {_origin(part)}")
+    methods, shape = METHODS.get(group, ((), ""))
+    if methods and not any(callable(getattr(part, name, None)) for name in methods):
+        raise PluginError(f"{group} {kind!r} has no {methods[0]}; give it `{shape}`")
+
+
+def _is_defined_by_part(part: object, base: Path) -> bool:
+    module = getattr(part, "__module__", None)
+    name = module if isinstance(module, str) else ""
+    return name.startswith(FILE_MODULE) or _is_part_module(name, base)
+
+
+def _defining(kind: str) -> str:
+    """The file's name, or the module, that should define the part `kind`."""
+    source = kind.rpartition(":")[0]
+    return Path(source).name if source.endswith(".py") else source
+
+
+def _origin(part: object) -> str:
+    module = getattr(part, "__module__", None)
+    of = f" of {module}" if isinstance(module, str) else ""
+    return f"{type(part).__name__}{of}"
+
+
+@contextmanager
+def _contained(what: str, *, besides: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
+    """Blame what a part's code raises on the part, `sys.exit()` included; only Ctrl-C and `besides` pass.
+
+    Raises PluginError.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, (AgentLoopError, KeyboardInterrupt, *besides)):
+            raise
+        raise PluginError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _file_module(path: Path) -> ModuleType:
     """The file as a module of its own, entered in `sys.modules` because dataclasses and pickle look there."""
-    name = f"agentloop_part_{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+    name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")

@@ -82,7 +82,8 @@ Record: TypeAlias = Callable[[Step | SubTrace], None]
 class Agent(Protocol):
     """The loop around a policy: it turns completions into actions until it has an answer.
 
-    One that is a program for the box may say `files: Path | None`, a folder that its boxes show read-only at /agent.
+    An agent that runs a program in the sandbox may have `files: Path | None`, a folder that its sandboxes show
+    read-only at /agent, and `program = True` if that program has tools of its own.
     """
 
     name: str

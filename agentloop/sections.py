@@ -104,8 +104,8 @@ class PolicySection(Section):
     """What `replay` plays, relative to the project: a file of `agentloop traces export`, or a store."""
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What decides how it acts, as JSON; keys that came later are in it where they are set."""
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
         kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
         return {name: value for name, value in kept.items() if name != "traces" or value is not None}
 
@@ -154,8 +154,8 @@ class AgentSection(Section):
     `summarise` asks the policy for a summary of it."""
 
     @property
-    def identity(self) -> dict[str, Any]:
-        """What decides how it acts, as JSON; keys that came later are in it where they are set."""
+    def decisive(self) -> dict[str, Any]:
+        """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
         kept = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
         later = {"kind": "tool_loop", "command": None, "files": None}
         return {name: value for name, value in kept.items() if name not in later or value != later[name]}

@@ -78,11 +78,11 @@ class SandboxSpec(Frozen):
     workdir: str | None = None
     """Where commands start; None is /work, or with `root` the image's own folder."""
     scratch_mb: int = Field(default=64, gt=0)
-    """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); all together fit into memory_mb."""
+    """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); less where memory_mb leaves less."""
     scratch_files: int | None = Field(default=None, gt=0)
     """Files and folders in each of them at most; None leaves that to the kernel."""
     memory_mb: int | None = Field(default=None, gt=0)
-    """Of all processes and every tmpfs together; None asks for no limit."""
+    """Of all processes and every tmpfs together, 32 or more; None asks for no limit."""
     cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Cores' worth of CPU time; None asks for no limit."""
     n_processes: int | None = Field(default=None, gt=0)
@@ -262,11 +262,26 @@ class Step(Frozen):
     """All that was before the policy, where that was shortened; else it is what came before, and what was heard."""
     copied: bool = False
     """The turn was taken over from another trace, for context: it is not trained on."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Definitions of the tools that the model was offered, as its request had them. () where they are those of the
+    step before, and where nobody said."""
 
     @property
     def is_broken(self) -> bool:
         """The call failed, and none followed: the message is what there was of an answer, and is not trained on."""
         return self.completion.finish_reason == BROKEN
+
+    @property
+    def calls(self) -> list[tuple[ToolCall, ToolResult | None]]:
+        """Each call of a tool with its result; calls that share an id have theirs in their order."""
+        results: dict[str, list[ToolResult]] = {}
+        for result in self.results:
+            results.setdefault(result.call_id, []).append(result)
+        calls: list[tuple[ToolCall, ToolResult | None]] = []
+        for call in self.completion.message.tool_calls:
+            own = results.get(call.id)
+            calls.append((call, own.pop(0) if own else None))
+        return calls
 
     @property
     def said(self) -> tuple[Message, ...]:
@@ -291,7 +306,7 @@ class StopReason(StrEnum):
 
 
 class EpisodeState(StrEnum):
-    """`finished` may be judged; `infra_failed` is masked from training and never scored."""
+    """`finished` is judged, also where the agent crashed; `infra_failed` is never scored and does not train."""
 
     running = "running"
     finished = "finished"
@@ -321,6 +336,32 @@ class Episode(Frozen):
     state: EpisodeState = EpisodeState.running
 
 
+class AttemptPhase(StrEnum):
+    """How far an attempt had come when it broke."""
+
+    sandbox = "sandbox"
+    """Its sandbox was being created and made ready; nothing of the agent had started."""
+    agent = "agent"
+    """The agent had started."""
+    artifacts = "artifacts"
+    """Its files were being taken out of the sandbox."""
+    tests = "tests"
+    """Its tests ran on what it left."""
+
+
+class Break(Frozen):
+    """The error that ended an attempt, as facts; `faults.py` derives from them whose fault it was."""
+
+    phase: AttemptPhase
+    error: str | None = None
+    """Name of the class of `errors.py` that was raised; None for an error of any other class."""
+    status: int | None = None
+    """HTTP status with which the model's endpoint answered."""
+    cause: str | None = None
+    """What the agent did to end its sandbox: memory, processes, supervisor, lifetime; None where nothing shows that
+    it did."""
+
+
 class Trace(Frozen):
     """The record of one run of an agent: first messages, then the steps in order.
 
@@ -348,7 +389,11 @@ class Trace(Frozen):
     """What was submitted; None when nothing was."""
     stop_reason: StopReason = StopReason.error
     error: str | None = None
-    """What broke outside the agent; None when nothing did."""
+    """The error that ended the run, in its own words, whoever's fault it was; None when none did."""
+    broke: Break | None = None
+    """Facts about `error`, from which follows whose fault it was; None for imported traces and older ones of ours."""
+    program: bool = False
+    """The agent was a program with tools of its own, whose results are known as the model was sent them: in words."""
     started_at: datetime | None = None
     duration_s: float = 0.0
 
@@ -360,11 +405,7 @@ class Trace(Frozen):
     @property
     def tool_calls(self) -> list[tuple[int, ToolCall, ToolResult | None]]:
         """(step index, call, its result) of every call, in order."""
-        return [
-            (step.index, call, next((r for r in step.results if r.call_id == call.id), None))
-            for step in self.steps
-            for call in step.completion.message.tool_calls
-        ]
+        return [(step.index, call, result) for step in self.steps for call, result in step.calls]
 
     @property
     def contexts(self) -> list[tuple[Message, ...]]:
@@ -399,12 +440,12 @@ class RewardState(StrEnum):
     disputed = "disputed"
 
 
-OWN_LEAF = re.compile(r"(?:infra|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
-"""What a project may call a leaf of its own: one of the six groups, and a word that is not taken."""
+OWN_LEAF = re.compile(r"(?:infra|agent|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
+"""What a project may call a leaf of its own: one of the seven groups, and a word that is not taken."""
 
 
 class FailureType(StrEnum):
-    """Taxonomy v1: 19 leaves in 6 groups, and `unclassified`, which is allowed and counted.
+    """Taxonomy v2: 20 leaves in 7 groups, and `unclassified`, which is allowed and counted.
 
     A project's own leaf, `FailureType("plan.handoff")`, is a value like the others, equal to its text. Iterating
     gives ours alone: which others there are, and what they mean, the project's settings say.
@@ -414,6 +455,7 @@ class FailureType(StrEnum):
     infra_tool_timeout = "infra.tool_timeout"
     infra_model_api_error = "infra.model_api_error"
     infra_grader_failure = "infra.grader_failure"
+    agent_crashed = "agent.crashed"
     budget_context_overflow = "budget.context_overflow"
     budget_limit_reached = "budget.limit_reached"
     call_malformed = "call.malformed"
@@ -442,7 +484,7 @@ class FailureType(StrEnum):
 
     @property
     def is_infra(self) -> bool:
-        """True for what is our fault, not the policy's: it never reaches a gradient."""
+        """True for the group `infra`. Whether a run has a reward its state says, not its labels."""
         return self.value.startswith("infra.")
 
 
@@ -628,6 +670,10 @@ class EvalReport(Frozen):
     rewards: dict[str, tuple[float, ...]]
     """Task id -> one reward per scored episode; infrastructure failures are not in it."""
     n_infra: int = 0
+    """Episodes without a reward."""
+    n_lost: dict[str, tuple[int, ...]] = Field(default_factory=dict)
+    """Task id -> attempts that infrastructure lost: one number for each reward of the task, then one for each episode
+    that has no reward and lost an attempt. A task that lost none is not in it; nor is any in older reports."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Critical failure type -> number of episodes."""
 

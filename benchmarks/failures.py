@@ -1,10 +1,10 @@
 """Why episodes fail: how often we are right about it, with intervals, and what finding out costs.
 
-    python benchmarks/failures.py --data DIR [--part rules] [--part learned]
+    python benchmarks/failures.py --data DIR [--part rules] [--part goals] [--part learned]
 
-DIR holds labelled and scored traces, a folder a source. Rules are measured on episodes with injected faults and on
-runs of others that succeeded; the learned scorer by cross-validation that keeps a task's traces on one side. The last
-line is JSON; exits 1 when a bound is missed.
+DIR holds labelled and scored traces, a folder for each source. The goals are what users get (`failures_goals.py`).
+Rules are measured on episodes with injected faults and on other people's runs that succeeded; the learned scorer by
+cross-validation that keeps a task's traces on one side. The last line is JSON. Exits 1 when a bound is missed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import sys
 from pathlib import Path
 
-PARTS = ("rules", "learned")
+PARTS = ("rules", "goals", "learned")
 
 
 def main() -> int:

@@ -104,15 +104,21 @@ def raw(name: str, arguments: str) -> Message:
 
 
 def scenes(folder: Path, url: str, n: int, n_healthy: int) -> Iterator[Scene]:
-    """`n` scenes of each type of the groups infra, budget and call, some mended, and `n_healthy` without any."""
+    """`n` scenes of each type of the groups infra, agent, budget and call, some mended, and `n_healthy` without any."""
     rng = random.Random(5)
     maker = _Maker(folder, rng)
     for i in range(n):
         task, ref = maker.task()
-        yield Scene(FailureType.infra_sandbox_failure, *_dying(task, ref, i), kills=i % 2 == 0)
+        outlived = i % 4 == 1
+        ended = FailureType.budget_limit_reached if outlived else FailureType.infra_sandbox_failure
+        yield Scene(ended, *_dying(task, ref, i), kills=i % 2 == 0)
         task, ref = maker.task()
-        model = ("429", "500", "401", "403", "drop", "garbage")[i % 6]
+        model = ("429", "500", "drop")[i % 3]
         yield Scene(FailureType.infra_model_api_error, task, OpenAIPolicy(url, f"{model}-{i % 2}"))
+        task, ref = maker.task()
+        yield Scene(FailureType.agent_crashed, task, OpenAIPolicy(url, f"{('401', '403')[i % 2]}-{i % 2}"))
+        task, ref = maker.task()
+        yield Scene(FailureType.call_malformed, task, OpenAIPolicy(url, f"garbage-{i % 2}"))
         yield _hanging(maker)
         task, ref = maker.task()
         broken: object = (ValueError("no rubric"), float("nan"), 2.0, "x", None, KeyError("k"), -0.1, TimeoutError())[
@@ -175,7 +181,7 @@ def _hanging(maker: _Maker) -> Scene:
     file = maker.folder / maker.name / maker.name
     file.unlink()
     os.mkfifo(file)
-    return Scene(FailureType.infra_tool_timeout, task, play(shell("ls"), shell(ref), submit("1")))
+    return Scene(FailureType.budget_limit_reached, task, play(shell("ls"), shell(ref), submit("1")))
 
 
 def _wrong(maker: _Maker, i: int) -> Scene:

@@ -24,7 +24,7 @@ from labelled import Case, agentrx, tau, who_when
 from rich.console import Console
 from rich.table import Table
 
-from agentloop.judge.failures.calibration import fit_measured
+from agentloop.judge.failures.calibration import fit_measured, folds
 from agentloop.judge.failures.critical import classify
 from agentloop.judge.failures.features import FEATURES
 from agentloop.judge.failures.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
@@ -105,6 +105,26 @@ def best_rules(cases: Sequence[Case]) -> np.ndarray:
         for column in range(3):
             found[places, column] = max((table[:, column] for table in by_rule), key=np.mean)
     return found
+
+
+def rules_out_of_sample(cases: Sequence[Case]) -> np.ndarray:
+    """Hits of one of the same two rules, for each fold of tasks the one that does best on the other folds."""
+    found, fold = np.zeros((len(cases), 3)), np.array(folds([case.task for case in cases], 0))
+    tables = [np.array([hits(case, rule(case)) for case in cases]) for rule in (at_error, at_end)]
+    for out in set(fold.tolist()):
+        for column in range(3):
+            best = max(tables, key=lambda table: float(table[fold != out, column].mean()))
+            found[fold == out, column] = best[fold == out, column]
+    return found
+
+
+def majority_out_of_sample(words: Sequence[str], tasks: Sequence[str]) -> float:
+    """Share that is right when each fold is given the commonest word of the other folds."""
+    fold, right = folds(tasks, 0), 0
+    for out in set(fold):
+        [(common, _)] = Counter(w for w, its in zip(words, fold, strict=True) if its != out).most_common(1)
+        right += sum(w == common for w, its in zip(words, fold, strict=True) if its == out)
+    return right / len(words)
 
 
 def auroc(p: np.ndarray, failed: np.ndarray) -> float:
@@ -201,13 +221,14 @@ def measure_steps(name: str, cases: list[Case], also: Sequence[Case] = ()) -> di
 def figures(name: str, columns: Sequence[str], cases: list[Case], ours: np.ndarray) -> dict[str, float]:
     """Ours with its interval, beside chance and the best rules."""
     tasks = [case.task for case in cases]
-    random, rules = np.array([chance(case) for case in cases]), best_rules(cases)
+    random, rules, fair = np.array([chance(case) for case in cases]), best_rules(cases), rules_out_of_sample(cases)
     found = {f"{name}_n": float(len(cases))}
     for n, column in enumerate(columns):
         key, values = f"{name}_{column}", ours[:, n]
         low, high = interval(tasks, lambda places, values=values: float(values[places].mean()))
         found |= {key: float(values.mean()), f"{key}_low": low, f"{key}_high": high}
         found |= {f"{key}_random": float(random[:, n].mean()), f"{key}_rule": float(rules[:, n].mean())}
+        found[f"{key}_rule_out_of_sample"] = float(fair[:, n].mean())
     return found
 
 
@@ -227,6 +248,7 @@ def measure_categories(cases: list[Case]) -> dict[str, float]:
         "agentrx_category_high": high,
         "agentrx_category_random": float((share**2).sum()),
         "agentrx_category_rule": float(share.max()),
+        "agentrx_category_rule_out_of_sample": majority_out_of_sample(truth, tasks),
         **worth("agentrx_category", top, right, tasks),
     }
 
@@ -259,6 +281,7 @@ def measure_outcomes(cases: list[Case]) -> dict[str, float]:
         "tau_auroc_high": high,
         "tau_auroc_random": 0.5,
         "tau_auroc_rule": auroc(errors, failed),
+        "tau_auroc_rule_out_of_sample": auroc(errors, failed),  # it chooses nothing
         "tau_auroc_alone": float(np.mean([auroc(p, failed) for p in alone])),
     }
     return found | worth("tau", np.array(compared), np.tile(failed, (RUN_SEEDS, 1)), tasks)
@@ -302,13 +325,14 @@ def misses(found: dict[str, float]) -> list[str]:
 
 def show(found: dict[str, float], console: Console) -> None:
     """The tables."""
-    table = Table("measure", "random", "best rule", "ours", "95%", "best LLM", "target", "")
+    table = Table("measure", "random", "rule in hindsight", "rule", "ours", "95%", "best LLM", "target", "")
     for name, target in TARGETS.items():
         if name in found:
             table.add_row(
                 TITLES[name],
                 f"{found[f'{name}_random']:.3f}",
                 f"{found[f'{name}_rule']:.3f}",
+                f"{found[f'{name}_rule_out_of_sample']:.3f}",
                 f"{found[name]:.3f}",
                 f"{found[f'{name}_low']:.2f}-{found[f'{name}_high']:.2f}",
                 PUBLISHED.get(name, "-"),

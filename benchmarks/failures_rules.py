@@ -22,7 +22,7 @@ from agentloop.types import Failure, FailureType, Imported, Trace, Verdict
 
 N_FAULTS, N_HEALTHY = 24, 200
 MIN_RECALL, MIN_PRECISION, MAX_FALSE, MAX_MS = 0.95, 0.98, 0.05, 2.0
-GROUPS = ("infra", "budget", "call")
+GROUPS = ("infra", "agent", "budget", "call")
 Done = tuple[Scene, Trace, Verdict]
 
 

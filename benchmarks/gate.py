@@ -1,13 +1,16 @@
 """The error rates of `agentloop gate` and what it costs, in simulated worlds, through the shipped fold.
 
-    python benchmarks/gate.py                          2,000 worlds of each kind, some minutes on two cores
-    python benchmarks/gate.py --worlds 200             a look
+    python benchmarks/gate.py                          2,000 worlds of each kind, 1,000 hostile ones of each
+    python benchmarks/gate.py --worlds 200 --hostile-worlds 100 --fault-worlds 40    a look
     python benchmarks/gate.py --data OUTCOMES.jsonl    stored outcomes of your own (or a folder with taubench/ in it)
 
-200 tasks, 16 banked trials each; rollouts are the candidate's and the fresh baseline's. Beside it, in the same worlds,
-what others do: a threshold on the drop, McNemar's exact test of a size that finds 5 points, and the same test looked at
-every 50 pairs. Then what goes wrong on the way: completion order, infrastructure, duplicates, missing rows, each with
-our protection and without. The last line is JSON; exits 1 when a bound is missed.
+200 tasks, 16 banked trials each; rollouts are the candidate's and the fresh baseline's. Both modes of the gate: a bank
+that is trusted because the environment is the same, with controls, and fresh pairs, which assume nothing of it. Beside
+them, in the same worlds, the rule of before, and what others do: a threshold on the drop, McNemar's exact test of a
+size that finds 5 points, and the same test looked at every 50 pairs. Then hostile worlds: attempts that are lost, at
+random or by the candidate, outages that strike a family of tasks, an environment that has drifted. Then what goes wrong
+on the way: completion order, infrastructure, duplicates, missing rows, each with our protection and without. The last
+line is JSON; `missed` names each goal that is missed, and then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import Any
 
 import numpy as np
 from gate_faults import FAULTS, faulty
+from gate_hostile import WORLDS
+from gate_modes import GATES, goals, played, wald
 from gate_others import mcnemar, naive, peeking
 from gate_worlds import BASELINE, CANDIDATE, DELTA, INDEX, KINDS, N_TASKS, TASKS, Array, K, worlds
 
@@ -34,10 +39,9 @@ from agentloop.types import RewardState
 
 CHUNK = 125
 BANK = Path(__file__).parents[1] / "evals" / "shell" / "baseline" / "main.jsonl"
-BOUNDS = {
-    "false_alarm": 0.05,
-    "false_alarm_heterogeneous": 0.05,
+GOALS = {
     "miss_5pt": 0.05,
+    "miss_5pt_pairs": 0.05,
     "mean_rollouts_5pt": 450,
     "median_rollouts_5pt": 300,
     "mean_rollouts_15pt": 70,
@@ -46,7 +50,7 @@ BOUNDS = {
     "must_pass_miss": 0.15,
     "must_pass_runs_median": 3,
 }
-"""Largest values allowed.
+"""Largest values allowed; shares by two standard errors more. Those of single worlds are `gate_modes.goals`.
 
 The runs of a broken must-pass case are a median; their mean is 3.2. No test can do with three at most: among 200 cases
 that pass 95% each, only three failures in three runs are rarer than 5%, and a case broken to 10% shows them in 73%
@@ -91,6 +95,9 @@ def chunk(what: str, n: int, start: int, stop: int) -> Rows:
     """Some worlds of one kind; the same whatever the chunks are."""
     if what.startswith("cases"):
         return [play_cases(i, int(what.endswith("broken"))) for i in range(start, stop)]
+    if " | " in what:
+        name, gate = what.split(" | ")
+        return [played(name, gate, seed) for seed in range(start, stop)]
     if what in FAULTS:
         p, q = worlds(FAULTS[what].kind, n, 0)
         return [faulty(what, p[i], q[i], i) for i in range(start, stop)]
@@ -105,9 +112,11 @@ def shares(rows: Rows) -> dict[str, Any]:
     return {**found, "mean": float(rollouts.mean()), **quantiles, "n": len(rows)}
 
 
-def line(kind: str, gate: str, row: dict[str, Any]) -> None:
+def line(kind: str, gate: str, row: dict[str, Any], missed: str = "") -> None:
     verdicts = "".join(f"{row[name]:>7.3f}" for name in ("FAIL", "PASS", "INCONCLUSIVE", "INFRA"))
-    print(f"{kind:<16} {gate:<36}{verdicts} {row['mean']:>8.0f} {row['p50']:>6.0f} {row['p90']:>6.0f}", flush=True)
+    print(
+        f"{kind:<16} {gate:<36}{verdicts} {row['mean']:>8.0f} {row['p50']:>6.0f} {row['p90']:>6.0f}{missed}", flush=True
+    )
 
 
 def heading(first: str) -> None:
@@ -179,6 +188,7 @@ def dealt(seen: dict[str, list[float]], n: int, theirs: tuple[int, ...]) -> list
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", type=int, default=2000)
+    parser.add_argument("--hostile-worlds", type=int, default=1000)
     parser.add_argument("--fault-worlds", type=int, default=400)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
@@ -189,19 +199,30 @@ def main() -> int:
     started = time.perf_counter()
     found: dict[str, dict[str, Any]] = {}
     heading("world")
+    missed: list[str] = []
     with Pool(args.processes) as pool:
 
         def run(what: str, n: int) -> Rows:
             parts = [(what, n, at, min(at + CHUNK, n)) for at in range(0, n, CHUNK)]
             return [row for part in pool.starmap(chunk, parts, chunksize=1) for row in part]
 
-        beside: dict[str, dict[str, Any]] = {}
+        def modes(name: str, n: int) -> None:
+            for gate in GATES:
+                row = found[f"{name} | {gate}"] = shares(run(f"{name} | {gate}", n))
+                high = [goal for goal in goals(name, gate) if goal.is_missed(row[goal.verdict], n)]
+                line(name, gate, row, "".join(f"  MISSED: {goal.verdict} above {goal.most}" for goal in high))
+                missed.extend(
+                    f"{name}, {gate}: {goal.verdict} {row[goal.verdict]:.4g}, above {goal.most}" for goal in high
+                )
+
         for kind in KINDS:
-            beside[kind] = others(kind, args.worlds)
-            for name, row in beside[kind].items():
+            for name, row in others(kind, args.worlds).items():
                 line(kind, name, row)
-            found[kind] = shares(run(kind, args.worlds))
-            line(kind, "agentloop gate", found[kind])
+            modes(kind, args.worlds)
+        heading("hostile world")
+        for name in WORLDS:
+            if name not in KINDS:
+                modes(name, args.hostile_worlds)
         for what in ("cases", "cases, one broken"):
             rows = run(what, args.worlds)
             found[what] = {**shares(rows), "caught_in_3": sum(v == "FAIL" and n <= 3 for v, n in rows) / len(rows)}
@@ -211,20 +232,24 @@ def main() -> int:
         for what, fault in FAULTS.items():
             faults[what] = shares(run(what, args.fault_worlds))
             line(fault.kind, what, faults[what])
-    down = [found[kind] for kind in ("down5", "broken5")]
+    trusted = {kind: found[f"{kind} | bank with controls"] for kind in KINDS}
+    pairs = {kind: found[f"{kind} | fresh pairs"] for kind in KINDS}
     figures = {
-        "false_alarm": found["null"]["FAIL"],
-        "false_alarm_heterogeneous": found["heterogeneous"]["FAIL"],
-        "power_5pt": min(one["FAIL"] for one in down),
-        "power_5pt_uniform": down[0]["FAIL"],
-        "power_5pt_broken": down[1]["FAIL"],
-        "miss_5pt": 1 - min(one["FAIL"] for one in down),
-        "mean_rollouts_5pt": down[0]["mean"],
-        "median_rollouts_5pt": down[0]["p50"],
-        "mean_rollouts_5pt_broken": down[1]["mean"],
-        "median_rollouts_5pt_broken": down[1]["p50"],
-        "mean_rollouts_15pt": found["down15"]["mean"],
-        "mean_rollouts_up5": found["up5"]["mean"],
+        "false_alarm": trusted["null"]["FAIL"],
+        "false_alarm_heterogeneous": trusted["heterogeneous"]["FAIL"],
+        "power_5pt_uniform": trusted["down5"]["FAIL"],
+        "power_5pt_broken": trusted["broken5"]["FAIL"],
+        "miss_5pt": 1 - min(trusted[kind]["FAIL"] for kind in ("down5", "broken5")),
+        "miss_5pt_pairs": 1 - min(pairs[kind]["FAIL"] for kind in ("down5", "broken5")),
+        "mean_rollouts_5pt": trusted["down5"]["mean"],
+        "median_rollouts_5pt": trusted["down5"]["p50"],
+        "mean_rollouts_5pt_broken": trusted["broken5"]["mean"],
+        "mean_rollouts_5pt_pairs": pairs["down5"]["mean"],
+        "mean_rollouts_5pt_before": found["down5 | before"]["mean"],
+        "bound_rollouts_5pt": wald(1, 0.15, DELTA),
+        "bound_rollouts_5pt_pairs": wald(2, 0.24, DELTA),
+        "mean_rollouts_15pt": trusted["down15"]["mean"],
+        "mean_rollouts_up5": trusted["up5"]["mean"],
         "must_pass_false_alarm": found["cases"]["FAIL"],
         "must_pass_caught_in_3": found["cases, one broken"]["caught_in_3"],
         "must_pass_caught": found["cases, one broken"]["FAIL"],
@@ -232,17 +257,25 @@ def main() -> int:
         "must_pass_runs": found["cases, one broken"]["mean"],
         "must_pass_runs_median": found["cases, one broken"]["p50"],
     }
+    figures["hostile"] = {
+        name: {verdict: row[verdict] for verdict in ("FAIL", "PASS", "INFRA", "mean")}
+        for name, row in found.items()
+        if " | " in name and name.split(" | ")[0] not in KINDS
+    }
     figures["stored"] = stored(stored_at, 200)
     for name in ("split", "same", "down15"):
         line("stored", f"agentloop gate, {name}", figures["stored"][name])
-    missed = [f"{name} is {figures[name]:.4g}, above {most}" for name, most in BOUNDS.items() if figures[name] > most]
+    for name, most in GOALS.items():
+        error = (most * (1 - most) / args.worlds) ** 0.5 if most < 1 else 0.0
+        if figures[name] > most + 2 * error:
+            missed.append(f"{name} is {figures[name]:.4g}, above {most}")
     for text in missed:
-        print(f"missed: {text}")
+        print(f"MISSED: {text}")
     faults = {
         what: {name: row[name] for name in ("FAIL", "PASS", "INCONCLUSIVE", "INFRA")} for what, row in faults.items()
     }
     spent = {"worlds": args.worlds, "delta": DELTA, "wall_s": time.perf_counter() - started, "load": os.getloadavg()[0]}
-    print(json.dumps({**figures, "faults": faults, "ok": not missed, **spent}))
+    print(json.dumps({**figures, "faults": faults, "missed": missed, "ok": not missed, **spent}))
     return 1 if missed else 0
 
 

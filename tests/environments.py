@@ -54,6 +54,17 @@ def python_of(requirements: Path) -> Path:
     return made_whole(folder, lambda made: _install(made, ["-r", str(requirements)], requirements.name)) / PYTHON
 
 
+def python_resolved(name: str, requirements: Sequence[str], constraints: Path) -> Path:
+    """A Python with `requirements` and what they need, as pip resolves them under `constraints`, and nothing else.
+
+    Kept in the user's cache, as `name`, until a requirement or a constraint changes.
+    """
+    key = _hash(" ".join(requirements) + constraints.read_text() + sys.version)
+    packages = ["--constraint", str(constraints), *requirements]
+    folder = cache() / "environments" / f"{name}-{key}"
+    return made_whole(folder, lambda made: _install(made, packages, f"extra {name!r}", resolve=True)) / PYTHON
+
+
 def cache() -> Path:
     """Our folder in the user's cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentloop"
@@ -74,10 +85,13 @@ def made_whole(folder: Path, make: Callable[[Path], object]) -> Path:
     return folder
 
 
-def _install(folder: Path, packages: Sequence[str], what: str) -> None:
+def _install(folder: Path, packages: Sequence[str], what: str, *, resolve: bool = False) -> None:
+    """resolve: also install what the packages need, and fail, not skip, where their versions contradict each other."""
     venv.create(folder, with_pip=False, symlinks=True)
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / PYTHON), "install", "--quiet", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / PYTHON), "install", "--quiet"]
+    pip += [] if resolve else ["--no-deps"]
     done = subprocess.run([*pip, *packages], capture_output=True, text=True, check=False, timeout=900)
+    assert "ResolutionImpossible" not in done.stderr, done.stderr
     if done.returncode != 0:
         lacking(f"{what} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
 

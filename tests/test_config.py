@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config import CONFIG_FILE, Config, known_secrets, load_agent, load_config
+from agentloop.config import CONFIG_FILE, Config, known_secrets, load_agent, load_config, load_policy
 from agentloop.errors import ConfigError
 from agentloop.sections import AgentSection, TrainSection
 
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_named_with_file_table_key_and_the_next_move(
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "agentloop.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match=r"agentloop\.toml: .*mend the file"):
+    with pytest.raises(ConfigError, match=r"agentloop\.toml: not UTF-8 from byte 0 on; save the file as UTF-8"):
         load_config(tmp_path)
 
 
@@ -283,3 +283,14 @@ def test_a_wrong_option_is_named(tmp_path: Path) -> None:
         load_agent(tmp_path, {"compaction": "forget"})
     with pytest.raises(ConfigError, match="--mcp 0: give it a command"):
         load_agent(tmp_path, {"mcp": [{"name": "x", "command": None}]})
+
+
+@pytest.mark.parametrize(
+    "line", [r'"a\nb" = 1', r'["a\nb"]', "[policy]\n" + r'"a\nb" = 1', "[policy]\n" + r'kind = "a\nb"']
+)
+def test_what_is_wrong_is_one_line_whatever_its_keys_are(tmp_path: Path, line: str) -> None:
+    (tmp_path / "agentloop.toml").write_text(line)
+    for read in (lambda: load_config(tmp_path), lambda: load_policy(tmp_path / "agentloop.toml")):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert str(caught.value).isprintable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,17 @@ from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.episode import Crew, Rollout, plan, refuse_broken, roll_out, run_episode, stable_id
-from agentloop.errors import PolicyError, SandboxError, SandboxGone, SandboxUnavailable
+from agentloop.errors import (
+    ConfigError,
+    ModelRefused,
+    PolicyError,
+    SandboxError,
+    SandboxGone,
+    SandboxUnavailable,
+    TransferLimit,
+    UpstreamUnavailable,
+)
+from agentloop.faults import fault_in
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.types import (
@@ -21,8 +32,10 @@ from agentloop.types import (
     Episode,
     EpisodeState,
     ExecResult,
+    FailureType,
     Message,
     Purpose,
+    SandboxSpec,
     StopReason,
     Task,
     ToolSpec,
@@ -94,6 +107,15 @@ def test_an_episode_leaves_its_trace() -> None:
     assert [box.closed for box in pool.boxes] == [1]
 
 
+class Endpoint(ScriptedPolicy):
+    """Raises what `script` raises as it is, as the policy of an endpoint does."""
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        return Completion(message=self.script(messages, random.Random(seed)), finish_reason="stop")
+
+
 def broken(error: str, *, steps: int) -> Callable[[Rollout], None]:
     def check(done: Rollout) -> None:
         assert done.episode.state is EpisodeState.infra_failed
@@ -115,10 +137,10 @@ def test_a_box_that_dies_leaves_the_steps_before() -> None:
 def test_a_policy_that_fails_leaves_the_steps_before() -> None:
     def script(messages: Sequence[Message], rng: object) -> Message:
         if len(messages) > 1:
-            raise PolicyError("HTTP 503")
+            raise UpstreamUnavailable("HTTP 503", status=503)
         return LOOK
 
-    broken("PolicyError: HTTP 503", steps=1)(one(MemoryPool(), policy=ScriptedPolicy(script)))
+    broken("UpstreamUnavailable: HTTP 503", steps=1)(one(MemoryPool(), policy=Endpoint(script)))
 
 
 def test_a_box_that_cannot_be_made_is_not_the_agents_fault() -> None:
@@ -134,6 +156,84 @@ def test_an_answer_from_a_box_that_broke_at_its_end_does_not_count() -> None:
             raise SandboxGone("did not close")
 
     broken("SandboxGone: did not close", steps=2)(one(MemoryPool(lambda *_: Clinging())))
+
+
+def crashed(done: Rollout, error: str, *, steps: int) -> None:
+    """The attempt is finished, with the error in its trace."""
+    assert (done.episode.state, done.trace.stop_reason) == (EpisodeState.finished, StopReason.error)
+    assert (done.trace.answer, done.trace.error, len(done.trace.steps)) == (None, error, steps)
+    fault = fault_in(done.trace)
+    assert fault is not None
+    assert not fault.ours
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, SandboxGone, UpstreamUnavailable, SystemExit, asyncio.CancelledError])
+def test_a_script_that_raises_is_the_agents_outcome_whatever_it_raises(kind: type[BaseException]) -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        if len(messages) > 1:
+            raise kind("boom")
+        return LOOK
+
+    crashed(one(MemoryPool(), policy=ScriptedPolicy(script)), f"{kind.__name__}: boom", steps=1)
+
+
+def test_a_refusal_of_the_model_is_the_agents_outcome() -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        raise ModelRefused("HTTP 400: content_filter", status=400)
+
+    done = one(MemoryPool(), policy=Endpoint(script))
+    crashed(done, "ModelRefused: HTTP 400: content_filter", steps=0)
+    assert done.trace.broke is not None
+    assert done.trace.broke.status == 400
+
+
+def test_a_sandbox_that_the_agent_ended_is_the_agents_outcome() -> None:
+    pool = MemoryPool(lambda *_: MemoryBox({"fill": SandboxGone("the sandbox is gone", cause="memory")}))
+    done = one(pool, [calls(("shell", '{"command": "fill"}'))])
+    crashed(done, "SandboxGone: the sandbox is gone", steps=0)
+    assert fault_in(done.trace) == (False, FailureType.budget_limit_reached)
+
+
+def test_an_attempt_that_outlives_its_sandbox_is_the_agents_outcome() -> None:
+    class Short(MemoryBox):
+        async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+            await asyncio.sleep(0.05)
+            raise SandboxGone("its lifetime is over")
+
+    for lifetime_s, ours in ((0.05, False), (60.0, True), (None, True)):
+        task = TASK.model_copy(update={"sandbox": SandboxSpec(lifetime_s=lifetime_s)})
+        ((_, episode),) = planned(1)
+        agent, policy = ToolLoop(), ScriptedPolicy(playing([LOOK]))
+        pool = MemoryPool(lambda *_: Short())
+        done = asyncio.run(run_episode(task, episode, agent=agent, policy=policy, pool=pool))
+        fault = fault_in(done.trace)
+        assert fault is not None
+        assert fault.ours == ours, lifetime_s
+
+
+def test_files_that_are_too_large_to_take_out_are_the_agents_outcome() -> None:
+    async def take(*_: object) -> None:
+        raise TransferLimit("work has more than 64 MiB")
+
+    async def rolled() -> Rollout:
+        ((task, episode),) = planned(1)
+        policy = ScriptedPolicy(playing((LOOK, SAY)))
+        return await run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=MemoryPool(), on_end=take)
+
+    done = asyncio.run(rolled())
+    crashed(done, "TransferLimit: work has more than 64 MiB", steps=2)
+
+
+def test_what_gets_the_sandbox_ready_is_ours() -> None:
+    async def prepare(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    async def rolled() -> Rollout:
+        ((task, episode),) = planned(1)
+        policy = ScriptedPolicy(playing((LOOK, SAY)))
+        return await run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=MemoryPool(), on_start=prepare)
+
+    broken("KeyError: 'a bug of ours'", steps=0)(asyncio.run(rolled()))
 
 
 def test_a_failing_command_is_not_a_failing_box() -> None:
@@ -261,6 +361,55 @@ def test_a_cohort_that_mostly_failed_says_nothing() -> None:
     refuse_broken(rollouts[2:])  # one of two is not most
 
 
+def test_an_agent_that_always_crashes_is_asked_once_an_episode_and_refuses_no_cohort() -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        raise RuntimeError("boom")
+
+    pool = MemoryPool()
+    results = asyncio.run(roll_out(planned(4), Crew(ToolLoop(), ScriptedPolicy(script), pool)))
+    assert len(pool.leases) == 4
+    assert {r.episode.state for r in results} == {EpisodeState.finished}
+    refuse_broken(results)
+
+
+def test_a_mistake_in_the_settings_that_ends_most_episodes_is_told() -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        raise ConfigError("nobody knows what model x costs; set its price")
+
+    results = asyncio.run(roll_out(planned(2), Crew(ToolLoop(), Endpoint(script), MemoryPool())))
+    with pytest.raises(ConfigError, match="2 of 2 episodes ended with a mistake: nobody knows what model x costs"):
+        refuse_broken(results)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_an_endpoint_that_refuses_the_first_request_of_most_episodes_is_a_mistake_in_the_settings(status: int) -> None:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        raise ModelRefused(f"http://host/v1: HTTP {status}: no", status=status)
+
+    results = asyncio.run(roll_out(planned(2), Crew(ToolLoop(), Endpoint(script), MemoryPool())))
+    assert {r.episode.state for r in results} == {EpisodeState.finished}, "one such attempt is the agent's outcome"
+    words = f"refused the first request of 2 of 2 episodes: http://host/v1: HTTP {status}: no; correct the API key"
+    with pytest.raises(ConfigError, match=words):
+        refuse_broken(results)
+    refuse_broken([results[0], asyncio.run(roll_out(planned(1), crew(MemoryPool())))[0]])  # one of two is not most
+
+
+def test_a_refusal_in_the_middle_of_an_episode_or_of_its_words_is_no_mistake_in_the_settings() -> None:
+    def later(messages: Sequence[Message], rng: object) -> Message:
+        if len(messages) > 1:
+            raise ModelRefused("HTTP 403", status=403)
+        return LOOK
+
+    def filtered(messages: Sequence[Message], rng: object) -> Message:
+        raise ModelRefused("HTTP 400: content_filter", status=400)
+
+    def own(messages: Sequence[Message], rng: object) -> Message:
+        raise ModelRefused("HTTP 401", status=401)
+
+    for policy in (Endpoint(later), Endpoint(filtered), ScriptedPolicy(own)):
+        refuse_broken(asyncio.run(roll_out(planned(2), Crew(ToolLoop(), policy, MemoryPool()))))
+
+
 def test_an_episode_that_ends_badly_is_not_tried_again() -> None:
     pool = MemoryPool()
     results = asyncio.run(roll_out(planned(3), crew(pool, [Message(role="assistant", content="no idea")])))
@@ -308,11 +457,11 @@ def test_a_batch_that_fails_fails_every_episode_in_it() -> None:
     class Broken(Echo):
         def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
             super().complete_batch(requests)
-            raise PolicyError("out of memory")
+            raise RuntimeError("out of memory")
 
     policy = Broken()
     rollouts = asyncio.run(roll_out(planned(3), Crew(ToolLoop(), policy, MemoryPool())))
-    with pytest.raises(PolicyError, match="3 of 3 episodes failed outside the agent: PolicyError: out of memory"):
+    with pytest.raises(PolicyError, match=r"3 of 3 episodes failed outside the agent: .*RuntimeError: out of memory"):
         refuse_broken(rollouts)
     # The first attempt and two more.
     assert [len(batch) for batch in policy.batches] == [3, 3, 3]

@@ -37,7 +37,7 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_from_a_call_to_a_reward_and_on(model: ModelServer, tmp_path: Path) -> None:
-    start, look = blocks()
+    start, look, _ = blocks()
     by_name, by_request = blocks("What it was worth")
     assert start.startswith("agentloop serve --upstream http://127.0.0.1:8000/v1 ")
     (tmp_path / "traces").mkdir()
@@ -51,7 +51,7 @@ def test_from_a_call_to_a_reward_and_on(model: ModelServer, tmp_path: Path) -> N
         assert [words in done.stdout for words in ("gateway", "run-7", "The file is b0.")] == [True] * 3
         before = shell("agentloop judge; agentloop failures", tmp_path)
         assert before.returncode == 0, before.stderr
-        assert "2 traces from elsewhere without a reward: no task here knows them" in before.stderr
+        assert "2 traces from elsewhere without a reward" in before.stderr
         assert "`agentloop judge resolve ID --reward 0 --why …`" in before.stderr.replace("\n", " ")
         done = shell(by_name, tmp_path)
         assert done.returncode == 0, done.stderr

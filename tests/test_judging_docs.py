@@ -69,7 +69,7 @@ def test_the_files_and_the_command_of_the_page(bubblewrap: BubblewrapBackend, tm
 
 def test_the_models_of_the_page() -> None:
     def reply(system: str, user: str) -> object:
-        return {"reason": "", "better": 0} if "compare" in system else ruling((True, "95"), (False, ""))
+        return {"reason": "", "better": 0} if "compare" in system else ruling((True, "answer: 95"), (False, ""))
 
     with serving(reply) as server:
         assert value(part("rubric", base_url=server.url), "95") == 0.5

@@ -50,12 +50,12 @@ def shell(script: str, folder: Path, **env: str) -> subprocess.CompletedProcess[
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     """Five traces: for each of the page's filters one that it finds, and one that it does not."""
-    where = tmp_path / "store.db"
+    where = tmp_path / "traces" / "store.db"
     made = Store(where)
     made.put_judged("gate-v2.1a2b3c", [judged("a" * 32, split=Split.heldout, reward=0.0)])
     made.put_judged("turn-1", [judged("b" * 32)])
     now, january = datetime.now(UTC), datetime(2026, 1, 15, tzinfo=UTC)
-    sent = imported("sent", id=ID, source="otlp", session="checkout-42", started_at=now, steps=(step("hm"),))
+    sent = imported("sent", id=ID, source="otlp", session="checkout-42", started_at=now, steps=(step("ls -la"),))
     made.put_spans("default", spans_of(sent.trace))
     steps = tuple(step("connection refused", index=n) for n in range(12))
     made.put_imported("default", [imported("c", started_at=january, source="claude_code", steps=steps)])
@@ -152,6 +152,7 @@ def test_the_requests_of_the_page_are_answered(store: Path, tmp_path: Path) -> N
         with serving(tmp_path / "second.db") as second_server:
             second = second_server.url
             script = again.replace("http://127.0.0.1:8321", second).replace("otlp |", f"otlp --store {store} |")
+            script = script.replace("traces/store.token", str(tmp_path / "second.token"))
             done = shell(prepared.replace("http://127.0.0.1:8321", url) + script, tmp_path)
             assert (done.returncode, done.stdout) == (0, "{}" * 5), done.stderr
             assert len(httpx.get(f"{second}/api/v1/traces").json()["traces"]) == 5
@@ -160,8 +161,6 @@ def test_the_requests_of_the_page_are_answered(store: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_the_commands_of_the_page_are_commands(store: Path, tmp_path: Path) -> None:
     """Those of the beginning, but the one that serves, and those that prune, in their order."""
-    (tmp_path / "traces").mkdir()
-    store.rename(tmp_path / "traces" / "store.db")
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "x.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hi"}]}\n')
     first = blocks("sh")[0]

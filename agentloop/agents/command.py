@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agentloop.agents.program import Box, Ran, ran_to_its_end
 from agentloop.costs import unpriced
-from agentloop.errors import CapabilityError, ConfigError, PathError, PolicyError
+from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, PathError, UpstreamUnavailable
 from agentloop.formats.spans import trace_of
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway
@@ -55,6 +55,7 @@ class Command:
         if files is not None and not files.is_dir():
             raise ConfigError(f"agent 'command': {files} is no folder; name the one that holds the program's files")
         self.files = files and files.resolve()
+        self.program = True
         self._command, self._answer_file = command, answer_file
         self._env, self._timeout_s = dict(env or {}), timeout_s
         self._gateway = LocalGateway()
@@ -68,9 +69,10 @@ class Command:
     ) -> tuple[StopReason, str | None]:
         """Start the program and wait for its end; see `protocols.Agent`.
 
-        A program that fails is a result. Raises ConfigError when it did before a model answered, or where money is
-        limited and nobody knows what an answer costs, PolicyError when the
-        last call failed for reasons of the model's endpoint, CapabilityError for a box that leads to no gateway.
+        A program that is ended at a limit is a result. Raises AgentCrashed when it ends with another exit code than 0
+        or prints too much, TransferLimit for an answer file that is too large, UpstreamUnavailable when the upstream
+        of the last call was unreachable or answered 429 or 5xx, CapabilityError for a sandbox that leads to no
+        gateway, and ConfigError where money is limited and the price of an answer is not known.
         """
         if not isinstance(sandbox, Box):
             raise CapabilityError(
@@ -121,18 +123,18 @@ class Command:
         if grant.unpriced:
             raise unpriced(grant.target.model)
         if grant.failed is not None:
-            raise PolicyError(grant.failed.error or "the last call of the model got no answer")
+            raise UpstreamUnavailable(grant.failed.error or "the last call of the model got no answer")
         if ran.timed_out:
             return StopReason.time_limit, None
         if grant.stop is not None:
             return grant.stop, None
         if ran.exit_code or ran.flooded:
-            if told is None or not told.steps:
-                raise ConfigError(
-                    f"agent 'command' ended with exit code {ran.exit_code} before a model answered it: "
-                    f"{ran.said[-500:]}"
-                )
-            return StopReason.context_limit if grant.overflowed else StopReason.no_tool_call, None
+            if grant.overflowed:
+                return StopReason.context_limit, None
+            unanswered = told is None or not told.steps
+            how = "printed too much and was killed" if ran.flooded else f"ended with exit code {ran.exit_code}"
+            when = " before a model answered it" if unanswered else ""
+            raise AgentCrashed(f"agent 'command' {how}{when}: {ran.said[-500:]}")
         answer = await self._answer(told, box)
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 

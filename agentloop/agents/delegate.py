@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentloop.agents.toolset import Place, Tool, ToolFailed, schema, text
-from agentloop.types import Step, StopReason, SubTrace, ToolCall, ToolSpec, Trace, content_hash
+from agentloop.faults import event_of, words_of
+from agentloop.types import AttemptPhase, Break, Step, StopReason, SubTrace, ToolCall, ToolSpec, Trace, content_hash
 
 DELEGATE = ToolSpec(
     name="delegate",
@@ -50,7 +51,9 @@ class Delegate:
         name = content_hash([DELEGATE.name, task.id, instruction, place.seed, place.step, place.depth, call.id])[:32]
         recorded: list[Step | SubTrace] = []
         started_at, started = datetime.now(UTC), time.perf_counter()
-        stop, answer, problem = StopReason.cancelled, None, None
+        stop, answer = StopReason.cancelled, None
+        problem: str | None = None
+        broke: Break | None = None
         try:
             stop, answer = await place.agent.run(
                 task,
@@ -61,7 +64,7 @@ class Delegate:
                 above=place,
             )
         except Exception as error:
-            stop, problem = StopReason.error, f"{type(error).__name__}: {error}"
+            stop, problem, broke = StopReason.error, words_of(error), event_of(error, AttemptPhase.agent)
             raise
         finally:
             trace = Trace(
@@ -75,6 +78,7 @@ class Delegate:
                 answer=answer,
                 stop_reason=stop,
                 error=problem,
+                broke=broke,
                 started_at=started_at,
                 duration_s=time.perf_counter() - started,
             )

@@ -1,8 +1,8 @@
 """Tools of an MCP server: a program in the box that is spoken to over stdio, or a URL that the host asks.
 
 The protocol is the official SDK's; ours is the way into the box (`mcp_pipe.py`), and what a policy is shown. A server
-is started for each episode and ends with it. What it does wrong in a call is a failed result. One that cannot be
-started, or that stood outside of the box and is gone, is infrastructure: SandboxError.
+is started for each episode and ends with it. What it does wrong in a call is a failed result. A server is a part of
+the agent: one that cannot be started, or a URL that cannot be asked any more, is AgentCrashed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from agentloop.agents.toolset import Place, Tool, ToolFailed
-from agentloop.errors import ConfigError, PluginError, SandboxError, extra
+from agentloop.errors import AgentCrashed, ConfigError, PluginError, SandboxGone, extra
 from agentloop.types import ToolCall, ToolSpec
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Mcp:
 
     @asynccontextmanager
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
-        """See `Toolset`. Raises SandboxError for a server that cannot be started or asked."""
+        """See `Toolset`. Raises AgentCrashed for a server that cannot be started or asked, and SandboxGone."""
         server = Server(self, place)
         living = server.living = asyncio.create_task(server.live())
         try:
@@ -112,7 +112,7 @@ class Server:
         except Exception as error:
             self._problem = _one_line(error)
 
-    async def gone(self, what: str = "is gone", why: str = "it said nothing") -> SandboxError:
+    async def gone(self, what: str = "is gone", why: str = "it said nothing") -> AgentCrashed | SandboxGone:
         """What to raise of a server that cannot be asked any more. why: where nothing better is known."""
         why = self._problem or why
         if self._pipe is not None and self._pipe.is_over:
@@ -120,17 +120,17 @@ class Server:
         if self._pipe is not None and self._pipe.gone:
             return self._pipe.gone
         where = f"at {self._given.url}" if self._given.url else f"({self._given.command})"
-        return SandboxError(f"MCP server {self._given.name!r} {where} {what}: {why}")
+        return AgentCrashed(f"MCP server {self._given.name!r} {where} {what}: {why}")
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """What it gives, as text. Raises ToolFailed; SandboxError when a server outside, or the box, is gone."""
+        """What it gives, as text. Raises ToolFailed; AgentCrashed when a server outside is gone, SandboxGone."""
         asked = asyncio.ensure_future(self._client.call_tool(tool, arguments))
         try:
             await asyncio.wait({asked, self.living}, return_when=asyncio.FIRST_COMPLETED)
             if not asked.done():
                 raise await self.gone()
             result = asked.result()
-        except SandboxError:
+        except (AgentCrashed, SandboxGone):
             raise
         # Refusals, results that are none, a connection that closed: what the SDK makes of them.
         except Exception as error:

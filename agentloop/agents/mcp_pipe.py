@@ -35,6 +35,7 @@ class Pipe:
         """Set when it was the box that ended."""
         self.is_over = False
         """True when it ended by itself, or with its box."""
+        self._stderr_read = anyio.Event()
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
@@ -48,6 +49,10 @@ class Pipe:
             try:
                 yield from_box, to_box
             finally:
+                if self.is_over:
+                    # Its last words may arrive after its output has ended; a child of it may hold stderr open.
+                    with anyio.move_on_after(EXIT_S, shield=True):
+                        await self._stderr_read.wait()
                 self._process.kill()
                 group.cancel_scope.cancel()
 
@@ -102,6 +107,8 @@ class Pipe:
                 self._said = (self._said + data)[-4 * MAX_SAID :]
         except SandboxGone as error:
             self.gone = error
+        finally:
+            self._stderr_read.set()
 
 
 def _message(line: bytes) -> SessionMessage | None:

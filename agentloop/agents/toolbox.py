@@ -1,26 +1,29 @@
 """The tools of one episode: which there are, which calls are made together, and what a call gives.
 
-A call that cannot be made, fails or hangs is a result that the policy reads. What is no fault of the agent's raises:
-a dead box, a model's endpoint that fails.
+A call that cannot be made, fails or hangs is a result that the policy reads. What ends the attempt raises: a sandbox
+that ended, a model that gives a sub-agent no answer, a tool server that is gone. Only agentloop's own tools can raise
+the last two; `foreign.py` guards the others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 from agentloop.agents.arguments import refused, understood
+from agentloop.agents.foreign import is_foreign, opened_foreign
 from agentloop.agents.toolset import Answer, Place, Tool, ToolFailed, Toolset
 from agentloop.errors import AgentLoopError, PathError, PluginError, TransferLimit
+from agentloop.faults import words_of
 from agentloop.types import ToolCall, ToolResult, ToolSpec
 
 
 class Toolbox:
     """The tools of one episode, by name."""
 
-    def __init__(self, families: Sequence[Sequence[Tool]], place: Place) -> None:
+    def __init__(self, families: Sequence[Iterable[Tool]], place: Place) -> None:
         self._families, self._place = families, place
         names = [spec.name for spec in self.specs]
         twice = next((name for name in names if names.count(name) > 1), None)
@@ -60,7 +63,7 @@ class Toolbox:
         return [task.result() for task in running]
 
     async def call(self, call: ToolCall) -> ToolResult | Answer:
-        """What one call gives. Raises SandboxGone, PolicyError, and whatever else is not the agent's fault."""
+        """What one call gives. Raises the errors of `errors.py` that end the attempt, whoever's fault they are."""
         arguments, why_not = understood(call, self.specs)
         if why_not is not None:
             return refused(call, why_not)
@@ -81,8 +84,8 @@ class Toolbox:
         except AgentLoopError:
             raise
         # The edge to other people's tools: whatever one raises is what it has to say.
-        except Exception as error:
-            said = f"failed: {type(error).__name__}: {error}"
+        except (Exception, SystemExit) as error:
+            said = f"failed: {words_of(error)}"
         return ToolResult(
             call_id=call.id,
             name=call.name,
@@ -97,7 +100,12 @@ class Toolbox:
 async def opened(toolsets: Sequence[Toolset], place: Place) -> AsyncIterator[Toolbox]:
     """The tools of an episode, closed after the block in the opposite order."""
     async with AsyncExitStack() as stack:
-        yield Toolbox([await stack.enter_async_context(toolset.open(place)) for toolset in toolsets], place)
+        families: list[Iterable[Tool]] = []
+        for toolset in toolsets:
+            family: AbstractAsyncContextManager[Iterable[Tool]]
+            family = opened_foreign(toolset, place) if is_foreign(toolset) else toolset.open(place)
+            families.append(await stack.enter_async_context(family))
+        yield Toolbox(families, place)
 
 
 def bounded(said: str, max_bytes: int) -> str:

@@ -28,6 +28,7 @@ from agentloop.api.committer import Committer
 from agentloop.api.document import REFUSALS, describe
 from agentloop.api.health import Readiness, health
 from agentloop.api.ingest import Ingest
+from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
 from agentloop.api.refusals import JSON, content_type, refusal
@@ -75,7 +76,8 @@ def make_app(
     app.add_exception_handler(HTTPException, _said)
     describe(app)
     inner: ASGIApp = Bounded(app)
-    return Counted(Guard(Gateway(inner, calls) if calls else inner, store), metrics)
+    token = LocalToken(token_file(store.path)) if store.path else None
+    return Counted(Guard(Gateway(inner, calls) if calls else inner, store, token), metrics)
 
 
 def _explained(request: Request, error: Exception) -> Response:

@@ -2,15 +2,20 @@
 
 A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole: the secret has 256
 bits of chance, so a slow hash would protect nothing and cost every request. A key belongs to one
-project (tenant) and has scopes. Without any key the server serves this machine alone, and then
-only requests that name it as `localhost` or by its loopback address: a web page that its user has
-open elsewhere cannot reach it by a name of its own.
+project (tenant) and has scopes.
+
+Until the first key is made, the server answers programs of its own user on this machine, and only
+requests that name it as `localhost` or by its loopback address: a web page that its user has open
+elsewhere cannot reach it by a name of its own. They may send spans, call models and read. To judge
+(reward, score, label, verdict) takes a key with the scope `judge`, or the token of `local.py`, so an
+agent that can write its own trace cannot say what the trace is worth.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import time
@@ -23,16 +28,23 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentloop.api.connection import PEER_UID
+from agentloop.api.local import TOKEN, LocalToken
+from agentloop.api.peer import peer_uid
 from agentloop.api.refusals import OTLP, refusal
 from agentloop.errors import StoreError
 from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
 from agentloop.store.tables import DEFAULT_PROJECT
 
-INGEST, READ, CALL, ADMIN = "ingest", "read", "call", "admin"
-SCOPES = (INGEST, READ, CALL, ADMIN)
-"""Write traces and scores; read and export them; call models; `/metrics`, which counts all projects, and what no other
-covers."""
+INGEST, JUDGE, READ, CALL, ADMIN = "ingest", "judge", "read", "call", "admin"
+SCOPES = {
+    INGEST: "send spans and logs",
+    JUDGE: "say what a trace is worth: scores, labels, rewards, resolutions",
+    READ: "read and export traces",
+    CALL: "call models",
+    ADMIN: "everything, and `/metrics`, which counts all projects",
+}
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 """What a load balancer asks without a key, and what says how to ask with one: no data is in it."""
@@ -40,6 +52,7 @@ FRESH_S = 5.0
 """How long a key that was looked up is believed, or that there is none: a revoked one may work that long."""
 BROKEN_S = 5
 """Retry-After, when the store cannot say who may."""
+WITH_KEY = "make one with `agentloop keys add`"
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
@@ -50,8 +63,8 @@ class Keys(Protocol):
         """The key of that id, unless it was revoked."""
         ...
 
-    def n_keys(self) -> int:
-        """How many there are."""
+    def needs_key(self) -> bool:
+        """Whether a key was ever made, revoked or not."""
         ...
 
 
@@ -63,12 +76,20 @@ def new_key(project: str, scopes: Iterable[str]) -> tuple[str, Key]:
 
 
 class Guard:
-    """ASGI middleware that refuses, or sets `project` in the request's state, and `key` where there is one."""
+    """ASGI middleware that refuses, or sets in the request's state `project`, `may_judge`, and `key` where one came."""
 
-    def __init__(self, app: ASGIApp, keys: Keys, clock: Callable[[], float] = time.monotonic) -> None:
-        self.app, self._keys, self._clock = app, keys, clock
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        token: LocalToken | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        uid_of: Callable[[Scope], int | None] = peer_uid,
+    ) -> None:
+        """token: of this machine's user; None where there is none. uid_of: for what did not come by a `Connection`."""
+        self.app, self._keys, self._token, self._clock, self._uid_of = app, keys, token, clock, uid_of
         self._known: dict[str, tuple[float, Key | None]] = {}
-        self._needs_key, self._counted = False, -FRESH_S
+        self._is_closed, self._checked_at = False, -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -87,30 +108,59 @@ class Guard:
     async def _refused(self, scope: Scope, headers: Headers) -> Response | None:
         words = _words(headers)
         is_call = route_of(scope) is not None
+        needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
+        if words is not None and TOKEN.fullmatch(words):
+            return self._by_token(scope, headers, words)
         if words is None or (is_call and not KEY.fullmatch(words)):  # clients of models cannot send none
-            if await self._has_keys():
-                why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
-                return refusal(scope, 401, why)
-            if not _is_local(headers):
-                why = "without keys only requests to localhost are answered; make one with `agentloop keys add`"
-                return refusal(scope, 403, why)
-            scope.setdefault("state", {})["project"] = DEFAULT_PROJECT
-            return None
+            return await self._by_user(scope, headers, needed)
         key = await self._find(words)
         if key is None:
             return refusal(scope, 401, "no such key, or it was revoked; `agentloop keys ls` shows those there are")
-        needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
         if needed not in key.scopes and ADMIN not in key.scopes:
             why = f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}"
             return refusal(scope, 403, why)
-        scope.setdefault("state", {}).update(project=key.project, key=key)
+        may_judge = not {JUDGE, ADMIN}.isdisjoint(key.scopes)
+        scope.setdefault("state", {}).update(project=key.project, key=key, may_judge=may_judge)
         return None
 
-    async def _has_keys(self) -> bool:
-        if not self._needs_key and self._clock() - self._counted >= FRESH_S:
-            self._needs_key = await to_thread(self._keys.n_keys) > 0
-            self._counted = self._clock()
-        return self._needs_key
+    def _by_token(self, scope: Scope, headers: Headers, words: str) -> Response | None:
+        if self._token is None or not self._token.matches(words):
+            why = "this is not the local token, or it was renewed; `agentloop keys rotate-local` says where it is"
+            return refusal(scope, 401, why)
+        if refused := self._elsewhere(scope, headers):
+            return refused
+        scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=True)
+        return None
+
+    async def _by_user(self, scope: Scope, headers: Headers, needed: str) -> Response | None:
+        if await self._needs_key():
+            why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
+            return refusal(scope, 401, why)
+        if refused := self._elsewhere(scope, headers):
+            return refused
+        if needed == JUDGE:
+            instead = f", or the token in {self._token.path}" if self._token else ""
+            why = f"a judgement needs a key with the scope 'judge' (`agentloop keys add`){instead}"
+            return refusal(scope, 403, why)
+        scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=False)
+        return None
+
+    def _elsewhere(self, scope: Scope, headers: Headers) -> Response | None:
+        """403, unless the request comes from this machine and this user."""
+        if not _is_local(headers):
+            return refusal(scope, 403, "without a key only requests to localhost are answered; " + WITH_KEY)
+        state = scope.get("state", {})
+        uid = state[PEER_UID] if PEER_UID in state else self._uid_of(scope)
+        if uid == os.geteuid():
+            return None
+        who = "cannot tell which user sent this" if uid is None else "another user sent this"
+        return refusal(scope, 403, f"{who}; without a key only the service's own user is answered; {WITH_KEY}")
+
+    async def _needs_key(self) -> bool:
+        if not self._is_closed and self._clock() - self._checked_at >= FRESH_S:
+            self._is_closed = await to_thread(self._keys.needs_key)
+            self._checked_at = self._clock()
+        return self._is_closed
 
     async def _find(self, words: str) -> Key | None:
         match = KEY.fullmatch(words)
@@ -132,7 +182,7 @@ def needed_scope(method: str, path: str) -> str:
     if method == "POST" and path in OTLP:
         return INGEST
     if method == "PUT" and path.startswith("/api/v1/traces/"):
-        return INGEST
+        return JUDGE
     if method in ("GET", "HEAD") and path.startswith("/api/v1/"):
         return READ
     return ADMIN

@@ -7,12 +7,16 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from agentloop.api.auth import SCOPES, needed_scope
 from agentloop.api.refusals import JSON, PROTOBUF, Refusal
 
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A filter, a cursor or a body that cannot be read."},
     401: {"description": "No key, or none that this server knows."},
-    403: {"description": "A key without the scope that this needs; without keys, a request that is not local."},
+    403: {
+        "description": "A key without the scope that this needs. Where no key was ever made: a judgement without the "
+        "local token, or a request that does not come from this machine and the service's own user."
+    },
     404: {"description": "No such trace in the project of the key."},
     408: {"description": "A body that took too long."},
     409: {"description": "A move that the state of the trace does not allow."},
@@ -48,9 +52,15 @@ _ENCODING = {
     "description": "gzip, deflate, or none.",
     "schema": {"type": "string", "enum": ["", "gzip", "deflate", "identity"]},
 }
+_SCOPES = "Scopes, which each operation names: " + "; ".join(f"`{name}`: {what}" for name, what in SCOPES.items()) + "."
 _KEYS = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "`agentloop keys add` makes one: al_<id>_<secret>."},
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+    "bearer": {
+        "type": "http",
+        "scheme": "bearer",
+        "description": f"`agentloop keys add` makes one: al_<id>_<secret>. {_SCOPES} The token in the file "
+        "`store.token` beside the store has the same effect as a key with all scopes, on the service's own machine.",
+    },
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key", "description": "The same key."},
 }
 
 
@@ -67,6 +77,10 @@ def describe(app: FastAPI) -> None:
             }
             made.setdefault("components", {})["securitySchemes"] = _KEYS
             made["security"] = [{name: []} for name in _KEYS]
+            for path, operations in made["paths"].items():
+                for method, operation in operations.items():
+                    scope = needed_scope(method.upper(), path)
+                    operation["security"] = [{name: [scope]} for name in _KEYS]
             app.openapi_schema = made
         return app.openapi_schema
 

@@ -17,6 +17,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentloop.api.connection import Connection
 from agentloop.errors import counted
 
 ENDING_S, CUT_S = 10, 5
@@ -33,6 +34,9 @@ class Server(uvicorn.Server):
                 _until_cut(app),
                 host,
                 port,
+                http=Connection,
+                ws="none",  # so that a request for a WebSocket is answered like any other
+                log_config=None,  # the command line prints what is logged
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=ENDING_S + CUT_S,

@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.fence import quoted
+from agentloop.judge.failures.evidence import texts, texts_at
+from agentloop.judge.fence import identifies, quoted
+from agentloop.judge.settle import check_name
+from agentloop.store.verdicts import PERSON
 from agentloop.types import RewardState, Trace
 
 
@@ -67,13 +69,38 @@ class GivenLabel(Given):
     )
 
     def check(self, trace: Trace) -> None:
-        """Raises ConfigError for a step or words that the trace does not have."""
+        """Raises ConfigError for a step that the trace does not have, and for words that are not at the step.
+
+        Without a step, the words may be anywhere in the trace.
+        """
         steps = [step.index for step in trace.steps]
         if self.step is not None and self.step not in steps:
             there = f"steps {min(steps)} to {max(steps)}" if steps else "no steps"
             raise ConfigError(f"step: {self.step} is none of the trace's, which has {there}; without one all is meant")
-        if self.evidence.strip() and not any(quoted(self.evidence, text) for text in texts(trace)):
-            raise ConfigError("evidence: these words are not in the trace as it is stored; quote it, or leave them out")
+        if not self.evidence.strip():
+            return
+        where = "the trace" if self.step is None else f"step {self.step} of the trace"
+        words = "\n".join(texts(trace) if self.step is None else texts_at(trace, self.step))
+        if not quoted(self.evidence, words):
+            raise ConfigError(
+                f"evidence: {where} as it is stored does not have these words; quote it, or leave them out"
+            )
+        if not identifies(self.evidence, words):
+            raise ConfigError(
+                f"evidence: {where} has these words, but they are too short to show which place is meant; quote more, "
+                "or leave them out"
+            )
+
+
+def person(detector: str) -> str | None:
+    """Whose label it is; None for a program's. Raises ConfigError for a name that stands for nobody."""
+    if not detector.casefold().startswith(PERSON):
+        return None
+    if not detector.startswith(PERSON):
+        raise ConfigError(f"detector {detector!r}: a person's label is under human:NAME, with `human` in lower case")
+    by = detector.removeprefix(PERSON)
+    check_name(by)
+    return by
 
 
 class GivenReward(Given):

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from agentloop.api.claims import without_claims
 from agentloop.api.committer import Busy, Committer
 from agentloop.api.health import Readiness
 from agentloop.api.inflate import Broken, TooLarge, UnknownEncoding, inflate
@@ -40,7 +41,7 @@ Decode = Callable[[bytes, str], otlp.Batch]
 
 
 class Ingest:
-    """The two routes; `project` of a request's state is whose traces they are."""
+    """The two routes. A request's state has `project`, whose traces they are, and `may_judge`."""
 
     def __init__(self, committer: Committer, readiness: Readiness, metrics: Metrics) -> None:
         self._committer, self._readiness, self._metrics = committer, readiness, metrics
@@ -106,6 +107,8 @@ class Ingest:
                 batch, n_bytes = decoded()
         finally:
             self._n_reading -= n_sent
+        if not request.state.may_judge:
+            batch = without_claims(batch)
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._committer.put(request.state.project, batch.spans, n_bytes)

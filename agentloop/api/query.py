@@ -13,14 +13,14 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import StreamingResponse
 
-from agentloop.api.given import GivenLabel, GivenReward, GivenScore, Resolution
+from agentloop.api.given import GivenLabel, GivenReward, GivenScore, Resolution, person
 from agentloop.errors import ConfigError, StateError
 from agentloop.formats.export import load_exporter
 from agentloop.formats.stored import StoredTrace, read_each
 from agentloop.judge.failures.pareto import By, Survey
 from agentloop.judge.failures.survey import survey
 from agentloop.judge.settle import resolve, settle
-from agentloop.judge.stored import is_ours
+from agentloop.judge.stored import is_ours, read
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.store.verdicts import IMPORT, JUDGE
@@ -108,6 +108,7 @@ class PastVerdict(BaseModel):
     by: str
     why: str
     verdict: Verdict
+    supersedes: str | None = Field(description="The other person whose verdict stood until this one.")
 
 
 def router(store: Store) -> APIRouter:
@@ -178,18 +179,27 @@ def router(store: Store) -> APIRouter:
 
     @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
     def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, given: GivenLabel) -> Verdict:
-        """Attach a failure. Unless `critical` is said, the first one is that of a trace which did not succeed."""
+        """Attach a failure. Without `critical`, the first label of a trace that did not succeed is critical.
+
+        A person's label (`human:NAME`) replaces that person's label before it, has a line in the history, and is
+        critical unless the trace succeeded.
+        """
         row = store.row(project, trace_id)
-        if row.body is not None:  # one that was sent as spans may get more of them
-            given.check(StoredTrace(store, row).trace)
+        if (found := read(store, row)) is not None:
+            given.check(found.trace)
         said = given.model_dump(exclude={"critical"})
         failure = Failure(type=kind, detector=detector, critical=given.critical or False, **said)
-        store.put_label(project, trace_id, failure, critical_if_first=given.critical is None)
+        if (by := person(detector)) is None:
+            store.put_label(project, trace_id, failure, critical_if_first=given.critical is None)
+            return store.verdict(project, trace_id)
+        if given.critical is None:
+            failure = failure.model_copy(update={"critical": row.reward is None or row.reward < 1.0})
+        store.put_person_label(project, trace_id, failure, by=by, why="")
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/reward")
     def put_reward(project: Project, trace_id: TraceId, given: GivenReward) -> Verdict:
-        """Say what a trace is worth."""
+        """Say what a trace is worth. Refused where a person has judged it: only `resolution` supersedes that."""
         if given.reward is None and given.state is RewardState.scored:
             raise ConfigError(
                 "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"

@@ -150,6 +150,15 @@ N_HELDOUT, N_VALIDATION = 15, 10
 """Of 150 notes: few enough to read, enough that answers are easier to look up than to learn by heart."""
 
 
+IGNORED = """# What runs leave behind; suites, baselines and settings belong in git.
+/traces/store.db*
+/traces/store.token
+/policies/
+/runs/
+/report.html
+"""
+
+
 def prepare_template(folder: Path) -> None:
     """Make the project in `folder`. Raises ConfigError for a folder that is in use."""
 
@@ -162,6 +171,7 @@ def prepare_template(folder: Path) -> None:
         (draft / "agent.toml").write_text(AGENT)
         (draft / "agent.py").write_text(SCRIPT)
         (draft / CONFIG_FILE).write_text(SETTINGS)
+        (draft / ".gitignore").write_text(IGNORED)
         write_suite(suite, "notes", make_tasks(files))
         head = suite / HEAD
         head.write_text(head.read_text().replace("[limits]\n", LIMITS))

@@ -1,5 +1,7 @@
 """OpenAI chat messages: `{"messages": [...], "tools"?: [...]}` a line, as fine-tuning files and most logs have them.
 
+A row may also say what it was worth, `"reward": 0.5`, and which task it attempted, `"task_id": "a"`.
+
 Source: the Chat Completions API reference of OpenAI. The first messages up to the first answer are
 what the policy was told; each assistant message begins a step, and what follows it belongs to it.
 """
@@ -12,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import unheard
+from agentloop.formats.leftover import score, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -42,14 +44,17 @@ class ChatFormat:
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps = Steps()
         add_messages(steps, fields)
+        worth = score(fields, "reward", f"{self.name}:reward")
         return Imported(
             trace=Trace(
                 id=trace_id(self.name, record),
                 source=self.name,
+                task_id=fields.text("task_id"),
                 messages=steps.first,
                 steps=steps.done(),
                 stop_reason=StopReason.unknown,
             ),
+            scores=tuple(worth),
             raw={**fields.left(), **unheard(steps)},
         )
 
@@ -126,5 +131,5 @@ def content(message: Fields, key: str = "content") -> str:
 def _is_chat(record: Any) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("messages"), list) or not record["messages"]:
         return False
-    known = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id"}
+    known = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id", "reward", "task_id"}
     return record.keys() <= known and all(isinstance(m, dict) and m.get("role") in ROLES for m in record["messages"])

@@ -12,6 +12,7 @@ import orjson
 
 from agentloop.formats.contents import MESSAGE_EVENTS
 from agentloop.formats.messages import as_text, first_of, message_of, messages_of, parsed
+from agentloop.store.spans import DIALECT
 from agentloop.types import Message
 
 CONTENT_EVENTS = {
@@ -125,6 +126,8 @@ def _outputs(told: dict[str, Any]) -> tuple[list[Message], list[Any]]:
     """The answers, and their reasons to finish."""
     if value := told.get("gen_ai.output.messages"):
         found = parsed(value) if isinstance(value, str) else value
+        if DIALECT in told and isinstance(found, list):  # the gateway writes a message for each choice
+            value = found = found[:1]
         reasons = [m.get("finish_reason") for m in found if isinstance(m, dict)] if isinstance(found, list) else []
         return messages_of(value, "assistant"), reasons
     for prefix in ("gen_ai.completion", "llm.output_messages"):
@@ -144,9 +147,9 @@ def _answers(value: Any) -> tuple[list[Message], list[Any]]:
     found = parsed(value) if isinstance(value, str) else value
     choices = found.get("choices") if isinstance(found, dict) else None
     if isinstance(choices, list):  # the answer of a chat completions endpoint, as it came
-        choices = [choice for choice in choices if isinstance(choice, dict)]
-        messages = [message for choice in choices for message in messages_of(choice.get("message"), "assistant")]
-        return messages, [choice.get("finish_reason") for choice in choices]
+        tables: list[dict[str, Any]] = [choice for choice in choices if isinstance(choice, dict)]
+        first = next((choice for choice in tables if choice.get("index") == 0), next(iter(tables), {}))
+        return messages_of(first.get("message"), "assistant"), [first.get("finish_reason")]
     is_message = isinstance(found, list) or (isinstance(found, dict) and found.keys() & {"role", "content", "messages"})
     return messages_of(found if is_message else [as_text(value)], "assistant"), []
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from agentloop.formats.dialogue import Chat, chat_of, tool_of
 from agentloop.formats.span_tree import Node
+from agentloop.formats.tool_definitions import tools_of
 from agentloop.formats.usage import array, usage_of, whole
 from agentloop.store.spans import DIALECT
 from agentloop.types import BROKEN, Completion, Message, Span, Step, ToolCall, ToolResult
@@ -40,6 +43,8 @@ class RunSteps:
         """Ids of calls that no answer made."""
         self._unanswered: tuple[list[Message], bool] = ([], False)
         """What was new in the contexts of calls that failed since the last answer, and whether one was shortened."""
+        self._tools: tuple[dict[str, Any], ...] = ()
+        """The tools that the last step that said so was offered."""
         self._broken: tuple[Node, Chat, dict[str, Any]] | None = None
         """The last of them."""
 
@@ -86,6 +91,8 @@ class RunSteps:
         self, node: Node, chat: Chat, given: dict[str, Any], heard: list[Message], compacted: bool, finish: str | None
     ) -> None:
         message = _merged(chat.outputs)
+        tools = tools_of(given)
+        is_new, self._tools = tools != self._tools, tools or self._tools
         ids = array(given.get("agentloop.token_ids.completion"), int)
         self._add(
             message.model_copy(update={"token_ids": ids}) if ids else message,
@@ -94,6 +101,7 @@ class RunSteps:
             heard=tuple(heard),
             compacted=compacted or given.get("agentloop.compacted") is True,
             copied=given.get("agentloop.copied") is True,
+            tools=tools if is_new else (),
             completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, finish),
         )
 
@@ -120,17 +128,17 @@ class RunSteps:
             exact = {"call_id": call_id, "name": str(given.get("gen_ai.tool.name", name)), "told": True}
             self._steps[step]["results"].append({**result, **exact})
             return call_id
-        found = self._pending(use.call_id, name, "spanned", use.arguments)
-        if found is None and use.call_id not in self._calls:
-            found = self._pending(None, name, "spanned", use.arguments)
-        if found is None:
-            found = self._made_up(
+        pending = self._pending(use.call_id, name, "spanned", use.arguments)
+        if pending is None and use.call_id not in self._calls:
+            pending = self._pending(None, name, "spanned", use.arguments)
+        if pending is None:
+            pending = self._made_up(
                 node, ToolCall(id=use.call_id or span.span_id, name=name, arguments=use.arguments or "{}")
             )
-        n, call_id = found
-        self._give(n, call_id, result)
-        self.asked[id(node)] = found
-        return call_id
+        n, call = pending
+        self._give(n, call, result)
+        self.asked[id(node)] = n, call.id
+        return call.id
 
     def done(self) -> tuple[Step, ...]:
         """The steps."""
@@ -218,32 +226,35 @@ class RunSteps:
 
     def _pending(
         self, call_id: str | None, name: str | None, mark: str, arguments: str | None = None
-    ) -> tuple[int, str] | None:
-        """The call that a result belongs to which has none yet with this `mark`; rather one of these arguments."""
+    ) -> tuple[int, ToolCall] | None:
+        """The call that a result belongs to which has none yet with this `mark`; rather one of these arguments.
+
+        Calls that share an id are those of the latest step first, and within a step in their order.
+        """
         if call_id is not None:
-            asked = ((n, call.id) for n, call in reversed(self._calls.get(call_id, [])))
+            steps = _latest_first(self._calls.get(call_id, []))
         else:
-            n, calls = self._last_asked()
-            named = [call for call in calls if name in (None, call.name)]
-            if arguments is not None:
-                named.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))
-            asked = ((n, call.id) for call in named)
-        for n, asked_id in asked:
-            if not any(r["call_id"] == asked_id and r.get(mark) for r in self._steps[n]["results"]):
-                return n, asked_id
+            last, calls = self._last_asked()
+            steps = iter([(last, [call for call in calls if name in (None, call.name)])])
+        for n, calls in steps:
+            if arguments is not None and len(calls) > 1:
+                calls.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))
+            for call in calls:
+                if not any(_is_of(r, call) and r.get(mark) for r in self._steps[n]["results"]):
+                    return n, call
         return None
 
-    def _give(self, n: int, call_id: str, result: dict[str, Any]) -> None:
+    def _give(self, n: int, call: ToolCall, result: dict[str, Any]) -> None:
         results = self._steps[n]["results"]
-        known = next((r for r in results if r["call_id"] == call_id), None)
+        known = next((r for r in results if _is_of(r, call)), None)
         if known is None:
-            results.append({"call_id": call_id, **result})
+            results.append({"call": call, "call_id": call.id, **result})
             return
         if known.get("told"):  # the policy was told this, whatever the tool's own span has
             result = {key: value for key, value in result.items() if key != "content" or not known["content"]}
         known.update(result)
 
-    def _made_up(self, node: Node, call: ToolCall) -> tuple[int, str]:
+    def _made_up(self, node: Node, call: ToolCall) -> tuple[int, ToolCall]:
         if not self._steps:
             self._add(Message(role="assistant"), node.span, bare=True, completion={"finish_reason": "tool_calls"})
             self._steps[-1]["duration_s"] = 0.0
@@ -251,7 +262,7 @@ class RunSteps:
         if self._steps[n]["bare"]:
             self._steps[n]["calls"].append(call)
             self._calls.setdefault(call.id, []).append((n, call))
-        return n, call.id
+        return n, call
 
     def _add(self, message: Message, span: Span, *, bare: bool, **step: Any) -> None:
         n = len(self._steps)
@@ -284,12 +295,24 @@ def _step(n: int, step: dict[str, Any]) -> Step:
         duration_s=step["duration_s"],
         compacted=step.get("compacted", False),
         copied=step.get("copied", False),
+        tools=step.get("tools", ()),
     )
+
+
+def _latest_first(calls: Sequence[tuple[int, ToolCall]]) -> Iterator[tuple[int, list[ToolCall]]]:
+    """Calls by step, those of one step in their order."""
+    for n, group in groupby(reversed(calls), key=itemgetter(0)):
+        yield n, [call for _, call in group][::-1]
+
+
+def _is_of(result: dict[str, Any], call: ToolCall) -> bool:
+    """Whether a result is of that very call: ids may repeat."""
+    return result["call"] is call if "call" in result else result["call_id"] == call.id
 
 
 def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
     name = result.get("name") or next((call.name for call in calls if call.id == result["call_id"]), "")
-    fields = {key: value for key, value in result.items() if key not in ("told", "spanned")}
+    fields = {key: value for key, value in result.items() if key not in ("told", "spanned", "call")}
     return ToolResult(**{"ok": True, **fields, "name": name, "content": result.get("content") or ""})
 
 

@@ -11,7 +11,8 @@ from agentloop.formats.dialogue import answer_of, inputs_of
 from agentloop.formats.run_steps import RunSteps, at
 from agentloop.formats.span_tree import Node, tree_of
 from agentloop.formats.spans_export import spans_of
-from agentloop.store.spans import source_of
+from agentloop.store.spans import source_of, task_of
+from agentloop.store.sums import GATEWAY
 from agentloop.types import Message, Span, StopReason, SubTrace, Trace
 
 __all__ = ["spans_of", "trace_of"]
@@ -57,7 +58,9 @@ def _main(tops: Sequence[Node]) -> Node | None:
 def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
     """trace_id: what the trace is called when it says nothing itself."""
     own = members.get(main, [])
-    is_ours = main is not None and main.mark("agentloop.trace.id") is not None
+    # Whoever sends spans to a trace of our gateway's does not rewrite it.
+    through_gateway = source_of([node.span for node in own]) == GATEWAY
+    is_ours = main is not None and main.mark("agentloop.trace.id") is not None and not through_gateway
     nested = [node for node in own if node.is_run]
     nodes = [node for node in own if _acts(node)]
     if not nodes and len(nested) == 1 and not is_ours:
@@ -90,15 +93,15 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
     messages = steps.first
     if main and (is_ours or not messages):
         messages = tuple(inputs_of(said))
-    answer = get("agentloop.answer") if is_ours else answer_of(said)
+    answer = get("agentloop.answer") if is_ours else None if source_of(spans) == GATEWAY else answer_of(said)
     stop = str(get("agentloop.stop_reason"))
     return Trace(
-        id=str(get("agentloop.trace.id", trace_id)),
+        id=str(get("agentloop.trace.id")) if is_ours else trace_id,
         episode_id=next((span.episode_id for span in spans if span.episode_id), None),
-        task_id=next((span.task_id for span in spans if span.task_id), None),
+        task_id=_task(spans),
         policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
         isolation=_text(get("agentloop.isolation")),
-        source=_text(get("agentloop.source")) or source_of(spans),
+        source=(_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
         source_id=_text(get("agentloop.source_id")),
         session=next((span.session for span in spans if span.session), None),
         agent=main.span.agent or (main.span.tool if main.span.kind == "tool" else None) if main else None,
@@ -110,6 +113,13 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         started_at=at(start),
         duration_s=max(end - start, 0) / 1e9,
     )
+
+
+def _task(spans: Sequence[Span]) -> str | None:
+    """What the run was an attempt at. Through the gateway, only what the first call named: see `store/sums.py`."""
+    if source_of(spans) == GATEWAY:
+        return task_of(spans)
+    return next((span.task_id for span in spans if span.task_id), None)
 
 
 def _root_error(own: Sequence[Node]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentloop.formats.attributes import EPISODE, REWARD, TASK, VERSION
 from agentloop.formats.genai import ERROR, Said, span_of, where_of
-from agentloop.types import Message, Span, Step, Trace
+from agentloop.types import Message, Span, Step, ToolCall, Trace
 
 MAX_CONTEXT = 256
 """Messages of a context that each call of a model repeats; a longer run writes down only what was new."""
@@ -80,6 +80,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         "gen_ai.usage.cache_read.input_tokens": completion.n_cached_tokens,
         "gen_ai.input.messages": [_told(message) for message in told],
         "gen_ai.output.messages": [output],
+        "gen_ai.tool.definitions": list(step.tools) or None,
         "agentloop.cost_usd": completion.cost_usd,
         "agentloop.token_ids.prompt": list(completion.prompt_token_ids) or None,
         "agentloop.token_ids.completion": list(message.token_ids) or None,
@@ -93,15 +94,18 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     span_id = _hash(f"{parent_id}:{step.index}", 16)
     made = [_span(trace_id, span_id, parent_id, name, (step.started_at, step.duration_s), attributes, None)]
     context.append(message)
-    calls = {call.id: call for call in message.tool_calls}
+    calls: dict[str, list[ToolCall]] = {}
+    for call in message.tool_calls:
+        calls.setdefault(call.id, []).append(call)
     started = None if step.started_at is None else _ns(step.started_at) + round(step.duration_s * 1e9)
     for n, result in enumerate(step.results):
-        call = calls.get(result.call_id)
+        same = calls.get(result.call_id, [])
+        own = same.pop(0) if len(same) > 1 else next(iter(same), None)
         given = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": result.name,
             "gen_ai.tool.call.id": result.call_id,
-            "gen_ai.tool.call.arguments": call and call.arguments,
+            "gen_ai.tool.call.arguments": own and own.arguments,
             "gen_ai.tool.call.result": result.content,
             "agentloop.step": step.index,
             "agentloop.exit_code": result.exit_code,

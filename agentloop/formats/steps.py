@@ -7,8 +7,8 @@ from typing import Any
 
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult, content_hash
 
-_Asked = tuple[dict[str, Any], dict[str, ToolCall]]
-"""A step and its calls that have no result, by id."""
+_Asked = tuple[dict[str, Any], dict[str, list[ToolCall]]]
+"""A step and its calls that have no result, by id; those that share one in their order."""
 
 
 def trace_id(format_name: str, record: object) -> str:
@@ -60,8 +60,8 @@ class Steps:
         asked: _Asked = (self._steps[-1], {})
         for call in message.tool_calls:
             if call.id not in asked[1]:
-                asked[1][call.id] = call
                 self._asked.setdefault(call.id, []).append(asked)
+            asked[1].setdefault(call.id, []).append(call)
         self._waiting.append(asked)
 
     def result(self, call_id: str | None, content: str, *, name: str | None = None, **more: Any) -> None:
@@ -84,12 +84,13 @@ class Steps:
             self._waiting.pop()
         if call_id is None and self._waiting:
             step, calls = self._waiting[-1]
-            return step, calls.pop(next(iter(calls)))
-        found = self._asked.get(call_id or "", [])
-        while found:
-            step, calls = found.pop()
+            return step, _first(calls, next(iter(calls)))
+        steps = self._asked.get(call_id or "", [])
+        while steps:
+            step, calls = steps[-1]
             if call_id in calls:
-                return step, calls.pop(call_id)
+                return step, _first(calls, call_id)
+            steps.pop()
         return None
 
     def done(self) -> tuple[Step, ...]:
@@ -100,3 +101,11 @@ class Steps:
     def unheard(self) -> tuple[Message, ...]:
         """What was said after the last answer."""
         return tuple(self._heard)
+
+
+def _first(calls: dict[str, list[ToolCall]], call_id: str) -> ToolCall:
+    """Take out the first call of that id."""
+    call = calls[call_id].pop(0)
+    if not calls[call_id]:
+        del calls[call_id]
+    return call

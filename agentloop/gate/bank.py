@@ -15,21 +15,30 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from agentloop.episode import CORRECT, MAX_INFRA_SHARE
 from agentloop.errors import ConfigError, SandboxError, counted, did_you_mean
 from agentloop.gate.atomic import write_text
+from agentloop.gate.environment import Environment
 from agentloop.gate.ledger import Ledger
 from agentloop.gate.outcomes import Outcome, Side, read_outcomes
 from agentloop.gate.suite import MUST_PASS, Suite, read_jsonl
+from agentloop.identity import Identity
+from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
-from agentloop.types import Frozen, RewardState, Split, Task
+from agentloop.types import FailureType, Frozen, RewardState, Split, Task
 
 BASELINE = "baseline"
 HEAD = "bank"
+N_DIGITS = 16
+"""Of each part's hash."""
 MIN_TRIALS = 4
 """Fewer cannot be parted into visits that have a mean."""
+N_FIRST = 3
+"""Trials that finish before an endpoint's refusals can end the filling of a bank."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 Runner = Callable[[str, Side, int], Awaitable[Outcome]]
@@ -50,22 +59,41 @@ class Evals(Frozen):
     """`name@version` of each that judges them; those kept in files are in the hash."""
     split: Split | None = None
     """Which split `tasks` are; None is all of them."""
+    families: dict[str, str] = Field(default_factory=dict)
+    """Task -> its pool, where the suite has several: an outage may strike one of them."""
 
 
 class BankHead(Frozen):
     """What a bank is of."""
 
-    format: int = 1
+    format: Literal[1, 2] = 1
+    """2 since the identity is of contents."""
     suite: str
     suite_hash: str
     policy: str
     """The REF, as it was given."""
     identity: str
-    """Hash of what the REF named then."""
+    """Hash of what the REF named then, by contents; of a bank of format 1 by paths, which says nothing."""
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Of that version: name -> first digits of its hash."""
+    environment: Environment | None = None
+    """Where it was filled; None for a bank of format 1."""
     verifiers: tuple[str, ...]
     trials: int = Field(ge=1, le=100_000)
     """Of each task."""
     created_at: datetime
+
+    def difference(self, acting: Identity) -> str | None:
+        """Which parts of `acting` are not those of the bank's version; None when it is that version."""
+        if acting.hash == self.identity:
+            return None
+        digits = {name: value[:N_DIGITS] for name, value in acting.parts.items()}
+        return ", ".join(Identity("", digits).changed(self.parts)) or "all"
+
+    @property
+    def is_of_known_program(self) -> bool:
+        """False for a bank whose identity hashed the paths of the program's files instead of their contents."""
+        return self.format > 1
 
 
 class Bank(Frozen):
@@ -92,6 +120,7 @@ def evals_of(suite: Suite) -> Evals:
         must_pass=tuple(task.id for task in tasks if MUST_PASS in task.tags),
         verifiers=tuple(sorted(verifiers)),
         split=Split.heldout if suite.split(Split.heldout) else None,
+        families={task.id: task.pool for task in tasks} if len({task.pool for task in tasks}) > 1 else {},
     )
 
 
@@ -118,13 +147,14 @@ def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank
     if head.suite != evals.name:
         raise ConfigError(f"{path}: a bank of suite {head.suite!r}, not of {evals.name!r}; name another, or {again}")
     if head.suite_hash != evals.hash:
+        was = _shown(head.suite_hash[:8])
         raise ConfigError(
-            f"{path}: suite {evals.name!r} has changed since ({head.suite_hash[:8]} then, {evals.hash[:8]} now); "
+            f"{path}: suite {evals.name!r} has changed since ({was} then, {evals.hash[:8]} now); "
             f"take the change back, or {again}"
         )
     if head.verifiers != evals.verifiers:
         then, now = set(head.verifiers), set(evals.verifiers)
-        was, does = ", ".join(sorted(then - now)) or "none", ", ".join(sorted(now - then)) or "none"
+        was, does = _shown(", ".join(sorted(then - now)) or "none"), ", ".join(sorted(now - then)) or "none"
         raise ConfigError(f"{path}: the verifiers have changed since ({was} then, {does} now); {again}")
     _refuse_holes(path, bank, evals, again)
     if head.trials < min_trials:
@@ -142,7 +172,7 @@ def _read(path: Path) -> Bank:
         raise ConfigError(f"{path}:1: no head, so this is no bank; `agentloop bank` makes them") from None
     except ValidationError as error:
         wrong = error.errors()[0]
-        key = ".".join(map(str, wrong["loc"]))
+        key = place_of(wrong["loc"])
         raise ConfigError(f"{path}:1: key {key!r}: {wrong['msg']}; bring the file back as it was committed") from None
     header, outcomes = read_outcomes(path, "\n" + rest)
     if header is not None:
@@ -169,6 +199,11 @@ def _refuse_holes(path: Path, bank: Bank, evals: Evals, again: str) -> None:
         raise ConfigError(f"{path}: {len(bank.outcomes):,} trials where {len(wanted):,} belong; {again}")
 
 
+def _shown(text: str) -> str:
+    """A text of the file as it is, or quoted where it is not one line."""
+    return text if text.isprintable() else repr(text)
+
+
 def _make(evals: Evals, path: Path) -> str:
     return f"fill one: `agentloop bank {evals.folder} --policy REF --as {path.stem}`"
 
@@ -188,7 +223,8 @@ async def fill_bank(
     """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, those of before too.
 
     A run that was cut short goes on: what it has is beside `path`, which is written when all is there.
-    Raises ConfigError when that is of another run, or a trial cannot be scored; SandboxError when one was lost.
+    Raises ConfigError when that is of another run, a trial cannot be scored, or the model's endpoint refuses most of
+    the latest trials (one trial of each task); SandboxError when a trial was lost.
     """
     wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
     with closing(Ledger(path.with_name(f".{path.name}.partial"))) as ledger:
@@ -201,21 +237,36 @@ async def fill_bank(
             async with slots:
                 outcome = await runner(task, Side.baseline, trial)
             _refuse_lost(outcome)
-            ledger.append([_line(outcome)])
             done[task, trial] = outcome
+            if outcome.refused:  # asked again if this run is cut short: the settings may be wrong
+                _refuse_settings(list(done.values())[-len(tasks) :], len(tasks))
+            else:
+                ledger.append([_line(outcome)])
             on_done(outcome)
 
         try:
             async with asyncio.TaskGroup() as group:
-                for key in wanted:
+                for key in sorted(wanted, key=lambda one: one[1]):  # in rounds: an outage strikes a trial of each task
                     if key not in done:
                         group.create_task(one(*key))
         except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
             raise several.exceptions[0] from None
         bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
+        if all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes):
+            ledger.path.unlink()
+            raise _all_crashed(bank)
         write_text(path, "".join([_head_line(head), *map(_line, bank.outcomes)]))
         ledger.path.unlink()
     return bank
+
+
+def _all_crashed(bank: Bank) -> ConfigError:
+    """A gate would pass anything that is compared with it."""
+    return ConfigError(
+        f"each of the {counted(len(bank.outcomes), 'trial')} ended with {FailureType.agent_crashed}: "
+        f"{bank.outcomes[-1].why or 'no reason was recorded'}; no bank was written: correct the agent, then run the "
+        "same command again"
+    )
 
 
 def _continued(ledger: Ledger, head: BankHead) -> dict[tuple[str, int], Outcome]:
@@ -243,16 +294,37 @@ def _refuse_lost(outcome: Outcome) -> None:
     )
 
 
-def new_head(evals: Evals, policy: str, identity: str, trials: int) -> BankHead:
+def _refuse_settings(latest: Sequence[Outcome], n_tasks: int) -> None:
+    """ConfigError where the endpoint refused most of the `latest` trials, and there are a few of them."""
+    refused = [outcome for outcome in latest if outcome.refused]
+    if len(latest) >= min(N_FIRST, n_tasks) and len(refused) > MAX_INFRA_SHARE * len(latest):
+        raise ConfigError(
+            f"the model's endpoint refused the first request of {len(refused)} of the latest "
+            f"{counted(len(latest), 'trial')}: {refused[-1].why or 'nobody said why'}; {CORRECT} to continue"
+        )
+
+
+def new_head(evals: Evals, policy: str, identity: Identity, trials: int, environment: Environment) -> BankHead:
     """Of a bank that is to be filled now."""
     return BankHead(
+        format=2,
         suite=evals.name,
         suite_hash=evals.hash,
         policy=policy,
-        identity=identity,
+        identity=identity.hash,
+        parts={name: digits[:N_DIGITS] for name, digits in identity.parts.items()},
+        environment=environment,
         verifiers=evals.verifiers,
         trials=trials,
         created_at=datetime.now(UTC).replace(microsecond=0),
+    )
+
+
+def unknown_program(path: Path, evals: Evals) -> str:
+    """One line about a bank of format 1."""
+    return (
+        f"{path} was recorded for an unknown program: an earlier agentloop hashed the paths of its files, not their "
+        f"contents; {_make(evals, path)}"
     )
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from pydantic import Field, ValidationError
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.gate.atomic import write_text
 from agentloop.gate.suite import CASE, HEAD, MUST_PASS, TASKS, load_suite, toml_value, write_suite
+from agentloop.input_files import place_of, read_toml
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
 
 CASSETTE, EVIDENCE, TRACE = "cassette.jsonl", "evidence.json", "trace.json"
@@ -191,12 +191,12 @@ def read_case(folder: Path) -> Case:
     """What the case in `folder` says. Raises ConfigError: one line with file and key."""
     path = folder / CASE
     try:
-        case = Case.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        case = Case.model_validate(read_toml(path))
+    except OSError as error:
         raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-        key = str(first["loc"][0])
+        key = place_of(first["loc"][:1])
         hint = did_you_mean(key, Case.model_fields) if first["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; mend the line") from None
     if case.id != folder.name:
@@ -220,5 +220,9 @@ def read_trace(folder: Path) -> Imported:
     """The trace of the offline case in `folder`. Raises ConfigError."""
     try:
         return Imported.model_validate_json((folder / TRACE).read_bytes())
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         raise ConfigError(f"{folder / TRACE}: no trace that can be read: {error}; bring it back") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = place_of(first["loc"]) or "the file"
+        raise ConfigError(f"{folder / TRACE}: no trace: {where}: {first['msg']}; bring it back") from None

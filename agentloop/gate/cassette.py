@@ -9,9 +9,10 @@ are the policy's own from there. This is a coupling of the candidate with one ba
 - The comparison is with that same trial alone, whether it played to its end or diverged: a gate of one banked trial a
   visit. To compare those that diverge with others of the bank is biased: they are the ones that go another way.
 - A divergence goes on from where it happened. To start the episode anew would drop the prefixes that diverge.
-- The identity stands for the answers' distribution. A name behind which weights change is no identity.
+- The identity stands for the answers' distribution. A name behind which weights or code change is no identity, so a
+  tape is played for the same contents alone (`taped.refusal`).
 - What ran is judged. Equal requests do not prove equal ends: the last action's result is in no request. Nothing has to
-  run only where task, agent and policy are as they were (`Tape.covers`).
+  run only where task, version and environment are as they were (`Tape.covers`).
 
 Boxes are not recorded here (`sandbox/replay.py`): where tools run, a result that differs is a difference of the next
 request. Neither is what only training needs. A conversation that goes live sees marks where answers had secrets.
@@ -31,7 +32,7 @@ import orjson
 from pydantic import Field, ValidationError
 
 from agentloop import __version__
-from agentloop.errors import ConfigError, PolicyError
+from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.gate.atomic import write_text
 from agentloop.gate.suite import read_jsonl
 from agentloop.policies.replay import difference
@@ -58,7 +59,7 @@ class Mode(StrEnum):
     """The tape up to the first difference, then the policy to the episode's end."""
 
 
-class Diverged(PolicyError):
+class Diverged(UpstreamUnavailable):
     """A request that the tape has no answer to, where nobody else may be asked."""
 
 
@@ -210,7 +211,7 @@ def request_key(identity: str, heard: Sequence[str], tools: Sequence[ToolSpec], 
 
 
 def setting_hash(*parts: object) -> str:
-    """Of what decides a whole episode beside chance: the task with its files, the agent's settings, the identity.
+    """Of what decides a whole episode beside chance: the task with its files, the identity, the environment.
 
     parts: each as JSON can say it. The version of agentloop, whose agent and verifiers they are, is added.
     """

@@ -20,7 +20,7 @@ import aiohttp
 from agentloop.gate.findings import name
 from agentloop.gate.markdown import COMMENT_LIMIT, SUMMARY_LIMIT, markdown
 from agentloop.gate.outcomes import GateResult
-from agentloop.gate.report import clean
+from agentloop.printable import clean
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 TIMEOUT_S = 30.0

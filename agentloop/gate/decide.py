@@ -2,9 +2,13 @@
 
 A fixed-size paired test. Both versions did the same tasks, so each task is its own control; the
 p-value is that of the exact sign-flip permutation test, which assumes nothing about the shape of
-rewards. Pure functions of stored outcomes: the same reports give the same decision. `decide` is the
-only place where an Action is chosen, which is the seam for a sequential gate; nothing here rolls
-out an episode or moves a version.
+rewards. A candidate that lost attempts to infrastructure must show each claim twice: with the later
+results of those episodes, and with these episodes counted against the claim. So losing an attempt is
+never better for a candidate than failing it.
+
+Pure functions of stored outcomes: the same reports give the same decision. `decide` is the only
+place where an Action is chosen, which is the seam for a sequential gate; nothing here rolls out an
+episode or moves a version.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from statistics import fmean
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, counted
 from agentloop.intervals import Z95, wilson
 from agentloop.types import Action, Decision, EvalReport, Frozen
 
@@ -60,6 +64,18 @@ def paired_differences(baseline: EvalReport, candidate: EvalReport) -> dict[str,
         if pairs:
             differences[task] = fmean(c for c, _ in pairs) - fmean(b for _, b in pairs)
     return differences
+
+
+def charged(report: EvalReport, reward: float) -> EvalReport:
+    """`report` with `reward` for each episode that lost an attempt, whatever a later attempt gave.
+
+    These episodes come first, so that none is cut off where the other version has fewer.
+    """
+    rewards = dict(report.rewards)
+    for task, n_lost in report.n_lost.items():
+        whole = [one for one, n in zip(report.rewards.get(task, ()), n_lost, strict=False) if not n]
+        rewards[task] = (*(reward for n in n_lost if n), *whole)
+    return report.model_copy(update={"rewards": rewards})
 
 
 def sign_flip_p(differences: Sequence[float]) -> float:
@@ -121,18 +137,22 @@ def decide(
 ) -> Decision:
     """Promote when better is shown at `alpha`, roll back when worse is shown at `alpha`, else hold.
 
+    Better must also be shown with each episode of which the candidate lost an attempt as a failure, worse with it as a
+    success; the p-values are the larger ones of both.
     alpha: in (0, 0.5); the error rate of each of the two claims, for one look at one candidate.
     Looking again as episodes come in, or at many candidates, adds up: this test is for a fixed size.
     n_min: common tasks below which nothing is claimed. max_infra: share of episodes of either version
-    lost to infrastructure above which nothing is claimed. now: aware UTC, becomes `created_at`.
+    that lost an attempt or have no reward, above which nothing is claimed. now: aware UTC, becomes `created_at`.
     Raises ConfigError when the two reports are of different suites, ValueError for a senseless alpha.
     """
     if not 0 < alpha < 0.5:
         raise ValueError(f"alpha is {alpha}: must lie between 0 and 0.5")
     _same_suite(baseline, candidate)
     differences = list(paired_differences(baseline, candidate).values())
-    p_better = sign_flip_p(differences)
-    p_worse = sign_flip_p([-d for d in differences])
+    p_better, p_worse = sign_flip_p(differences), sign_flip_p([-d for d in differences])
+    if candidate.n_lost:
+        low, high = _charged_differences(baseline, candidate)
+        p_better, p_worse = max(p_better, sign_flip_p(low)), max(p_worse, sign_flip_p([-d for d in high]))
     obstacles = _obstacles(baseline, candidate, len(differences), n_min, max_infra)
     action = Action.hold if obstacles else _choose(p_better, p_worse, alpha)
     return Decision(
@@ -148,6 +168,7 @@ def decide(
             *obstacles,
             *([] if obstacles else [_verdict(action, p_better, p_worse, alpha)]),
             *_evidence(differences),
+            *_charge(baseline, candidate),
             *_left_out(baseline, candidate, len(differences)),
         ),
         created_at=now,
@@ -155,9 +176,21 @@ def decide(
 
 
 def lost_too_much(report: EvalReport, max_infra: float = MAX_INFRA) -> bool:
-    """True when more than the share `max_infra` of a version's episodes failed for infrastructure reasons."""
-    total = report.n_infra + sum(len(rewards) for rewards in report.rewards.values())
-    return total > 0 and report.n_infra / total > max_infra
+    """True when more than the share `max_infra` of a version's episodes lost an attempt or have no reward."""
+    n_bad, n = _n_bad(report)
+    return n > 0 and n_bad / n > max_infra
+
+
+def _n_bad(report: EvalReport) -> tuple[int, int]:
+    """Episodes that lost an attempt to infrastructure or have no reward, and all episodes."""
+    n_again = sum(n > 0 for task, lost in report.n_lost.items() for n in lost[: len(report.rewards.get(task, ()))])
+    return report.n_infra + n_again, report.n_infra + sum(map(len, report.rewards.values()))
+
+
+def _charged_differences(baseline: EvalReport, candidate: EvalReport) -> tuple[list[float], list[float]]:
+    """Task differences with the candidate's episodes that lost an attempt as failures, and as successes."""
+    low, high = (paired_differences(baseline, charged(candidate, reward)) for reward in (0.0, 1.0))
+    return list(low.values()), list(high.values())
 
 
 def _choose(p_better: float, p_worse: float, alpha: float) -> Action:
@@ -178,11 +211,11 @@ def _obstacles(baseline: EvalReport, candidate: EvalReport, n_tasks: int, n_min:
     found = []
     for report in (baseline, candidate):
         if lost_too_much(report, max_infra):
-            total = report.n_infra + sum(len(rewards) for rewards in report.rewards.values())
+            n_bad, n = _n_bad(report)
             found.append(
-                f"Nothing is claimed: {report.n_infra} of {total} episodes of version {report.policy_version} "
-                f"({report.n_infra / total:.0%}) failed for infrastructure reasons, more than the {max_infra:.0%} "
-                "allowed. Mend the sandbox or the endpoint and evaluate again."
+                f"Nothing is claimed: {n_bad} of {n} episodes of version {report.policy_version} ({n_bad / n:.0%}) "
+                f"lost an attempt to the infrastructure or have no reward, more than the {max_infra:.0%} allowed. "
+                "Correct the sandbox or the endpoint and evaluate again."
             )
     if n_tasks < n_min:
         found.append(
@@ -214,6 +247,18 @@ def _evidence(differences: Sequence[float]) -> list[str]:
         f"Of {len(differences)} tasks {n_better} got better, {n_worse} got worse and "
         f"{len(differences) - n_better - n_worse} stayed equal: {fmean(differences):+.3f} mean reward "
         f"(95% interval {low:+.3f} to {high:+.3f})."
+    ]
+
+
+def _charge(baseline: EvalReport, candidate: EvalReport) -> list[str]:
+    n_lost = sum(n > 0 for lost in candidate.n_lost.values() for n in lost)
+    low, high = _charged_differences(baseline, candidate)
+    if not n_lost or not low:
+        return []
+    return [
+        f"{counted(n_lost, 'episode')} of version {candidate.policy_version} lost an attempt to the infrastructure: "
+        f"{fmean(low):+.3f} mean reward with each as a failure, {fmean(high):+.3f} with each as a success. Better must "
+        "hold for the first, worse for the second."
     ]
 
 

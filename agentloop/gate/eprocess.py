@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import copy
 
 PRIOR_N, PRIOR_SQUARE = 20, 0.2
 """Differences, and their mean square, that the estimate of the variance starts with."""
@@ -62,19 +63,28 @@ class Bets:
         """As the next bet uses it: with the prior."""
         return self.squares / (PRIOR_N + self.n)
 
-    def add(self, difference: float) -> None:
-        """Settle the bets on one difference, which were sized by those before it."""
+    def add(self, difference: float, share: float = 1.0) -> None:
+        """Settle the bets on one difference, which were sized by those before it.
+
+        share: in [0, 1], of `delta`: how much of the drop this visit must exclude, see `losses.py`.
+        """
         sizes = stakes(self.mean_square, self.delta)
         for j, size in enumerate(sizes):
             stake = min(self.cap, size)
             self._fail[j] += math.log1p(-stake * difference)
-            self._pass[j] += math.log1p(stake * (difference + self.delta))
+            self._pass[j] += math.log1p(stake * (difference + share * self.delta))
         self.log_fail, self.log_pass = log_mixture(self._fail), log_mixture(self._pass)
         if self.interval is not None:
             self.interval.add(difference, sizes)
         self.n += 1
         self.total += difference
         self.squares += difference * difference
+
+    def copy(self) -> Bets:
+        """The same evidence, without the confidence sequence, to go on from apart from this one."""
+        twin = copy(self)
+        twin.interval, twin._fail, twin._pass = None, list(self._fail), list(self._pass)
+        return twin
 
 
 class ConfidenceSequence:
@@ -136,18 +146,33 @@ def reliability(banked: Sequence[float], asked: float) -> float:
 
 
 class Case:
-    """Evidence that one must-pass case passes less often than `reliability`; broken at `bound`, cleared at 1."""
+    """Evidence that one must-pass case passes less often than `reliability`; broken at `bound`, cleared at 1.
+
+    A trial whose first attempt was lost counts as passed towards broken, and as failed towards cleared.
+    """
 
     def __init__(self, reliability: float, bound: float) -> None:
         self.log_e, self.n_scored = 0.0, 0
+        self._log_charged = 0.0
+        """As `log_e`, with lost trials as failures."""
         self._on_pass = math.log(PASSES_BROKEN / reliability)
         self._on_fail = math.log((1 - PASSES_BROKEN) / (1 - reliability))
         self._bound = math.log(bound)
 
-    def add(self, passed: bool) -> None:
-        """One trial."""
-        self.log_e += self._on_pass if passed else self._on_fail
+    def take(self, reward: float | None, *, lost: bool) -> None:
+        """One trial. reward: None where all attempts were lost. lost: the first was, whatever came of the next one."""
+        self.add(reward is not None and reward >= 1, lost=lost)
+
+    def add(self, passed: bool, *, lost: bool = False) -> None:
+        """One trial; see `take`."""
+        self.log_e += self._on_pass if passed or lost else self._on_fail
+        self._log_charged += self._on_pass if passed and not lost else self._on_fail
         self.n_scored += 1
+
+    @property
+    def evidence(self) -> float:
+        """The natural logarithm that says most of its state: above 0 until it is cleared."""
+        return self.log_e if self.broken else self._log_charged
 
     @property
     def broken(self) -> bool:
@@ -157,4 +182,4 @@ class Case:
     @property
     def cleared(self) -> bool:
         """More passes than a broken case would show."""
-        return self.n_scored > 0 and self.log_e <= 1e-9
+        return self.n_scored > 0 and self._log_charged <= 1e-9

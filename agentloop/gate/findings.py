@@ -222,7 +222,10 @@ def headline(result: GateResult, *, names: bool = True) -> str:
             return f"Undecided: {n_open} of {counted(n_cases, 'must-pass case')} neither clear nor broken"
         return "Undecided: the trials do not show a regression, and do not rule one out"
     if result.verdict is GateVerdict.infra:
-        return "No verdict: too much was lost for reasons that are not the candidate's"
+        is_lost = result.distrust is None or 0 < result.settings.max_infra * result.n_rollouts < result.n_lost
+        if is_lost and 2 * result.n_unscored > result.n_lost:
+            return "No verdict: too many attempts could not be scored"
+        return "No verdict: too many attempts were lost" if is_lost else "No verdict: the comparison cannot be trusted"
     if not n_broken:
         return "Regression: the candidate succeeds less often than the baseline"
     which = f" ({named([case.task_id for case in broken(result)])})" if names else ""
@@ -244,8 +247,8 @@ def next_move(result: GateResult) -> str:
         "change is about.",
         GateVerdict.failed: "Read the broken cases and what got worse below, mend the change, and gate it anew. "
         "The same change, run again until it passes, would have no error rate.",
-        GateVerdict.infra: "Mend what failed (see the lost trials), then run the same command again: what was scored "
-        "is kept, and what was lost is tried again. A lost trial is never counted as a failure.",
+        GateVerdict.infra: "Fix the cause that the first line names, then run the same command again; it begins anew. "
+        "Nobody can tell whose fault a lost attempt was, so no verdict rests on one.",
     }[result.verdict]
 
 
@@ -280,9 +283,31 @@ def promises(result: GateResult) -> list[str]:
         f"A case that must pass, and does so {settings.reliability * 100:g}% of the time, adds nothing to that: "
         "the share of false alarms is for all of them together.",
         "Both hold at every look, so the gate may stop as soon as it knows; there is no penalty for looking often.",
+        assumption(result),
+        "Attempts without a reward, repeated or not, count as failures for PASS and as successes for FAIL; a bank has "
+        "none.",
         f"At most {counted(settings.max_rollouts, 'trial')}; trials are visited in {_ORDER[settings.sampling]} order, "
         f"seed {settings.seed}.",
     ]
+
+
+def assumption(result: GateResult) -> str:
+    """The one condition under which the error rates hold, in a sentence."""
+    if result.controls == 1 or result.n_given_up:
+        return (
+            "The error rates hold if no pair of attempts influences another, and whatever strikes one attempt of a "
+            "pair, such as an outage, could as well have struck the other."
+        )
+    if result.environment == "changed" and not result.controls:
+        return (
+            "The error rates hold if no attempt influences another. The policy is the one that was recorded, so the "
+            "verdict is about the change of the environment."
+        )
+    trusted = "" if result.environment == "same" else " (this was not checked)"
+    return (
+        f"The error rates hold if the environment is the one in which the baseline was recorded{trusted}, and no "
+        "attempt influences another."
+    )
 
 
 _ORDER = {"round-robin": "round-robin", "iid": "independent random", "importance": "uncertain-tasks-first"}
@@ -297,11 +322,19 @@ def counts(result: GateResult) -> dict[str, str]:
         "must-pass cases": tally_cases(result.tasks),
     }
     rare = {
-        "of the baseline, beyond the bank": result.n_fresh,
+        "fresh ones of the baseline": result.n_fresh,
         "played back at no cost": result.n_played,
-        "lost for our reasons": result.n_lost,
+        "lost attempts": result.n_lost - result.n_unscored,
+        "attempts that no verifier scored": result.n_unscored,
         "duplicates, ignored": result.n_duplicates,
         "missing": result.n_missing,
     }
     found |= {heading: f"{n:,}" for heading, n in rare.items() if n}
+    if result.drift is not None:
+        found["baseline now, against its bank"] = f"{points(result.drift)} points in {result.n_checked:,}"
+    for suite in result.suites:
+        if suite.bounds is not None:
+            whose = f", {suite.name}" if len(result.suites) > 1 else ""
+            low, high = map(points, suite.bounds)
+            found[f"difference with losses as failures, as successes{whose}"] = f"{low}, {high} points"
     return {heading: words for heading, words in found.items() if words}

@@ -10,7 +10,6 @@ To the mean of a suite a flaky task is no harm, as its noise is in the evidence:
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from pydantic import Field, ValidationError
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.gate.atomic import write_text
 from agentloop.gate.outcomes import Outcome
+from agentloop.input_files import place_of, read_toml
 from agentloop.intervals import wilson
 from agentloop.types import Frozen, RewardState
 
@@ -112,10 +112,7 @@ def read_quarantine(folder: Path, tasks: Collection[str]) -> tuple[Quarantined, 
     path = folder / FILE
     if not path.is_file():
         return ()
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+    document = read_toml(path)
     rows = document.pop(TABLE, [])
     if document or not isinstance(rows, list):
         raise ConfigError(f"{path}: only tables [[{TABLE}]] have a place here; mend the file")
@@ -144,7 +141,7 @@ def _entry(path: Path, number: int, row: object) -> Quarantined:
         return Quarantined.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or TABLE
+        key = place_of(first["loc"]) or TABLE
         raise ConfigError(f"{path}: entry {number}: key {key!r}: {first['msg']}; mend the entry") from None
 
 

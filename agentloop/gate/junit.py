@@ -1,7 +1,7 @@
 """GateResult -> JUnit XML, as CI servers show it: a test case for each task, and one for the gate itself.
 
 A failure is what the gate blames on the candidate: its verdict, and a must-pass case that is broken. A task of the mean
-may fail without breaking anything, so it passes here with its rewards as properties; what was lost for our reasons, or
+may fail without breaking anything, so it passes here with its rewards as properties; what infrastructure lost, or
 is in quarantine, is skipped. Properties of a test case are where pytest writes them: junit-10.xsd, which this otherwise
 follows, has them for suites alone.
 """
@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 from agentloop.errors import counted
 from agentloop.gate.findings import failure_type, headline, is_flaky, last_look, name, next_move, span, tally
 from agentloop.gate.outcomes import GateResult, GateVerdict, SuiteResult, TaskLine
-from agentloop.gate.report import clean, clip
+from agentloop.gate.report import clip
+from agentloop.printable import clean
 
 VERDICT = "verdict"
 """The name of the gate's own test case."""
@@ -74,7 +75,7 @@ def _task_case(suite: ElementTree.Element, task: TaskLine) -> None:
         message = task.why or f"passed {tally(task.candidate)}, and it must pass"
         _outcome(case, "failure", failure_type(task), message, _trials(task))
     elif not task.candidate:
-        lost = f"{counted(task.n_lost, 'trial')} lost for our reasons, none scored"
+        lost = f"{counted(task.n_lost, 'attempt')} without a reward{f': {task.why}' if task.why else ''}"
         _outcome(case, "skipped", "infra" if task.n_lost else "not_visited", lost if task.n_lost else "not visited")
 
 

@@ -27,6 +27,7 @@ from agentloop.gate.fold import Fold
 from agentloop.gate.ledger import Ledger
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, read_outcomes
 from agentloop.gate.schedule import Asking, Trial
+from agentloop.input_files import parse_json
 from agentloop.types import RewardState
 
 OUTCOMES, AHEAD, MADE_OF = "gate.outcomes.jsonl", "gate.ahead.jsonl", "gate.json"
@@ -120,7 +121,9 @@ def trial_of(outcome: Outcome) -> Trial:
 def _refuse_other(folder: Path, made_of: Mapping[str, str]) -> None:
     path = folder / MADE_OF
     try:
-        before = json.loads(path.read_text())
+        before = parse_json(path.read_bytes())
+        if not isinstance(before, dict):
+            raise ValueError(f"a {type(before).__name__} in place of an object")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error}): nobody knows whose outcomes these are; {ANEW}") from None
     changed = [name for name in made_of if before.get(name) != made_of[name]]

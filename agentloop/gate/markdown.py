@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from agentloop.errors import counted
 from agentloop.gate.findings import (
     Flip,
     broken,
@@ -30,7 +29,8 @@ from agentloop.gate.findings import (
     what_happened,
 )
 from agentloop.gate.outcomes import GateResult, GateVerdict, TaskLine
-from agentloop.gate.report import clean, clip
+from agentloop.gate.report import clip
+from agentloop.printable import clean
 
 COMMENT_LIMIT = 65_000
 """Characters of a comment; GitHub refuses more than 65,536."""
@@ -168,8 +168,8 @@ def _set_aside(result: GateResult, n_rows: int) -> Iterable[str]:
         yield _table(("case", "passed", "reason"), rows, len(quarantined))
     if lost:
         rows = [(code(t.task_id), f"{t.n_lost}", code(t.why or "not said")) for t in lost[:n_rows]]
-        yield f"### Lost for our reasons, never scored ({counted(result.n_lost, 'trial')})"
-        yield _table(("task", "trials", "reason"), rows, len(lost))
+        yield f"### Lost attempts ({result.n_lost:,})"
+        yield _table(("task", "attempts", "reason"), rows, len(lost))
 
 
 def _estimates(result: GateResult) -> str:

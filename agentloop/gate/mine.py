@@ -77,6 +77,8 @@ class Mine:
     fixed: Callable[[Candidate], Actor | None]
     signatures: Signatures
     suite: str = ""
+    tenant: str | None = None
+    """Whose stored runs may show that a task can be passed; None is everybody's."""
     secrets: Sequence[str] = ()
     taxonomy: Taxonomy = OURS
     n_concurrent: int = 4
@@ -236,7 +238,8 @@ class Mine:
     def _passing(self, task_id: str | None) -> list[Imported]:
         """Stored runs of a task that passed, with what is known of their worth."""
         found = []
-        for row in self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0) if task_id else ():
+        rows = self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0, project=self.tenant)
+        for row in rows if task_id else ():
             if (one := read(self.store, row)) is not None:
                 found.append(one.imported or Imported(trace=one.trace, verdict=one.verdict))
         return [one if one.verdict else one.model_copy(update={"verdict": _won(one.trace)}) for one in found]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
 from agentloop.gate.suite import read_jsonl
+from agentloop.input_files import place_of
 from agentloop.types import Frozen, RewardState
 
 HEADER = "gate"
@@ -33,7 +35,7 @@ class Side(StrEnum):
 
 
 class Outcome(Frozen):
-    """One trial of one task, as the gate sees it. The first five fields decide; the others are for people."""
+    """One trial of one task, as the gate sees it. The first five fields and `n_lost` decide; others are for people."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -54,6 +56,12 @@ class Outcome(Frozen):
     duration_s: float | None = None
     played: bool = False
     """Every answer came out of a cassette: the candidate asked what the baseline had asked in this trial."""
+    n_lost: int = Field(default=0, ge=0)
+    """Attempts at this trial that infrastructure lost, drawn again or not; this one included if it has no reward."""
+    started_at: datetime | None = None
+    """Of the attempt that counts; None in files from before."""
+    refused: bool = False
+    """The model's endpoint refused the first request with 401, 403 or 404 (`episode.is_refused`)."""
 
     @model_validator(mode="after")
     def _has_its_reward(self) -> Outcome:
@@ -82,7 +90,7 @@ class Settings(Frozen):
     """Candidate trials, fresh baseline ones included, after which nothing more is asked. One gate in ten takes over
     800; with 1500 so many would be undecided that 5 points by tasks that broke are found in 92% of cases."""
     max_infra: float = Field(default=0.15, ge=0, le=1)
-    """Share of candidate trials lost for our reasons, after their retries, above which nothing is claimed.
+    """Share of lost attempts of either side, drawn again or not, above which nothing is claimed.
 
     Well above 10%, a rate that happens: a limit at the rate itself would leave every other such gate without a word.
     """
@@ -104,6 +112,8 @@ class SuitePart(Frozen):
     must_pass: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
     """Run and shown, and decide nothing until their quarantine expires."""
+    families: dict[str, str] = Field(default_factory=dict)
+    """Task -> the family that an outage would strike together (`Task.pool`); without one, all tasks are one family."""
 
 
 class Header(Frozen):
@@ -117,6 +127,21 @@ class Header(Frozen):
     candidate: str = "candidate"
     bank_trials: int | None = None
     """Trials a task in the bank; left out, what stands before the first candidate's."""
+    environment: Literal["same", "unknown", "changed"] = "unknown"
+    """Whether all that decides the baseline's outcomes, besides chance, is what it was when they were recorded.
+
+    same: every part has a content hash, all are equal, and none lives elsewhere (a hosted model, the network).
+    """
+    controls: int = Field(default=0, ge=0)
+    """How often the baseline is rolled out beside the candidate; see `drift.controls_for`.
+
+    0: never, the bank is trusted (files from before). 1: in every visit, and the candidate is compared with that
+    attempt instead of the bank. N: in every Nth of the first visits, to test the bank.
+    """
+    is_same_version: bool = False
+    """Whether the candidate is the version that filled the bank, as far as content hashes show."""
+    no_baseline: str | None = None
+    """Why the baseline's policy cannot be rolled out; None where it can, and in files from before."""
 
 
 class GateVerdict(StrEnum):
@@ -158,7 +183,7 @@ class TaskLine(Frozen):
     """Rewards of the baseline's trials."""
     candidate: tuple[float, ...]
     n_lost: int = 0
-    """Candidate trials that have no reward for our reasons."""
+    """Attempts of the candidate that were lost, drawn again or not."""
     kind: Literal["mean", "must_pass", "quarantined"] = "mean"
     e_value: float | None = None
     """Of a must-pass case, as log10."""
@@ -185,6 +210,9 @@ class SuiteResult(Frozen):
     n_cases: int = 0
     n_broken: int = 0
     reason: str = ""
+    bounds: tuple[float, float] | None = None
+    """Mean difference with every lost attempt of the candidate as a failure, and as a success; those of fresh attempts
+    of the baseline likewise. None where none was lost."""
 
 
 class GateResult(Frozen):
@@ -203,9 +231,23 @@ class GateResult(Frozen):
     n_candidate: int
     """Candidate outcomes that count."""
     n_fresh: int = 0
-    """Baseline trials beyond the bank."""
+    """Fresh baseline trials beside the candidate's."""
     n_played: int = 0
     n_lost: int = 0
+    """Attempts of either side without a reward, drawn again or not."""
+    n_unscored: int = 0
+    """Those of them that no verifier could score; the others were lost to infrastructure."""
+    environment: Literal["same", "unknown", "changed"] = "unknown"
+    controls: int = 0
+    """As in the header."""
+    drift: float | None = None
+    """Mean of the fresh baseline rewards minus that of the banked ones of the same tasks; None without both."""
+    n_checked: int = 0
+    """Fresh baseline trials that `drift` is of."""
+    distrust: str | None = None
+    """Why the bank was given up, or why nothing is claimed."""
+    n_given_up: int = 0
+    """Visits before that."""
     n_duplicates: int = 0
     n_missing: int = 0
     """Trials that their number says should be there, and are not."""
@@ -229,7 +271,7 @@ def read_outcomes(path: Path, text: str) -> tuple[Header | None, list[Outcome]]:
                 outcomes.append(Outcome.model_validate(row))
         except ValidationError as error:
             first = error.errors()[0]
-            key = ".".join(map(str, first["loc"])) or "reward"
+            key = place_of(first["loc"]) or "reward"
             what = " ".join(first["msg"].removeprefix("Value error, ").split())
             raise ConfigError(f"{where}: key {key!r}: {what[0].lower()}{what[1:]}; mend or delete the line") from None
     return header, outcomes

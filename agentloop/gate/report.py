@@ -8,7 +8,6 @@ shows what it is given: it reads no store and decides nothing.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from agentloop.gate.atomic import write_text
 from agentloop.gate.decide import Success
 from agentloop.judge.failures.survey import rate, trend
 from agentloop.judge.failures.taxonomy import describe
+from agentloop.printable import clean
 from agentloop.types import Action, Decision, FailureType, Frozen, Step, ToolCall, ToolResult, Trace, Verdict
 
 MAX_TEXT = 1_500
@@ -61,6 +61,24 @@ class VersionRow(Frozen):
     """None for the version the loop started from."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Critical failure type -> episodes of the held-out split."""
+
+
+class Control(Frozen):
+    """The first version's model, taught only by the demonstrations that passed: what filtering gives without a loop."""
+
+    success: Success
+    """On the held-out split."""
+    n_demonstrations: int
+    """Demonstrations that passed."""
+    n_steps: int
+    """Gradient steps, as many as the first version's."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> episodes of the held-out split."""
+    ahead: float
+    """Success of the live version minus this one's, in [-1, 1]."""
+    ahead_ci95: tuple[float, float]
+    p_ahead: float
+    """Chance of a lead this large of the live version, were the two alike."""
 
 
 class StageRate(Frozen):
@@ -117,6 +135,8 @@ class ReportData(Frozen):
     config_hash: str
     versions: tuple[VersionRow, ...]
     """In the order they were made, at least the one the loop started from."""
+    control: Control | None = None
+    """None where it was not run."""
     learning_curve: tuple[tuple[int, float], ...] = ()
     """(episodes trained on so far, success on the validation split in [0, 1])."""
     failures_before: dict[str, int] = Field(default_factory=dict)
@@ -200,18 +220,6 @@ def render(data: ReportData) -> str:
     if not data.versions:
         raise ValueError("a report needs at least the version that the loop started from")
     return environment(data.own_types).get_template("report.html.j2").render(data=data)
-
-
-def clean(text: str) -> str:
-    """`text` without what could act on a terminal or reorder a line when it is copied or shown.
-
-    Removed: ANSI escape sequences, control characters but newline and tab, bidirectional overrides, lone surrogates.
-    """
-    return _UNSAFE.sub("", _ANSI.sub("", text))
-
-
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
-_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def environment(own_types: Mapping[str, str]) -> Environment:

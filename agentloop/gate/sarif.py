@@ -15,8 +15,9 @@ from urllib.parse import quote
 from agentloop import __version__
 from agentloop.gate.findings import broken, failure_type, tally
 from agentloop.gate.outcomes import GateResult, TaskLine
-from agentloop.gate.report import clean, clip
+from agentloop.gate.report import clip
 from agentloop.gate.suite import TASKS, read_jsonl
+from agentloop.printable import clean
 from agentloop.types import content_hash
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

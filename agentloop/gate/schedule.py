@@ -31,6 +31,8 @@ class Visit(NamedTuple):
     task_id: str
     trial: int
     """The candidate's."""
+    number: int = 0
+    """Its place in the order, from 0."""
 
 
 class Trial(NamedTuple):
@@ -89,20 +91,23 @@ def visits(header: Header, weights: Sequence[Mapping[str, float]]) -> Iterator[V
         for suite, part in enumerate(header.suites)
         if part.tasks
     ]
+    number = 0
     while streams:
         for suite, stream in streams:
             task = next(stream)
             trial = seen.get(task, 0)
             seen[task] = trial + 1
-            yield Visit(suite, task, trial)
+            yield Visit(suite, task, trial, number)
+            number += 1
 
 
 class Asking:
     """What a live gate is to roll out next: must-pass cases and their retries, quarantined tasks, then visits.
 
-    Looks at outcomes for two things alone: whether a must-pass case has to be run again, which depends on that case
-    only, and which suites are decided. Trials that the fold has a reward of are not asked for again, so a run that was
-    interrupted goes on. The fold must have the bank already.
+    Looks at outcomes for three things alone: whether a must-pass case has to be run again, which depends on that case
+    only, which suites are decided, and whether the bank was given up, from which on each visit needs a fresh baseline
+    attempt. Trials that the fold has a reward of are not asked for again, so a run that was interrupted goes on. The
+    fold must have the bank already.
     """
 
     def __init__(self, fold: Fold) -> None:
@@ -111,11 +116,12 @@ class Asking:
         self._runs = dict.fromkeys(self._cases, 0)
         self._ready = dict.fromkeys(self._cases, True)
         self._once = iter([task for part in fold.header.suites for task in part.quarantined])
-        self._visits = fold.visits()
-        self._n = 0
+        self._asked = {Trial(task, Side.candidate, trial) for task, trial in fold.turns}
+        self._n = fold.n_rollouts
+        self._turn_back()
 
     def next(self) -> tuple[Trial, ...]:
-        """One trial, or a candidate's with the fresh baseline one that it needs; () when there is none for now.
+        """One trial, or a candidate's and the baseline's beside it in random order; () when there is none for now.
 
         After () there may be one again as soon as an outcome has come in, while any is under way.
         """
@@ -123,11 +129,18 @@ class Asking:
             asked = self._case() or self._quarantined() or self._visit()
             if not asked:
                 break
-            self._n += len(asked)
-            new = tuple(trial for trial in asked if not self._fold.has_reward(trial))
-            if new:
-                return new
+            new = [trial for trial in asked if trial not in self._asked]
+            self._n += len(new)
+            self._asked.update(new)
+            missing = tuple(trial for trial in new if not self._fold.has_reward(trial))
+            if missing:
+                return missing
         return ()
+
+    def _turn_back(self) -> None:
+        """To the visit that the fold is at: visits ahead of it may need a baseline attempt now that they did not."""
+        self._is_paired = self._fold.reference.is_paired
+        self._visits = islice(self._fold.visits(), self._fold.n_visits, None)
 
     def _case(self) -> tuple[Trial, ...]:
         for task, run in self._runs.items():
@@ -140,11 +153,10 @@ class Asking:
         """Its first run, or another after one that left the case open."""
         run, case = self._runs[task], self._cases[task]
         if not self._ready[task]:
-            outcome = self._fold.final(task, run - 1)
-            if outcome is None:
+            tried = self._fold.tried(task, run - 1)
+            if tried is None:
                 return False
-            if outcome.reward is not None:
-                case.add(outcome.reward >= 1)
+            case.take(tried.reward, lost=tried.is_lost)
             self._ready[task] = True
         return run < MAX_RUNS and not case.broken and not case.cleared
 
@@ -152,11 +164,17 @@ class Asking:
         return tuple(Trial(task, Side.candidate, 0) for task in islice(self._once, 1))
 
     def _visit(self) -> tuple[Trial, ...]:
+        if self._fold.reference.is_paired != self._is_paired:
+            self._turn_back()
         for visit in self._visits:
             if self._fold.takes(visit.suite):
                 fresh = self._fold.fresh_trial(visit)
                 mine = Trial(visit.task_id, Side.candidate, visit.trial)
-                return (mine,) if fresh is None else (Trial(visit.task_id, Side.baseline, fresh), mine)
+                return (mine,) if fresh is None else self._pair(mine, Trial(visit.task_id, Side.baseline, fresh))
             if not any(self._fold.takes(suite) for suite in range(len(self._fold.header.suites))):
                 break
         return ()
+
+    def _pair(self, mine: Trial, theirs: Trial) -> tuple[Trial, ...]:
+        """In random order, so that neither side is always the later one."""
+        return (theirs, mine) if draw(self._fold.header.settings.seed, *mine) % 2 else (mine, theirs)

@@ -8,7 +8,8 @@
     evals/NAME/CASE/          a regression case, whose tasks.jsonl has one task: its own box, and maybe a prefix.jsonl
 
 Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
-be rolled out from anywhere. Whether a verifier's kind is installed is the business of `plugins.py`.
+be rolled out from anywhere. A verifier kept in a file must be a file of the suite's project; whether another kind is
+installed is the business of `plugins.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import re
 import stat
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,8 @@ from pydantic import BaseModel, ValidationError
 
 from agentloop.errors import ConfigError, boundary, did_you_mean
 from agentloop.gate.atomic import write_text
+from agentloop.input_files import parse_json, parse_toml
+from agentloop.plugins import MARKERS, is_of_project, project_folder
 from agentloop.types import (
     EnvironmentSpec,
     Frozen,
@@ -118,8 +120,8 @@ def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
             continue
         where = f"{path}:{number}"
         try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(line)
+        except ValueError as error:
             raise ConfigError(f"{where}: not JSON: {error}; write one JSON object a line") from None
         if not isinstance(value, dict):
             raise ConfigError(f"{where}: a line must be a JSON object, not {type(value).__name__}")
@@ -142,10 +144,7 @@ def _where_suites_are(folder: Path) -> str:
 
 def _parse_head(text: str, folder: Path) -> _Head:
     path = folder / HEAD
-    try:
-        head = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+    head = parse_toml(path, text)
     _refuse_unknown(head, HEAD_KEYS, lambda key: _toml_place(path, text, "", key))
     name = head.get("name", folder.name)
     if not isinstance(name, str) or not name:
@@ -180,12 +179,13 @@ def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
     for name, folder in folders.items():
         if not isinstance(folder, str):
             raise ConfigError(f"{where}: key 'files' must be the path of a folder, relative to the suite")
-        found[_split(name, where)] = (path.parent / folder).resolve()
-        if not found[_split(name, where)].is_dir():
+        place = _place(path.parent, folder, f"{where}: key 'files'")
+        if not place.is_dir():
             raise ConfigError(
-                f"{where}: key 'files': no folder {found[_split(name, where)]}; make it, or leave the key out for "
-                "an empty box"
+                f"{where}: key 'files': no folder {_shown(place)}; make it, or leave the key out for an empty box"
             )
+        _refuse_above(place, path.parent, f"{where}: key 'files'")
+        found[_split(name, where)] = place
     return found
 
 
@@ -296,11 +296,11 @@ def _prefix(name: object, where: str, folder: Path) -> tuple[Step, ...]:
     """The turns in the file `name`, one a line."""
     if name is None:
         return ()
-    path = folder / name if isinstance(name, str) else folder
+    path = _place(folder, name, f"{where}: key 'prefix'") if isinstance(name, str) else folder
     if not path.is_file():
-        raise ConfigError(f"{where}: key 'prefix': no file {path} of turns; paths start at the suite folder")
+        raise ConfigError(f"{where}: key 'prefix': no file {_shown(path)} of turns; paths start at the suite folder")
     steps = []
-    for line, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+    for line, row in read_jsonl(path, _read(path, "write one turn a line, as JSON")):
         try:
             steps.append(Step.model_validate({**row, "copied": True}))
         except ValidationError as error:
@@ -320,17 +320,39 @@ def _verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
             raise ConfigError(f"{where}: key 'verifiers': {row!r} names no kind; it must be {shape}")
         options = {key: value for key, value in row.items() if key != "kind"}
         if isinstance(options.get(TESTS), str):
-            options[TESTS] = _existing(folder / options[TESTS], row["kind"], where)
+            tests = _place(folder, options[TESTS], f"{where}: key 'verifiers'")
+            options[TESTS] = _existing(tests, row["kind"], where)
+            _refuse_above(tests, folder, f"{where}: key 'verifiers'")
         parts.append(Part(kind=_absolute_kind(row["kind"], folder, where), options=options))
     return tuple(parts)
+
+
+def _refuse_above(place: Path, folder: Path, where: str) -> None:
+    if folder.is_relative_to(place):
+        raise ConfigError(f"{where}: the suite and its solutions are in the folder {_shown(place)}; name another")
 
 
 def _existing(folder: Path, kind: str, where: str) -> str:
     if not folder.is_dir():
         raise ConfigError(
-            f"{where}: key 'verifiers': no folder {folder} of tests for {kind!r}; it starts at the suite's"
+            f"{where}: key 'verifiers': no folder {_shown(folder)} of tests for {kind!r}; it starts at the suite's"
         )
-    return str(folder.resolve())
+    return str(folder)
+
+
+def _place(folder: Path, name: str, where: str) -> Path:
+    """The path `name`, which starts at `folder`. Raises ConfigError for a text that no path can be."""
+    try:
+        place = (folder / name).resolve()
+        place.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, through a link to itself
+        raise ConfigError(f"{where}: {name[:100]!r} is no path: {error.__class__.__name__}; name another") from None
+    return place
+
+
+def _shown(path: Path) -> str:
+    """As it is, or quoted where it is not one line of text."""
+    return str(path) if str(path).isprintable() else repr(str(path))
 
 
 def _in_file(kind: str) -> tuple[Path, str] | None:
@@ -342,12 +364,26 @@ def _in_file(kind: str) -> tuple[Path, str] | None:
 def _absolute_kind(kind: str, folder: Path, where: str) -> str:
     if (found := _in_file(kind)) is None:
         return kind
-    file = (folder / found[0]).resolve()
+    file = _place(folder, str(found[0]), f"{where}: key 'verifiers'")
     if not file.is_file():
         raise ConfigError(
-            f"{where}: key 'verifiers': no file {file} for kind {kind!r}; paths start at the suite folder"
+            f"{where}: key 'verifiers': no file {_shown(file)} for kind {kind!r}; paths start at the suite folder"
+        )
+    project = _project(folder)
+    if not is_of_project(file, project):
+        raise ConfigError(
+            f"{where}: key 'verifiers': {file} for kind {kind!r} is not a file of the project in {project}; move it "
+            f"there, or mark the folder above both as the project with one of {', '.join(MARKERS)}"
         )
     return f"{file}:{found[1]}"
+
+
+def _project(folder: Path) -> Path:
+    """Whose files the suite in `folder` may name: the project's, or without one all beside the outermost suite."""
+    outermost = folder
+    while (outermost.parent / HEAD).exists():
+        outermost = outermost.parent
+    return project_folder(folder, default=outermost.parent)
 
 
 # --------------------------------------------------------------------------------------- writing

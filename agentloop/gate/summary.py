@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Literal
 from agentloop.errors import counted
 from agentloop.gate.estimators import estimates
 from agentloop.gate.findings import drop, named, never_passed, points
-from agentloop.gate.outcomes import GateResult, GateVerdict, Outcome, Side, SuiteResult, TaskLine
+from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuiteResult, TaskLine
 from agentloop.types import RewardState
 
 if TYPE_CHECKING:
-    from agentloop.gate.fold import Fold, SuiteState
+    from agentloop.gate.evidence import SuiteState
+    from agentloop.gate.fold import Fold
 
 ENDS = "The outcomes end at"
 """What begins the reason that a live gate, which knows why it stopped, leaves out."""
+UNCHECKED = "Assumed and not checked: the environment is the one in which the bank was filled."
 Trials = dict[str, dict[Side, list[Outcome]]]
 
 
@@ -27,9 +29,12 @@ def summarise(fold: Fold) -> GateResult:
     trials = _trials(fold)
     lines = tuple(_lines(fold, trials))
     shown = [one for sides in trials.values() for rows in sides.values() for one in rows]
+    reasons = list(_reasons(fold, lines))
+    if _is_unchecked(fold):
+        reasons[0] = f"{UNCHECKED} {reasons[0]}"
     return GateResult(
         verdict=fold.decided,
-        reasons=tuple(_reasons(fold, lines)),
+        reasons=tuple(reasons),
         baseline=fold.header.baseline,
         candidate=fold.header.candidate,
         settings=fold.header.settings,
@@ -40,18 +45,32 @@ def summarise(fold: Fold) -> GateResult:
         n_fresh=fold.n_fresh,
         n_played=sum(one.played for one in shown if one.policy is Side.candidate),
         n_lost=fold.n_lost,
-        n_duplicates=fold.n_duplicates,
+        n_unscored=_unscored(fold),
+        n_duplicates=fold.arrivals.n_duplicates,
         n_missing=fold.n_missing,
+        environment=fold.header.environment,
+        controls=fold.header.controls,
+        drift=fold.check.mean if fold.check.n else None,
+        n_checked=fold.check.n,
+        distrust=fold.distrust,
+        n_given_up=fold.n_given_up,
         cost_usd=_cost(fold),
         pass_at_k={side.value: _rates(trials, side) for side in Side},
     )
+
+
+def _is_unchecked(fold: Fold) -> bool:
+    """Whether a verdict rests on a bank that nothing tested, in an environment that may be another."""
+    header = fold.header
+    is_trusted = header.environment == "unknown" and not header.controls and header.no_baseline is not None
+    return is_trusted and fold.decided is not GateVerdict.infra and any(part.tasks for part in header.suites)
 
 
 def _trials(fold: Fold) -> Trials:
     """Task -> side -> its trials by number: the baseline's, and those of the candidate's that have had their turn."""
     kept: dict[tuple[str, Side, int], Outcome] = {}
     once = {task for part in fold.header.suites for task in part.quarantined}
-    for one in fold.outcomes:
+    for one in fold.arrivals.outcomes:
         key = (one.task_id, one.policy, one.trial)
         counts = one.policy is Side.baseline or one.task_id in once or (one.task_id, one.trial) in fold.turns
         if counts and (key not in kept or (kept[key].reward is None and one.reward is not None)):
@@ -60,6 +79,23 @@ def _trials(fold: Fold) -> Trials:
     for (task, side, _), one in sorted(kept.items()):
         found.setdefault(task, {Side.baseline: [], Side.candidate: []})[side].append(one)
     return found
+
+
+def _unscored(fold: Fold) -> int:
+    """Trials without a reward that infrastructure did not lose: their verifiers failed, or disagree."""
+    rows = [one for sides in _trials(fold).values() for trials in sides.values() for one in trials]
+    n = sum(one.reward is None and one.state is not RewardState.infra_failed for one in rows)
+    return min(n, fold.n_lost)
+
+
+def _without_reward(fold: Fold) -> str:
+    """`12 of 60 attempts have no reward (6 lost to infrastructure, 6 not scored by their verifiers, 0 missing)`."""
+    n_unscored = _unscored(fold)
+    unscored = f"{n_unscored} not scored by their verifiers, " if n_unscored else ""
+    return (
+        f"{fold.n_lost + fold.n_missing} of {counted(fold.n_asked, 'attempt')} have no reward "
+        f"({fold.n_lost - n_unscored} lost to infrastructure, {unscored}{fold.n_missing} missing)"
+    )
 
 
 def _rewards(rows: list[Outcome]) -> tuple[float, ...]:
@@ -73,13 +109,14 @@ def _rates(trials: Trials, side: Side) -> dict[str, tuple[float, float, float]]:
 def _cost(fold: Fold) -> float | None:
     """Of all that was rolled out, retries and what came too late to count included; None where any is unknown."""
     n_bank = fold.header.bank_trials or 0
-    costs = [one.cost_usd for one in fold.outcomes if one.policy is Side.candidate or one.trial >= n_bank]
+    costs = [one.cost_usd for one in fold.arrivals.outcomes if one.policy is Side.candidate or one.trial >= n_bank]
     known = [cost for cost in costs if cost is not None]
     return math.fsum(known) if known and len(known) == len(costs) else None
 
 
 def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
     nothing: dict[Side, list[Outcome]] = {Side.baseline: [], Side.candidate: []}
+    lost = fold.arrivals.lost()
     for suite in fold.suites:
         part = suite.part
         groups: tuple[tuple[Literal["mean", "must_pass", "quarantined"], tuple[str, ...]], ...] = (
@@ -97,9 +134,9 @@ def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
                     suite=part.name,
                     baseline=_rewards(sides[Side.baseline]),
                     candidate=_rewards(mine),
-                    n_lost=sum(one.state is not RewardState.scored for one in mine),
+                    n_lost=lost.get(task, 0),
                     kind=kind,
-                    e_value=None if case is None else case.log_e / math.log(10),
+                    e_value=None if case is None else case.evidence / math.log(10),
                     broken=case is not None and case.broken,
                     trace_ids=tuple(one.trace_id for one in mine if one.trace_id),
                     baseline_trace_ids=tuple(one.trace_id for one in sides[Side.baseline] if one.trace_id),
@@ -109,7 +146,9 @@ def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
 
 
 def _suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> SuiteResult:
-    if suite.failed and fold.may_claim:
+    if fold.decided is GateVerdict.infra and suite.part.tasks:
+        verdict = GateVerdict.infra
+    elif suite.failed and fold.may_claim:
         verdict = GateVerdict.failed
     elif suite.passed and fold.may_claim and (suite.part.tasks or suite.part.must_pass):
         verdict = GateVerdict.passed
@@ -125,6 +164,7 @@ def _suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> SuiteRes
         n_cases=len(suite.cases),
         n_broken=sum(case.broken for case in suite.cases.values()),
         reason=" ".join(_of_suite(fold, suite, lines)),
+        bounds=suite.bounds,
     )
 
 
@@ -148,17 +188,22 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
     if bets.interval is not None and bets.n:
         seen += f", 95% confidence sequence {points(bets.interval.low)} to {points(bets.interval.high)}"
     if suite.crossed is GateVerdict.failed:
-        shown = f"evidence {_odds(bets.log_fail)}, and {_odds(suite.log_fail)} shows it"
+        shown = f"evidence {_odds(suite.log_e_fail)}, and {_odds(suite.log_fail)} shows it"
         yield f"The mean reward has dropped: {seen}; {shown}."
     elif suite.crossed is GateVerdict.passed:
         yield (
             f"No drop of {drop(settings)} or more: {seen}; "
-            f"evidence {_odds(bets.log_pass)}, and {_odds(suite.log_pass)} shows it."
+            f"evidence {_odds(suite.log_e_pass)}, and {_odds(suite.log_pass)} shows it."
         )
     else:
         yield f"Neither a drop nor its absence is shown: {seen}."
         if (n := _needed(suite)) and not _used_up(fold):
             yield f"About {counted(n, 'visit')} more would show one, were differences to stay as they are."
+    if (bounds := suite.bounds) is not None:
+        yield (
+            f"With every lost attempt counted as a failure the difference is {points(bounds[0])} points, "
+            f"as a success {points(bounds[1])}; PASS must hold for the first figure, FAIL for the second."
+        )
 
 
 def _odds(log_e: float) -> str:
@@ -170,8 +215,11 @@ def _needed(suite: SuiteState) -> int:
     bets = suite.bets
     if not bets.n:
         return 0
-    gap = max(bets.mean + bets.delta, -bets.mean)
-    short = suite.log_pass - bets.log_pass if gap > -bets.mean else suite.log_fail - bets.log_fail
+    low, high = suite.bounds or (bets.mean, bets.mean)
+    gap = max(low + bets.delta, -high)
+    if gap <= 0:
+        return 0
+    short = suite.log_pass - suite.log_e_pass if gap > -high else suite.log_fail - suite.log_e_fail
     n = math.ceil(2 * bets.mean_square * max(short, 0.0) / gap**2)
     return max(n, 1)
 
@@ -179,7 +227,13 @@ def _needed(suite: SuiteState) -> int:
 def _used_up(fold: Fold) -> str:
     """That the bank ended it, and how large a one would do; empty where something else did."""
     stop = fold.stopped_at
-    if stop is None or fold.n_fresh or not fold.header.bank_trials or fold.fresh_trial(stop) is None:
+    if (
+        stop is None
+        or fold.reference.is_paired
+        or fold.n_fresh
+        or not fold.header.bank_trials
+        or fold.fresh_trial(stop) is None
+    ):
         return ""
     suite = fold.suites[stop.suite]
     more, n = _needed(suite), suite.bets.n
@@ -193,23 +247,15 @@ def _used_up(fold: Fold) -> str:
 
 
 def _first_lost(fold: Fold) -> str:
-    why = next((one.why for one in fold.outcomes if one.reward is None and one.why), None)
-    return f"; of the first it is said: {why.rstrip('.')}" if why else ""
+    why = next((one.why for one in fold.arrivals.outcomes if one.reward is None and one.why), None)
+    return f"; the first: {why.rstrip('.')}" if why else ""
 
 
 def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     several = len(fold.suites) > 1
-    settings = fold.header.settings
-    lost, verdict = fold.n_lost + fold.n_missing, fold.decided
+    settings, verdict = fold.header.settings, fold.decided
     if verdict is GateVerdict.infra:
-        if lost:
-            yield (
-                f"Nothing is claimed: {lost} of {counted(fold.n_asked, 'candidate trial')} have no outcome "
-                f"({fold.n_lost} lost, {fold.n_missing} missing), more than the {settings.max_infra * 100:g}% allowed"
-                f"{_first_lost(fold)}. Mend what failed and run the gate again."
-            )
-        else:
-            yield "Nothing is claimed: every trial of one side was lost. Mend what failed and run it again."
+        yield _no_claim(fold)
     elif verdict is GateVerdict.inconclusive and fold.n_rollouts >= settings.max_rollouts:
         yield f"The gate is out of rollouts: {fold.n_rollouts} of {settings.max_rollouts}."
     elif verdict is GateVerdict.inconclusive:
@@ -218,17 +264,71 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
         text = " ".join(_of_suite(fold, suite, lines))
         if text:
             yield f"{suite.part.name}: {text}" if several else text
+    if fold.distrust is not None and verdict is not GateVerdict.infra:
+        yield _paired(fold)
+    if fold.header.environment == "changed" and not fold.header.controls:
+        yield (
+            "The environment has changed since the bank was filled, and each attempt counts against the bank: the "
+            "answers of both come from the bank's tape, as far as it goes, so a difference is an effect of the change."
+        )
+    if fold.header.no_baseline is not None and any(part.tasks for part in fold.header.suites):
+        yield _no_baseline(fold.header)
+    elif fold.header.is_same_version and verdict is not GateVerdict.infra:
+        yield "Candidate and baseline are the same version."
     if fold.n_unpaired:
-        yield f"{counted(fold.n_unpaired, 'candidate trial')} found no baseline left to compare with; none decides."
-    if lost and verdict is not GateVerdict.infra:
-        lacking = f"{fold.n_lost} were lost and {fold.n_missing} are missing"
-        yield f"Of {counted(fold.n_asked, 'candidate trial')} {lacking}; none of them is scored."
-    if fold.n_duplicates:
-        differing = f"; in {fold.n_conflicts} the reward differs" if fold.n_conflicts else ""
-        yield f"{counted(fold.n_duplicates, 'outcome')} came more than once and the first counts{differing}."
+        unpaired = counted(fold.n_unpaired, "candidate trial")
+        yield f"{unpaired} had no baseline trial left to compare with and do not count."
+    if fold.n_lost + fold.n_missing and verdict is not GateVerdict.infra:
+        yield (f"{_without_reward(fold)}, repeated or not: PASS counts them as failures, FAIL as successes.")
+    if fold.arrivals.n_duplicates:
+        n_conflicts = fold.arrivals.n_conflicts
+        differing = f"; in {n_conflicts} the reward differs" if n_conflicts else ""
+        yield f"{counted(fold.arrivals.n_duplicates, 'outcome')} came more than once and the first counts{differing}."
     yield from fold.notes
     if (stop := fold.stopped_at) is not None and verdict is GateVerdict.inconclusive:
         yield (
             f"{ENDS} task {stop.task_id!r}, trial {stop.trial}, which has none; what is there of later "
             "visits does not count, for it may be the quick ones of those under way."
         )
+
+
+def _no_claim(fold: Fold) -> str:
+    """Why the verdict is INFRA, and the next move."""
+    lost = fold.n_lost + fold.n_missing
+    many = f"{_without_reward(fold)}{_first_lost(fold)}"
+    if lost and not fold.may_claim:
+        limit = f"{fold.header.settings.max_infra * 100:g}%"
+        return f"Nothing is claimed, because more than {limit} was lost: {many}. Fix the cause, then run the gate anew."
+    if fold.distrust is not None and fold.header.is_same_version and fold.header.controls > 1:
+        return (
+            f"Nothing is claimed, because {fold.distrust}. Candidate and baseline are the same version, so fresh "
+            "attempts of the baseline would show no difference. Find what has changed, then fill the bank again."
+        )
+    if fold.distrust is not None and any(suite.bets.n for suite in fold.suites):
+        return (
+            f"Nothing is claimed, because {fold.distrust}. The error rates need independent attempts: find what "
+            "happened then, and run the gate anew."
+        )
+    if fold.distrust is not None:
+        return (
+            f"Nothing is claimed, because {fold.distrust}, and no fresh attempts of the baseline came to compare with. "
+            "Fill a new bank where the gate runs."
+        )
+    if lost:
+        return (
+            f"Nothing is claimed, because the lost attempts alone would decide: {many}. Fix the cause, and run it anew."
+        )
+    return "Nothing is claimed: every trial of one side was lost. Fix the cause, then run the gate anew."
+
+
+def _no_baseline(header: Header) -> str:
+    if header.controls:
+        return f"The baseline's policy cannot be rolled out: {header.no_baseline}."
+    return f"No control was run: the baseline's policy cannot be rolled out ({header.no_baseline})."
+
+
+def _paired(fold: Fold) -> str:
+    """That the bank was given up, and what the candidate is compared with."""
+    why = fold.distrust or ""
+    began = f"After {counted(fold.n_given_up, 'visit')} the bank was given up" if fold.n_given_up else "No bank is used"
+    return f"{began}: {why}. Each attempt counts against a fresh attempt of the baseline at the same time."

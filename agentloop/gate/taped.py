@@ -1,8 +1,10 @@
 """(task, side, trial) -> Outcome with a tape: what the tape has is not asked again, and what it lacks is, or is lost.
 
 A `bank.Runner` around another one. A trial that the tape covers is not run: its outcome is the banked one, so that D is
-0 against that same trial. Any other runs, and is judged by what it did, with the tape's answers up to the first
-difference. A gate that plays a tape compares one banked trial a visit (`Settings.per_visit` is 1): see `cassette.py`.
+0 against that same trial. That needs the same suite, version and environment, each known by contents. Any other trial
+runs, and is judged by what it did, with the tape's answers up to the first difference. `refusal` decides whether a tape
+may be played at all. A gate that plays one compares one banked trial a visit (`Settings.per_visit` is 1): see
+`cassette.py`.
 """
 
 from __future__ import annotations
@@ -12,12 +14,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from agentloop.costs import Price
-from agentloop.gate.bank import Runner
+from agentloop.gate.bank import BankHead, Runner
 from agentloop.gate.cassette import Mode, Tape, TapedPolicy, setting_hash
+from agentloop.gate.environment import BARE, Environment
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import PAUSES_S
+from agentloop.identity import Identity
 from agentloop.protocols import Policy
 from agentloop.types import RewardState
+
+
+def refusal(head: BankHead, acting: Identity) -> str | None:
+    """Why a bank's recorded answers are not played for any version, or not for `acting`; None when they may be.
+
+    A recording is played only where every part has a content hash: behind a name alone, an edited program or a
+    retrained model would get the answers of another.
+    """
+    if not head.is_of_known_program:
+        return (
+            "it was recorded for an unknown program (an earlier agentloop hashed paths, not contents); record it again"
+        )
+    if acting.unhashed:
+        return f"no content hash covers {acting.unhashed[0]}, so what was recorded may be out of date"
+    return None
 
 
 class TapedTrials:
@@ -33,35 +52,40 @@ class TapedTrials:
         identity: str,
         suite_hash: str,
         price: Price,
+        environment: Environment | None = BARE,
         bank: Iterable[Outcome] = (),
         on_divergence: Literal["live", "stop"] = "live",
         pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
         """make: a runner that asks the policy it is given, and tries nothing again. identity: of `TapedPolicy`.
 
+        environment: where the trials run; where it is not known, or has parts without a hash, each is run.
         bank: outcomes of the trials on the tape; those that are not in it are always run.
         """
         self._make, self._policy, self._tape, self._mode = make, policy, tape, mode
         self._identity, self._price, self._pauses_s = identity, price, pauses_s
         self._on_divergence: Literal["live", "stop"] = on_divergence
-        self._setting = setting_hash(suite_hash, identity)
+        self._setting = setting_hash(suite_hash, identity, environment.parts if environment else None)
+        self._may_cover = environment is not None and not environment.outside and mode in (Mode.replay, Mode.auto)
         self._bank = {(o.task_id, o.trial): o for o in bank if o.state is RewardState.scored}
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. A trial of which the tape has not all, where nobody may be asked, is lost: never a 0."""
         banked = self._bank.get((task_id, trial))
-        if banked and self._mode in (Mode.replay, Mode.auto) and self._tape.covers(task_id, trial, self._setting):
+        if banked and self._may_cover and self._tape.covers(task_id, trial, self._setting):
             return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})
+        n_lost = 0
         for pause_s in (*self._pauses_s, None):
             taped = self._taped(task_id, trial)
             outcome = await self._make(taped)(task_id, side, trial)
+            n_lost += outcome.n_lost
             is_stopped = taped.diverged is not None and taped.stops
             if outcome.state is not RewardState.infra_failed or is_stopped or pause_s is None:
                 break
             await asyncio.sleep(pause_s)
         if self._mode is Mode.record and outcome.state is RewardState.scored:
             self._tape.keep(taped, self._setting)
-        return self._told(outcome, taped)
+        return self._told(outcome.model_copy(update={"n_lost": n_lost}), taped)
 
     def _taped(self, task_id: str, trial: int) -> TapedPolicy:
         """With the whole trial before it: a further attempt begins anew."""

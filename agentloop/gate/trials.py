@@ -13,8 +13,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from agentloop.costs import Price, free, spent, total
-from agentloop.episode import Pool, plan, run_episode
+from agentloop.episode import Pool, is_refused, plan, run_episode
 from agentloop.gate.outcomes import Outcome, Side
+from agentloop.identity import Identity
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
 from agentloop.judge.audit import ORACLE
 from agentloop.judge.canaries import plant
@@ -30,6 +31,9 @@ MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
 
 
+UNNAMED = Identity("", {})
+
+
 @dataclass(frozen=True)
 class Actor:
     """A policy and the agent that asks it, as a REF names them (`loop/refs.py`)."""
@@ -37,12 +41,14 @@ class Actor:
     ref: str
     agent: Agent
     policy: Policy
-    identity: str = ""
-    """Hash of whatever decides how it acts, as far as that is known here: an endpoint's model may change unseen."""
+    identity: Identity = UNNAMED
+    """Of everything that decides how it acts; see `loop/acting.py`."""
     price: Price = free
     """Of an answer of it."""
     trained: frozenset[str] = frozenset()
     """Ids of tasks that its weights may have learned from."""
+    packages: tuple[str, ...] = ()
+    """Installed packages whose versions decide what it does."""
 
     @property
     def plays_solutions(self) -> bool:
@@ -109,19 +115,21 @@ class Trials:
 
 
 async def until_kept(attempt: Callable[[], Awaitable[Outcome]], pauses_s: Sequence[float] | None = None) -> Outcome:
-    """The first outcome that is not lost for our reasons, or the last, at the cost of all attempts.
+    """The first outcome that was not lost to infrastructure, or the last one.
 
+    The outcome carries the cost of all attempts and `n_lost`, the number of those that were lost.
     pauses_s: in place of PAUSES_S.
     """
     outcome = await attempt()
-    costs = [outcome.cost_usd]
+    costs, n_lost = [outcome.cost_usd], int(outcome.state is RewardState.infra_failed)
     for pause_s in PAUSES_S if pauses_s is None else pauses_s:
         if outcome.state is not RewardState.infra_failed:
             break
         await asyncio.sleep(pause_s)
         outcome = await attempt()
         costs.append(outcome.cost_usd)
-    return outcome.model_copy(update={"cost_usd": total(costs)})
+        n_lost += outcome.state is RewardState.infra_failed
+    return outcome.model_copy(update={"cost_usd": total(costs), "n_lost": n_lost})
 
 
 async def _plant(task: Task, episode: Episode, box: Sandbox) -> None:
@@ -145,6 +153,8 @@ def outcome_of(judged: Judged, side: Side, trial: int, price: Price) -> Outcome:
         why=_why(trace, verdict),
         cost_usd=total([*map(price, took.answers), took.judging_usd]),
         duration_s=round(trace.duration_s, 3),
+        started_at=trace.started_at,
+        refused=is_refused(trace),
     )
 
 

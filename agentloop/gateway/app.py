@@ -2,7 +2,8 @@
 
     /v1/chat/completions  /v1/responses  /v1/messages  /v1/messages/count_tokens  /v1/models  /v1/models/{name}
     /e/{episode}/v1/...          the same, as part of an episode
-    x-agentloop-episode: ID      the same, by a header; or `KEY/e/ID` in place of the key
+    /e/{episode}/t/{task}/v1/... the same, as an attempt at a task
+    x-agentloop-episode: ID, x-agentloop-task: ID    the same, by headers; or `KEY/e/ID/t/ID` in place of the key
 
 Plain ASGI, because a model's call should cost the gateway little. Whose call it is, whoever stands before it has said
 in the request's state; alone, all calls are one project's.
@@ -26,10 +27,13 @@ PATHS = {dialect.path: dialect for dialect in DIALECTS}
 MODELS = "/v1/models"
 COUNT = f"{messages.path}/count_tokens"
 MODEL = f"{MODELS}/"
-EPISODE = "/e/"
-HEADER = "x-agentloop-episode"
-MAX_EPISODE = 200
+EPISODE, TASK = "/e/", "t/"
+HEADER, TASK_HEADER = "x-agentloop-episode", "x-agentloop-task"
+MAX_NAME = 200
+"""Characters of an episode's or a task's name."""
 PROJECT = "default"
+NO_WEBSOCKET = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"close"))
+"""Headers of a 426: the protocol that a call is made by, and that nothing else follows on this connection."""
 
 
 class Gateway:
@@ -45,10 +49,11 @@ class Gateway:
             await self.app(scope, receive, send)
         elif scope["method"] == "POST" and path in PATHS:
             who = _who(scope)
-            if who.episode is not None and not 0 < len(who.episode) <= MAX_EPISODE:
-                why = f"the name of an episode has 1 to {MAX_EPISODE} characters, not {len(who.episode)}"
-                await say(send, 400, PATHS[path].error(400, why))
-                return
+            for what, name in (("an episode", who.episode), ("a task", who.task)):
+                if name is not None and not 0 < len(name) <= MAX_NAME:
+                    why = f"the name of {what} has 1 to {MAX_NAME} characters, not {len(name)}"
+                    await say(send, 400, PATHS[path].error(400, why))
+                    return
             await self.calls.answer(PATHS[path], who, scope, receive, send)
         elif scope["method"] == "POST" and path == COUNT:
             await self.calls.count(_who(scope), scope, receive, send)
@@ -56,6 +61,11 @@ class Gateway:
             await say(send, 200, await self._models())
         elif scope["method"] in ("GET", "HEAD") and path.startswith(MODEL):
             await self._model(path.removeprefix(MODEL), scope, send)
+        elif path in PATHS and _asks_for_websocket(scope):
+            # Codex goes on by HTTP at once when it gets 426, and tries again five times when it gets anything else:
+            # codex-rs/core/src/client.rs, `stream_responses_websocket`.
+            why = f"{path} is not served by WebSocket; POST the call"
+            await say(send, 426, PATHS[path].error(426, why), *NO_WEBSOCKET)
         else:
             why = f"{scope['method']} {path} is not answered; POST calls, and GET {MODELS}"
             await say(send, 405, _dialect(path).error(405, why))
@@ -90,10 +100,8 @@ def _told(name: str) -> dict[str, Any]:
 
 
 def route_of(scope: Scope) -> str | None:
-    """The path of a call without the episode before it; None for what is not the gateway's."""
-    path: str = scope["path"]
-    if path.startswith(EPISODE):
-        path = "/" + path[len(EPISODE) :].partition("/")[2]
+    """The path of a call without the episode and the task before it; None for what is not the gateway's."""
+    path = _split(scope["path"])[2]
     return path if path in PATHS or path in (MODELS, COUNT) or path.startswith(MODEL) else None
 
 
@@ -107,15 +115,31 @@ def _dialect(path: str) -> Dialect:
     return messages if path == COUNT else PATHS.get(path, chat)
 
 
+def _asks_for_websocket(scope: Scope) -> bool:
+    return scope["method"] == "GET" and Headers(scope=scope).get("upgrade", "").lower() == "websocket"
+
+
 def _who(scope: Scope) -> Who:
     state = scope.get("state") or {}
-    path: str = scope["path"]
-    if path.startswith(EPISODE):
-        episode: str | None = path[len(EPISODE) :].partition("/")[0]
-    else:
-        headers = Headers(scope=scope)
-        episode = headers.get(HEADER) or (words_of(headers) or "").partition(EPISODE)[2] or None
-    return Who(state.get("project", PROJECT), state.get("key"), episode)
+    headers = Headers(scope=scope)
+    episode, task, _ = _split(scope["path"])
+    if episode is None:
+        _, mark, names = (words_of(headers) or "").partition(EPISODE)
+        episode, task, _ = _split(mark + names)
+        episode = headers.get(HEADER) or episode or None
+    task = headers.get(TASK_HEADER) if task is None else task
+    return Who(state.get("project", PROJECT), state.get("key"), episode, task)
+
+
+def _split(path: str) -> tuple[str | None, str | None, str]:
+    """(episode, task, rest) of `/e/EPISODE/t/TASK/rest`; None for a name that is not there."""
+    if not path.startswith(EPISODE):
+        return None, None, path
+    episode, _, rest = path[len(EPISODE) :].partition("/")
+    if not rest.startswith(TASK):
+        return episode, None, f"/{rest}"
+    task, _, rest = rest[len(TASK) :].partition("/")
+    return episode, task, f"/{rest}"
 
 
 def words_of(headers: Headers) -> str | None:

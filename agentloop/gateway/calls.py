@@ -51,6 +51,8 @@ from agentloop.types import Span
 RECORD_S = 30.0
 """Seconds that a commit may take."""
 BUSY_S = 2
+UNREADABLE = ("no_answer", "too_large")
+"""Kinds of failure of an upstream that did answer."""
 NOTED = (400, 402, 404)
 """Refusals of the gateway's own that are in the trace. Any other passes: the client asks again."""
 ENDED, TOLD_S = "gateway_ended", 1.0
@@ -120,7 +122,8 @@ class Calls:
             call, sent = await self._begin(dialect, who, body)
         except Refused as refused:
             if refused.status in NOTED:
-                await self._note(RefusedCall(*who, dialect.name, body.get("model"), refused.status, str(refused), now))
+                about = (who.project, who.key, who.episode, dialect.name, body.get("model"))
+                await self._note(RefusedCall(*about, refused.status, str(refused), now))
             await reply.refuse(refused)
             return
         work = asyncio.ensure_future(self._carry(dialect, call, body, sent, reply, passed_on(scope)))
@@ -163,6 +166,7 @@ class Calls:
             raise Refused(429, str(error), retry_after=str(error.retry_s)) from None
         except StoreError as error:
             raise Refused(503, str(error), retry_after=str(BUSY_S)) from None
+        place.run.begin(who.task)
         key_id, now = who.key and who.key.id, time.time_ns()
         call = Call(who.project, key_id, who.episode, dialect.name, asked, target, place, now, is_exact=is_exact)
         sent = {**(body if is_native else asked), "model": target.model}
@@ -268,6 +272,8 @@ class Calls:
             prompt, sampled, _ = call.tokens
             tokens = [*prompt, *sampled] if prompt and sampled else []
             call.extends = self._contexts.answered(call.place, call.project, call.episode, call.message, tokens)
+            for message in call.alternatives:
+                self._contexts.remember(call.place, call.project, call.episode, message, ())
         else:
             self._contexts.failed(call.place)
         spans = spans_of_call(call)
@@ -288,7 +294,8 @@ def _failed(call: Call, error: Refusal | UpstreamFailed) -> Refused:
     """What the client is told; noted for the record in words by which `judge.failures` knows whose fault it was."""
     upstream = call.target.upstream.name
     if isinstance(error, UpstreamFailed):
-        call.error = (error.kind, f"API connection error: upstream {upstream!r} {error}")
+        what = "answer" if error.kind in UNREADABLE else "connection"
+        call.error = (error.kind, f"API {what} error: upstream {upstream!r} {error}")
     else:
         kind = "rate_limit" if error.status == 429 else f"http_{error.status}"
         call.error = (kind, f"API status error: upstream {upstream!r} answered {error.status}: {error}")

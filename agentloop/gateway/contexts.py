@@ -34,10 +34,13 @@ Digest = bytes
 class Run:
     """One agent's conversation within a trace."""
 
-    __slots__ = ("instructions", "is_told", "last", "parent", "span_id", "started_ns", "trace_id")
+    __slots__ = ("_begun", "instructions", "is_told", "last", "parent", "span_id", "started_ns", "task", "trace_id")
 
     def __init__(self, trace_id: str, instructions: Digest, parent: Run | None = None) -> None:
         self.trace_id, self.instructions, self.parent = trace_id, instructions, parent
+        self.task: str | None = parent.task if parent else None
+        """What the run is an attempt at, as its first call named it."""
+        self._begun = parent is not None
         self.span_id = secrets.token_hex(8)
         """Of the agent's own span, which there is only where there are sub-agents."""
         self.is_told = False
@@ -45,6 +48,11 @@ class Run:
         self.started_ns = 0
         self.last: tuple[int, Digest] | None = None
         """How many tokens the last answer ended with that told them, and their digest."""
+
+    def begin(self, task: str | None) -> None:
+        """A call goes to its upstream. The first one names the task, so that no run chooses it by how it went."""
+        if not self._begun:
+            self.task, self._begun = task, True
 
 
 @dataclass(slots=True)
@@ -112,12 +120,18 @@ class Contexts:
         if tokens:
             place.run.last = len(tokens), _packed(tokens)
         self._left.pop(place.digest, None)  # the next that begins so is another conversation
+        self.remember(place, project, episode, message, tokens)
+        return extends
+
+    def remember(
+        self, place: Place, project: str, episode: str | None, message: dict[str, Any], tokens: Sequence[int]
+    ) -> None:
+        """That a conversation may go on from `message`. tokens: as of `answered`."""
         now = _Left(place.run, len(tokens), _packed(tokens) if tokens else None)
         self._put(_next(place.digest, message), now)
         seed = f"{project}\0{episode or ''}".encode()
         for call in _calls(message):
             self._put(_call(seed, str(call.get("id"))), now)
-        return extends
 
     def failed(self, place: Place) -> None:
         """Remember that nothing was answered: what says the same next is the same call, tried again."""

@@ -38,6 +38,8 @@ class Who(NamedTuple):
     project: str
     key: Key | None
     episode: str | None
+    task: str | None = None
+    """What the run is an attempt at, as the client names it."""
 
 
 def refused_as(upstream: str, error: Refusal | UpstreamFailed) -> Refused:
@@ -51,10 +53,10 @@ def refused_as(upstream: str, error: Refusal | UpstreamFailed) -> Refused:
     return Refused(error.status, str(error), error.code, error.retry_after)
 
 
-async def say(send: Send, status: int, found: dict[str, Any]) -> None:
-    """Answer with `found` as JSON."""
+async def say(send: Send, status: int, found: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+    """Answer with `found` as JSON. more: further headers."""
     body = orjson.dumps(found)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

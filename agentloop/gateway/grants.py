@@ -32,8 +32,9 @@ LEFT_S, SETTLE_S = 1.0, 10.0
 MAX_AT_ONCE, MAX_KEPT = 32, 256 << 20
 """Calls of one episode under way, and bytes of those that were made: a program in a box cannot fill this process."""
 CUT = {"client_disconnected", "gateway_ended"}
-NOT_THE_UPSTREAM_S = {None, "http_400", "http_413", "http_422", "refused_400", "refused_404"}
-"""What a call can end with that is not its upstream's fault: an answer, or what the agent asked."""
+UNAVAILABLE = {"unreachable", "silent", "broken_off", "rate_limit"}
+"""What a call ends with whose upstream was unreachable or answered 429; a 5xx is `http_5…`. Anything else is an
+answer, or the agent's own doing: an upstream that refuses with another status, or sends what cannot be read."""
 
 
 @dataclass
@@ -69,10 +70,11 @@ class Grant:
 
     @property
     def failed(self) -> Span | None:
-        """The last call, when it got no answer and that is its upstream's fault; those that were cut tell nothing."""
+        """The last call, when its upstream was unreachable or answered 429 or 5xx; calls that were cut do not count."""
         calls = [span for span in self.spans if span.kind == "chat" and _kind(span) not in CUT]
         last = max(calls, key=lambda span: span.start_ns, default=None)
-        return last if last is not None and _kind(last) not in NOT_THE_UPSTREAM_S else None
+        kind = _kind(last) if last is not None else None
+        return last if kind is not None and (kind in UNAVAILABLE or kind.startswith("http_5")) else None
 
     @property
     def unpriced(self) -> bool:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from agentloop.errors import SandboxUnavailable, boundary
 from agentloop.gateway.grants import Grants
 
 FOLDERS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
@@ -38,7 +39,9 @@ class LocalGateway:
         mine = self._open.setdefault(loop, _Open())
         mine.n_users += 1
         try:
-            yield await mine.ready()
+            with boundary(SandboxUnavailable, "the gateway's socket cannot be opened"):
+                ready = await mine.ready()
+            yield ready
         finally:
             mine.n_users -= 1
             if not mine.n_users:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from agentloop.errors import PolicyError, boundary
+from agentloop.errors import AgentLoopError, MalformedAnswer, ModelRefused, UpstreamUnavailable, boundary
 from agentloop.formats.messages import messages_of
 from agentloop.gateway.failures import Refusal, UpstreamFailed
 from agentloop.gateway.routes import Upstream
@@ -50,7 +50,10 @@ class PolicyAnswer:
 
 
 async def ask(upstream: Upstream, body: bytes) -> PolicyAnswer:
-    """Ask the policy. Raises Refusal and UpstreamFailed."""
+    """Ask the policy. Raises Refusal where it refuses, and UpstreamFailed.
+
+    The kind of failure is `unreachable` only for a policy that says so; anything else that it raises is `no_answer`.
+    """
     asked, policy = orjson.loads(body), upstream.policy
     assert policy is not None, "an upstream via `policy` has one"  # noqa: S101
     messages = messages_of(asked["messages"], "user")
@@ -60,15 +63,19 @@ async def ask(upstream: Upstream, body: bytes) -> PolicyAnswer:
         raise Refusal(400, orjson.dumps({"error": {"message": f"tools: {error!r}"}}), None) from None
     max_tokens, seed = asked.get("max_completion_tokens") or asked.get("max_tokens"), asked.get("seed")
     try:
-        with boundary(PolicyError, f"policy {policy.name}"):
+        with boundary(MalformedAnswer, f"policy {policy.name}"):
             completion = await policy.complete(
                 messages,
                 tools,
                 max_tokens=max_tokens if isinstance(max_tokens, int) else MAX_TOKENS,
                 seed=seed if isinstance(seed, int) else 0,
             )
-    except PolicyError as error:
+    except UpstreamUnavailable as error:
         raise UpstreamFailed("unreachable", str(error)) from error
+    except ModelRefused as error:
+        raise Refusal(error.status or 400, orjson.dumps({"error": {"message": str(error)}}), None) from error
+    except AgentLoopError as error:
+        raise UpstreamFailed("no_answer", str(error)) from error
     if completion.finish_reason == "context":
         raise Refusal(400, TOO_LONG, None)
     return PolicyAnswer(_answer(completion, policy.name))

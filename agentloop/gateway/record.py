@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentloop.formats.attributes import EPISODE, VERSION
+from agentloop.formats.attributes import EPISODE, TASK, VERSION
 from agentloop.formats.genai import ERROR, Said, span_of, where_of
 from agentloop.gateway.contexts import Place, Run, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, text_of
@@ -107,9 +107,15 @@ class Call:
 
     @property
     def choices(self) -> list[dict[str, Any]]:
-        """Of the answer: an upstream may send anything."""
-        found = (self.answer or {}).get("choices")
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        """Of the answer, by their index: the first is the policy's word. An upstream may send anything."""
+        listed = (self.answer or {}).get("choices")
+        choices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        return sorted(choices, key=lambda each: number(each, "index"))
+
+    @property
+    def alternatives(self) -> list[dict[str, Any]]:
+        """The messages of the other choices: a client may go on from any."""
+        return [table_of(choice, "message") for choice in self.choices[1:]]
 
 
 class RefusedCall(NamedTuple):
@@ -158,7 +164,7 @@ def span_of_refused(call: RefusedCall) -> Span:
 
 def _agent(call: Call, run: Run) -> Span:
     name = "sub-agent" if run.parent else "agent"
-    given = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": name, EPISODE: call.episode}
+    given = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": name, EPISODE: call.episode, TASK: run.task}
     above = run.parent.span_id if run.parent else None
     return _span(call, run.span_id, above, f"invoke_agent {name}", (run.started_ns, run.started_ns), given, INTERNAL)
 
@@ -187,6 +193,7 @@ def _attributes(call: Call, model: str) -> dict[str, Any]:
         "gen_ai.tool.definitions": asked.get("tools"),
         **{name: asked[key] for key, name in SETTINGS.items() if asked.get(key) is not None},
         EPISODE: call.episode,
+        TASK: call.place.run.task,
         VERSION: call.target.version,
         "agentloop.dialect": call.dialect,
         "agentloop.key": call.key,

@@ -29,7 +29,7 @@ from agentloop.types import (
     ToolResult,
 )
 
-CHEAT_S = 30.0
+CHEAT_S = 5.0
 """A cheat that takes longer is judged by what it left."""
 N_RANDOM = 8
 MAX_STEPS = 100
@@ -114,6 +114,7 @@ class PolicyAgent:
         self._policy, self._agent, self._seed = policy, agent or ToolLoop(), seed
         self.name = self._agent.name
         self.files: Path | None = getattr(agent, "files", None)
+        self.program: bool = getattr(agent, "program", False)
 
     async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""

@@ -3,14 +3,48 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from agentloop.harbor.agents import Cheater, Nobody, Oracle, Random
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import Trial, TrialAgent, run_trial
-from agentloop.judge.audit import N_ORACLE, RUN, Cheat, TaskAudit, known_cheats, refuse_no_box
+from agentloop.harbor.trial import Trial, TrialAgent, run_trial, sandbox_spec
+from agentloop.judge.audit import (
+    N_ORACLE,
+    NOBODY,
+    ORACLE,
+    RANDOM,
+    RUN,
+    Cheat,
+    TaskAudit,
+    infrastructure,
+    known_cheats,
+    patience_s,
+    refuse_no_box,
+    start_one_of_each,
+)
 from agentloop.protocols import SandboxBackend
+
+T = TypeVar("T")
+HONEST = (ORACLE, NOBODY, RANDOM)
+"""Agents whose attempts have no time bound, and set that of the cheats."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one agent's attempt at a task came to."""
+
+    agent: str
+    trial: Trial | None
+    """None for an attempt that was cut off."""
+    took_s: float
+    """Seconds, verification included."""
+    reached_tests: bool
+    """Whether its verification began."""
 
 
 def agents(n_oracle: int = N_ORACLE, cheats: Sequence[Cheat] | None = None) -> list[TrialAgent]:
@@ -19,33 +53,62 @@ def agents(n_oracle: int = N_ORACLE, cheats: Sequence[Cheat] | None = None) -> l
     return [*(Oracle() for _ in range(n_oracle)), Nobody(), Random(), *map(Cheater, tried)]
 
 
+def quick_agents() -> list[TrialAgent]:
+    """Who tries each task in a quick check."""
+    return [Oracle(), Nobody()]
+
+
 async def audit(
     tasks: Sequence[HarborTask],
     backend: SandboxBackend,
     *,
     trying: Sequence[TrialAgent],
     n_concurrent: int,
+    on_start: Callable[[str], None] = lambda _: None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[TaskAudit]:
-    """What came of each task, in their order. Boxes are closed when it is cancelled.
+    """What came of each task, in their order. Sandboxes are closed when it is cancelled.
 
-    Raises CapabilityError for a backend without isolation.
+    on_start: gets `TASK: AGENT` when an attempt begins. Raises CapabilityError for a backend without
+    isolation, and SandboxError when no sandbox starts for a task.
     """
     refuse_no_box(backend)
+    await start_one_of_each(backend, [(task.name, sandbox_spec(task)) for task in tasks])
     slots = asyncio.Semaphore(n_concurrent)
 
-    async def one(task: HarborTask, agent: TrialAgent, n: int) -> Trial:
+    async def attempt(task: HarborTask, agent: TrialAgent, n: int, limit_s: float | None = None) -> Attempt:
+        trial, reached = None, asyncio.Event()
         async with slots:
-            trial = await run_trial(task, agent, backend, run=RUN, n=n)
-        on_done()
-        return trial
+            on_start(f"{task.name}: {agent.name}")
+            began = time.monotonic()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    trial = await run_trial(task, agent, backend, run=RUN, n=n, on_tests=reached.set)
+            on_done()
+        return Attempt(agent.name, trial, time.monotonic() - began, reached.is_set())
 
-    async with asyncio.TaskGroup() as group:
-        running = [[group.create_task(one(task, agent, n)) for n, agent in enumerate(trying)] for task in tasks]
-    audits = []
-    for task, trials in zip(tasks, running, strict=True):
-        found = TaskAudit(task.name)
-        for agent, done in zip(trying, trials, strict=True):
-            found.note(agent.name, done.result().verdict, why(done.result()))
-        audits.append(found)
-    return audits
+    async def one(task: HarborTask) -> TaskAudit:
+        result = TaskAudit(task.name)
+        numbered = list(enumerate(trying))
+        honest = await _all(attempt(task, agent, n) for n, agent in numbered if agent.name in HONEST)
+        limit_s = patience_s([tried.took_s for tried in honest])
+        cheats = await _all(attempt(task, agent, n, limit_s) for n, agent in numbered if agent.name not in HONEST)
+        for tried in [*honest, *cheats]:
+            if tried.trial is None:
+                result.cut(tried.agent, limit_s, reached_tests=tried.reached_tests)
+            else:
+                ours = infrastructure(tried.trial.verdict, tried.trial.trace.error)
+                result.note(tried.agent, tried.trial.verdict, why(tried.trial), infrastructure=ours)
+        return result
+
+    return await _all(one(task) for task in tasks)
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Results in order; when one raises, the others are cancelled and the first error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return [done.result() for done in running]

@@ -73,8 +73,8 @@ def words_as(user: str | int | None) -> str:
     return f"su -s /bin/sh {shlex.quote(str(user))} -c"
 
 
-async def must(box: Box, command: str) -> None:
-    """Raises SandboxError when `command` does not end well."""
+async def must(box: Box, command: str, error: type[SandboxError] = SandboxError) -> None:
+    """Raises `error` when `command` does not end well."""
     done = await box.exec(command, timeout_s=60.0, lease="")
     if done.exit_code:
-        raise SandboxError(f"the box cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")
+        raise error(f"the sandbox cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")

@@ -129,11 +129,15 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def why(trial: Trial) -> str | None:
     """What stands in the way of a reward, or of the whole one; None when nothing is known to."""
+    scores, error = trial.verdict.scores, trial.trace.error
     if trial.verdict.state is not RewardState.scored:
-        told = [score.error for score in trial.verdict.scores if score.error]
-        return trial.trace.error or "; ".join(told) or "no reason was recorded"
+        return error or "; ".join(score.error for score in scores if score.error) or "no reason was recorded"
+    if trial.verdict.reward == 1.0:
+        return None
+    if error or any(score.why for score in scores):
+        return error or "; ".join(score.why for score in scores if score.why)
     last = trial.trace.steps[-1].results[-1:] if trial.trace.steps else ()
-    if trial.verdict.reward == 1.0 or not last or last[0].ok:
+    if not last or last[0].ok:
         return None
     ended = "ran out of time" if last[0].timed_out else f"ended with exit code {last[0].exit_code}"
     words = last[0].content.strip().splitlines()

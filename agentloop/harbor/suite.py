@@ -16,7 +16,7 @@ from agentloop.harbor.trial import TrialAgent, run_trial
 from agentloop.harbor.verification import Outcome as Tested
 from agentloop.protocols import SandboxBackend
 from agentloop.store.store import Judged
-from agentloop.types import Task, content_hash
+from agentloop.types import FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
 
 
 def harbor_evals(path: Path, tasks: Sequence[HarborTask]) -> Evals:
@@ -35,6 +35,18 @@ def harbor_evals(path: Path, tasks: Sequence[HarborTask]) -> Evals:
 def told(tasks: Sequence[HarborTask]) -> list[Task]:
     """What a program that acts on them is called with."""
     return [Task(id=task.name, instruction=task.instruction) for task in tasks]
+
+
+def boxed(tasks: Sequence[HarborTask]) -> list[Task]:
+    """The sandboxes of `tasks`: their images, and the hosts that agent or tests may reach."""
+    return [
+        Task(
+            id=task.name,
+            instruction=task.instruction,
+            sandbox=SandboxSpec(image=task.image, allowed_hosts=(*task.hosts(task.agent), *task.hosts(task.verifier))),
+        )
+        for task in tasks
+    ]
 
 
 class HarborTrials:
@@ -67,9 +79,17 @@ class HarborTrials:
             done = await run_trial(self._tasks[task_id], agent, self._backend, run=run, n=trial)
             judged = (done.task, done.episode, done.trace, done.verdict)
             self._keep(judged)
-            return outcome_of(judged, side, trial, actor.price)
+            return _with_0_for_tampering(done.verdict, outcome_of(judged, side, trial, actor.price))
 
         return await until_kept(attempt, self._pauses_s)
+
+
+def _with_0_for_tampering(verdict: Verdict, outcome: Outcome) -> Outcome:
+    """No reward of an agent that tampered with its tests can be believed; the gate counts that as a failure."""
+    has_tampered = verdict.critical is not None and verdict.critical.type is FailureType.outcome_reward_hack
+    if verdict.state is not RewardState.unscored or not has_tampered:
+        return outcome
+    return outcome.model_copy(update={"state": RewardState.scored, "reward": 0.0})
 
 
 def _agent(actor: Actor, seed: int) -> TrialAgent:

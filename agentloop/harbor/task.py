@@ -16,7 +16,6 @@ Source: Harbor 0.25, models/task/config.py.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator
 from difflib import get_close_matches
 from enum import StrEnum
@@ -26,6 +25,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import CapabilityError, ConfigError, boundary, did_you_mean
+from agentloop.input_files import place_of, read_toml
 
 TASK, INSTRUCTION = "task.toml", "instruction.md"
 SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
@@ -101,6 +101,8 @@ class Environment(Table):
     @classmethod
     def _older_schemas(cls, table: Any) -> Any:
         """`memory = "2G"`, `storage = "10G"` and `allow_internet = false` of schemas before 1.4."""
+        if not isinstance(table, dict):
+            raise ValueError("must be a table, [environment]")
         table = dict(table)
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
             size = table.pop(old, None)
@@ -210,28 +212,31 @@ def load_task(folder: Path) -> HarborTask:
     """The task in `folder`. Raises ConfigError: one line with file and key; CapabilityError for what we cannot do."""
     path = folder / TASK
     with boundary(ConfigError, f"{path}: cannot be read"):
-        text = path.read_text()
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+        tables = read_toml(path)
     _refuse_what_we_lack(folder, tables)
     for needed in (INSTRUCTION, "tests/test.sh"):
         if not (folder / needed).is_file():
             raise ConfigError(f"{folder}: no {needed}; every task has one")
-    artifacts = tuple(a if isinstance(a, str) else str(a.get("source")) for a in tables.pop("artifacts", []))
+    artifacts = _artifacts(path, tables.pop("artifacts", []))
     remarks = (*_unknown(path, tables), *_not_held(path, tables))
     own = {"folder": folder, "instruction": (folder / INSTRUCTION).read_text(), "artifacts": artifacts}
     try:
         task = HarborTask(**{**tables, **own, "tags": _tags(tables), "remarks": remarks})
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
+        key = place_of(first["loc"])
         given = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
         raise ConfigError(f"{path}: {key}{given}: {first['msg'].removeprefix('Value error, ')}") from None
     if task.environment.docker_image is None and not (folder / "environment" / "Dockerfile").is_file():
         raise ConfigError(f"{folder}: no environment/Dockerfile and no [environment] docker_image; a task needs one")
     return task
+
+
+def _artifacts(path: Path, rows: object) -> tuple[str, ...]:
+    """Paths, or tables that each have one as `source`. Raises ConfigError."""
+    if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
+        raise ConfigError(f'{path}: artifacts must be a list of paths, like ["/work/answer.txt"]')
+    return tuple(row if isinstance(row, str) else str(row.get("source")) for row in rows)
 
 
 def _tags(tables: dict[str, Any]) -> tuple[str, ...]:

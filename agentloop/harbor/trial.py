@@ -4,19 +4,23 @@ The agent is done when its tests begin: every process of it is killed, and the t
 that it never had. A shared verifier gets the agent's files there (`carry.py`), but the image's programs
 as they were; a separate one (`environment_mode = "separate"`) declared artifacts alone. A reward that
 is not one finite number is no reward: the verdict is `unscored`, never 0, and so is one that was
-reached beside planted programs, or with test files that changed while they ran.
+reached beside planted programs, or with test files that changed while they ran. An attempt that its agent
+ended with an error, and tests that took too long on what it left, have the reward 0 (`faults.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.episode import stable_id, with_files
+from agentloop.episode import is_overdue, stable_id, state_after, with_files
 from agentloop.errors import CapabilityError, ConfigError, SandboxError
+from agentloop.faults import event_of, words_of
 from agentloop.harbor.room import FOLDERS, ROOT, Room, must, words_as
 from agentloop.harbor.task import HarborTask, Phase
 from agentloop.harbor.verification import Outcome, verified
@@ -26,8 +30,9 @@ from agentloop.judge.score import judge
 from agentloop.protocols import Record, Sandbox, SandboxBackend
 from agentloop.sandbox.box import Box
 from agentloop.types import (
+    AttemptPhase,
+    Break,
     Episode,
-    EpisodeState,
     Limits,
     Message,
     Purpose,
@@ -66,31 +71,50 @@ class TrialAgent(Protocol):
 
 
 async def run_trial(
-    task: HarborTask, agent: TrialAgent, backend: SandboxBackend, *, run: str, n: int = 0, planted: bool = True
+    task: HarborTask,
+    agent: TrialAgent,
+    backend: SandboxBackend,
+    *,
+    run: str,
+    n: int = 0,
+    planted: bool = True,
+    on_tests: Callable[[], None] = lambda: None,
 ) -> Trial:
     """One attempt. Raises only what ends the program, and what is wrong with the task's definition.
 
     planted: put canaries (`judge/canaries.py`) into the agent's box, in a folder that no verifier sees.
+    on_tests: called when the verification begins.
     """
     spec = sandbox_spec(task)
     own = with_files(spec, agent)
     digest = stable_id(run, task.name, agent.name, n)
     recorded: list[Step | SubTrace] = []
     started_at, started = datetime.now(UTC), time.perf_counter()
-    stop, problem, outcome = StopReason.error, None, Outcome(error="the tests were not run")
+    stop, outcome = StopReason.error, Outcome(error="the tests were not run")
+    problem: str | None = None
+    broke: Break | None = None
+    phase, created = AttemptPhase.sandbox, math.inf
     box: Sandbox | None = None
     try:
         box = await backend.create(own)
+        created = time.perf_counter()
         if not isinstance(box, Box):
             raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
         await _prepare(task, box)
         if planted:
             await plant(box, digest)
-        stop = await agent.work(task, Room(box, task.agent, task.environment.env), recorded.append)
+        room = Room(box, task.agent, task.environment.env)
+        phase = AttemptPhase.agent
+        stop = await agent.work(task, room, recorded.append)
+        phase = AttemptPhase.tests
+        on_tests()
         outcome = await verified(task, box, backend, spec)
-    # The episode recorder: whatever an agent or a box raises becomes part of the trace.
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
+    # The episode recorder: whatever an agent or a sandbox raises becomes part of the trace.
+    except (Exception, SystemExit) as error:
+        if phase is AttemptPhase.tests and isinstance(error, ConfigError):
+            phase = AttemptPhase.sandbox  # the tests' sandbox cannot be made ready: the task's mistake, never a 0
+        overdue = is_overdue(own, time.perf_counter() - created)
+        problem, broke = words_of(error), event_of(error, phase, overdue=overdue)
     finally:
         if box is not None:
             await box.close()
@@ -102,7 +126,7 @@ async def run_trial(
         purpose=Purpose.run,
         policy_version=0,
         seed=int(digest[:12], 16),
-        state=EpisodeState.finished if problem is None else EpisodeState.infra_failed,
+        state=state_after(broke),
     )
     trace = Trace(
         id=stable_id("trace", digest),
@@ -116,6 +140,8 @@ async def run_trial(
         answer=steps[-1].completion.message.content if steps and stop is StopReason.submitted else None,
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
+        broke=broke,
+        program=getattr(agent, "program", False),
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )

@@ -14,14 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentloop.errors import PathError, SandboxError, SandboxGone, TransferLimit
+from agentloop.errors import ConfigError, PathError, SandboxError, SandboxGone, TransferLimit
 from agentloop.harbor.carry import Carried, carry
-from agentloop.harbor.room import COLLECTED, FOLDERS, LOGS, ROOT, TESTS, Room, must
+from agentloop.harbor.room import COLLECTED, FOLDERS, LOGS, ROOT, TESTS, Room, must, words_as
 from agentloop.harbor.task import Collect, HarborTask, VerifierMode
 from agentloop.harbor.trust import TELLING
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.box import Box
-from agentloop.types import SandboxSpec, Trace
+from agentloop.types import Graded, SandboxSpec, Trace
 
 MAX_REWARD_BYTES = 65_536
 MAX_ADDED = 256 << 20
@@ -36,36 +36,41 @@ class Outcome:
 
     value: float | None = None
     error: str = ""
+    why: str = ""
+    """What a person reads of a value."""
     name: str = "test.sh"
     version: str = "2"
     tampered: tuple[str, ...] = ()
     """The verifier's tools and files that the agent changed."""
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """The reward. Raises ValueError with the reason when there is none."""
         if self.value is None:
             raise ValueError(self.error)
-        return self.value
+        return Graded(value=self.value, why=self.why)
 
 
 async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
-    """Run the tests. Raises SandboxError for what is not the task's own doing."""
+    """Run the tests.
+
+    Raises SandboxError where they cannot be run: TransferLimit for files that are more than a verifier gets, PathError
+    where what the agent left is in the tests' way, both of which are the agent's outcome (`faults.py`). Raises
+    ConfigError for a mistake of the task, before the tests' sandbox has any of the agent's files.
+    """
     if task.verifier.environment_mode is VerifierMode.shared:
         box.kill_all()
         fresh = await backend.create(spec.model_copy(update={"allowed_hosts": task.hosts(task.verifier)}))
         assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
         try:
             await must(fresh, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
+            await _check_owner(task, fresh)
             carried = await carry(box, fresh, task.environment.workdir)
             await box.close()
             return _believed(await _tested(task, fresh), carried)
         finally:
             await fresh.close()
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            taken = await _collected(task, box, task.verifier.collect, Path(folder))
-        except TransferLimit as error:  # the agent's doing, and not the machine's
-            return Outcome(error=f"what the agent left is more than is taken to the verifier: {error}")
+        taken = await _collected(task, box, task.verifier.collect, Path(folder))
         await box.close()
         other = task.verifier.environment
         image = task.image if other is None else other.docker_image or str(task.folder / "tests")
@@ -76,11 +81,32 @@ async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: Sa
         assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
         try:
             await must(fresh, f"mkdir -p {FOLDERS}")
+            await _check_owner(task, fresh)
             for path, local in taken.items():
                 await fresh.upload(local, path if local.is_dir() else str(Path(path).parent))
             return await _tested(task, fresh)
         finally:
             await fresh.close()
+
+
+async def _check_owner(task: HarborTask, box: Box) -> None:
+    """ConfigError where the verifier's user cannot run and own what it must in a sandbox without the agent's files."""
+    user = task.verifier.user
+    command = f"chmod a+rX {LOGS}{_owned(task)}"
+    if user not in ROOT:
+        command += f" && {words_as(user)} true"
+    done = await box.exec(command, timeout_s=30.0, lease="")
+    if done.exit_code:
+        said = " ".join((done.stderr or done.stdout).split())[:200]
+        raise ConfigError(
+            f"{task.folder}/task.toml: [verifier] the image cannot run the tests as user {user or 'root'!r} ({said}); "
+            "name a user of that image, and check that it has chmod, chown and su"
+        )
+
+
+def _owned(task: HarborTask) -> str:
+    user = task.verifier.user
+    return "" if user in ROOT else f" && chown {shlex.quote(str(user))} {LOGS}"
 
 
 def _believed(outcome: Outcome, carried: Carried) -> Outcome:
@@ -122,17 +148,19 @@ async def _collected(task: HarborTask, box: Box, collect: tuple[Collect, ...], f
 
 
 async def _tested(task: HarborTask, box: Box) -> Outcome:
-    await must(box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}")
+    # What the agent left is in the sandbox by now, and may be in the way.
+    await must(
+        box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}", PathError
+    )
     await box.upload(task.folder / "tests", TESTS)
-    user = task.verifier.user
-    owned = "" if user in ROOT else f" && chown {shlex.quote(str(user))} {LOGS}"
-    await must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{owned}")
+    # `_check_owner` has shown that these commands work without the agent's files.
+    await must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{_owned(task)}", PathError)
     room = Room(box, task.verifier, task.environment.env)
     done = await room.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
     box.kill_all()
     told = await _printed(box)
     if done.timed_out:
-        return Outcome(error=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
+        return Outcome(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
     if done.exit_code in (126, 127):
         shebang = (task.folder / "tests" / "test.sh").read_bytes().partition(b"\n")[0][:80]
         why = f"its first line is {shebang.decode(errors='replace')!r}"
@@ -155,6 +183,8 @@ async def _tested(task: HarborTask, box: Box) -> Outcome:
             told = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
             return Outcome(error=told, tampered=changed)
         return outcome
+    if done.oom:
+        return Outcome(value=0.0, why=f"tests/test.sh ran out of memory{told}")
     return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}")
 
 

@@ -1,8 +1,9 @@
 """What an agent left, taken out of its box when it is done, and put into a fresh one for its verifiers.
 
 The box's processes are ended first. What comes out goes through the limits of a transfer; what a
-verifier does not name stays behind. The fresh box is made from the task's own spec, without network,
-and a path that the agent removed is removed there, too.
+verifier does not name stays behind. What is beyond the limits is the agent's outcome, worth 0. The
+fresh box is made from the task's own spec, without network, and a path that the agent removed is
+removed there, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from agentloop.episode import Pool
 from agentloop.errors import PathError, SandboxError, TransferLimit
-from agentloop.judge.score import FreshBox, name_verifiers
+from agentloop.judge.score import FreshBox, TooMuch, name_verifiers
 from agentloop.protocols import Sandbox
 from agentloop.sandbox.box import Box
 from agentloop.types import Task
@@ -31,8 +32,10 @@ class Artifacts:
 
     found: dict[str, Path] = field(default_factory=dict)
     """Path in the box -> where it is now; what was not there is not in it."""
+    too_much: dict[str, str] = field(default_factory=dict)
+    """Path in the box -> which limit it is beyond, in size, number of files, depth or time."""
     problems: dict[str, str] = field(default_factory=dict)
-    """Path in the box -> why it could not be taken."""
+    """Path in the box -> why it could not be taken, for reasons that are not the agent's."""
 
 
 def wanted(task: Task) -> list[str]:
@@ -55,7 +58,7 @@ async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
             await box.download(path, local, max_bytes=MAX_BYTES)
             taken.found[path] = local
         except TransferLimit as error:
-            taken.problems[path] = str(error)
+            taken.too_much[path] = str(error)
         except PathError:
             continue
     return taken
@@ -67,6 +70,8 @@ def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> Fres
     @asynccontextmanager
     async def fresh(paths: Sequence[str]) -> AsyncIterator[Sandbox]:
         for path in paths:
+            if path in artifacts.too_much:
+                raise TooMuch(f"{path} cannot be judged: {artifacts.too_much[path]}")
             if path in artifacts.problems:
                 raise SandboxError(f"{path}: {artifacts.problems[path]}")
         async with pool.lease(task.sandbox.model_copy(update={"allowed_hosts": ()}), f"verify-{name}") as box:

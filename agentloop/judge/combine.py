@@ -38,6 +38,9 @@ def combine(rule: RewardRule | None, scores: Sequence[Score]) -> tuple[RewardSta
     if not values:
         return RewardState.scored, 1.0
     weights = [_weight(rule, score.verifier) for score in rest]
+    _, exponent = math.frexp(max(weights))
+    if exponent > 900:  # their sum could be more than a float; a power of two changes no mean
+        weights = [math.ldexp(weight, -exponent) for weight in weights]
     mean = math.fsum(w * v for w, v in zip(weights, values, strict=True)) / math.fsum(weights)
     return RewardState.scored, min(1.0, max(0.0, mean))  # the mean of equal numbers may round to beyond them
 
@@ -56,7 +59,7 @@ def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
         return
     for name in (*rule.weights, *rule.gates):
         if name not in names:
-            known = f"(verifiers: {', '.join(names) or 'none'}){did_you_mean(name, names)}"
+            known = f"(verifiers: {_listed(names)}){did_you_mean(name, names)}"
             raise ConfigError(f"task {task!r}: [reward] names {name!r}, which is none of its verifiers {known}")
     for name, weight in rule.weights.items():
         if not 0 <= weight < math.inf:
@@ -69,10 +72,15 @@ def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
         raise ConfigError(f'task {task!r}: [reward] has gates and combine = "{rule.combine}"; write combine = "gated"')
     if rule.combine == "gated" and not rule.gates:
         raise ConfigError(
-            f'task {task!r}: [reward] combine = "gated" needs gates = ["…"] (verifiers: {", ".join(names)})'
+            f'task {task!r}: [reward] combine = "gated" needs gates = ["…"] (verifiers: {_listed(names)})'
         )
     if names and not any(_weight(rule, name) for name in names):
         raise ConfigError(f"task {task!r}: [reward] gives every verifier the weight 0; give one of them another")
+
+
+def _listed(names: Collection[str]) -> str:
+    """A task chooses them: one that is not a line of text is quoted."""
+    return ", ".join(name if name.isprintable() else repr(name) for name in names) or "none"
 
 
 def _weight(rule: RewardRule, verifier: str) -> float:

@@ -15,6 +15,12 @@ import unicodedata
 from typing import NamedTuple
 
 LINE = "| "
+MIN_QUOTE = 12
+"""Characters without spaces, about three words, that a quote needs where its words stand in several places."""
+MIN_SHORT = 4
+"""Characters that a quote needs where its words stand in one place only, unless it is a whole line or answer."""
+_SPACED = r"[0-9A-Za-z_\u00aa-\u024f\u0370-\u052f\u1e00-\u1fff]"
+"""Digits and letters of Latin, Greek and Cyrillic. Chinese, Japanese and others put no spaces between their words."""
 _TOKENS = re.compile(r"<(?=[|｜/]?[A-Za-z_｜|])|(?<=[|｜])>|\[(?=/?(?:INST|SYS)\b)", re.IGNORECASE)
 """Where a tag or a special token of a chat template begins or ends: `<|im_end|>`, `</s>`, `[/INST]`."""
 
@@ -41,6 +47,24 @@ def quoted(evidence: str, inside: str) -> bool:
     """True when `inside` has the words of `evidence`, however they are spaced and broken into lines."""
     words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
     return bool(words) and words in _squashed(inside)
+
+
+def identifies(evidence: str, inside: str) -> bool:
+    """True when `inside` has the words of `evidence`, and they are enough to know which place is meant.
+
+    Enough are MIN_QUOTE characters without spaces. Enough, too, are MIN_SHORT of them, a whole line or a whole text
+    between quotation marks, where they stand in one place only. Part of a word is no place in scripts with spaces.
+    """
+    if not quoted(evidence, inside):
+        return False
+    words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
+    if len(words) >= MIN_QUOTE:
+        return True
+    before = f"(?<!{_SPACED})" if re.match(_SPACED, words[0]) else ""
+    after = f"(?!{_SPACED})" if re.match(_SPACED, words[-1]) else ""
+    places = re.findall(before + r"\s*".join(map(re.escape, words)) + after, inside)
+    is_whole = words in map(_squashed, inside.splitlines()) or f'"{words}"' in _squashed(inside)
+    return len(places) == 1 and (len(words) >= MIN_SHORT or is_whole)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -10,8 +10,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from agentloop.faults import fault_in
 from agentloop.judge.failures.rules import Rule
-from agentloop.judge.score import ALONE, TIMEOUT_S, FreshBox, broke, checked, judge, name_verifiers, no_score, raised
+from agentloop.judge.score import (
+    ALONE,
+    TIMEOUT_S,
+    FreshBox,
+    checked,
+    judge,
+    name_verifiers,
+    no_score,
+    raise_if_cancelled,
+    raised,
+)
 from agentloop.protocols import GroupVerifier
 from agentloop.types import Score, Task, Trace, Verdict
 
@@ -21,10 +32,10 @@ async def judge_group(
 ) -> list[Verdict]:
     """A verdict for each of `traces`, in their order; see `judge`.
 
-    What broke is not compared. Raises PluginError and ConfigError, as `judge` does.
+    A trace that an error ended is not compared. Raises PluginError and ConfigError, as `judge` does.
     """
     kept: list[dict[str, Score]] = [{} for _ in traces]
-    sound = [n for n, trace in enumerate(traces) if not broke(task, trace)]
+    sound = [n for n, trace in enumerate(traces) if fault_in(trace) is None]
     if sound:
         for name, verifier in name_verifiers(task).items():
             if hasattr(verifier, "rank"):
@@ -47,6 +58,10 @@ async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> l
             values = list(await verifier.rank(traces))
         if len(values) != len(traces):
             raise ValueError(f"gave {len(values)} numbers for {len(traces)} episodes")
-    except (Exception, SystemExit) as error:  # as in `judge`: a plugin may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as in `judge`: a plugin may raise anything
+        raise_if_cancelled()
         return [no_score(verifier, name, raised(error)) for _ in traces]
+    raise_if_cancelled()
     return [checked(verifier, name, value) for value in values]

@@ -1,4 +1,4 @@
-"""What people say is wrong in stored traces: a file of labels, and the traces that they are about.
+"""What people say is wrong in stored traces: labels in a file or in the store, and the traces that they are about.
 
 A line a trace: `{"trace": ID, "step": 3, "type": "obs.misread"}`. `step` is the critical one's index, `type` its
 failure's, `others` further types of the run, `task` what keeps traces of one task together; all but `trace` may be
@@ -15,11 +15,15 @@ from typing import NamedTuple
 from pydantic import ConfigDict, ValidationError
 
 from agentloop.errors import ConfigError
+from agentloop.input_files import place_of
 from agentloop.judge.failures import measure
+from agentloop.judge.failures.evidence import quote_at
 from agentloop.judge.failures.fitting import Labelled
+from agentloop.judge.settle import check_name
 from agentloop.judge.stored import MAX_SPANS, read
 from agentloop.store.store import Store
-from agentloop.types import FailureType, Frozen, Imported, Score
+from agentloop.store.verdicts import PERSON
+from agentloop.types import Failure, FailureType, Frozen, Imported, Score
 
 
 class Label(Frozen):
@@ -51,7 +55,7 @@ def read_labels(path: Path) -> list[Label]:
             label = Label.model_validate_json(line)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the line"
+            where = place_of(first["loc"]) or "the line"
             raise ConfigError(
                 f"{path}:{n}: {where}: {first['msg']}; a label is such as "
                 '{"trace": "ID", "step": 3, "type": "obs.misread"}'
@@ -62,6 +66,46 @@ def read_labels(path: Path) -> list[Label]:
     if not found:
         raise ConfigError(f"{path}: no labels in it; write one line a trace")
     return list(found.values())
+
+
+def stored_labels(store: Store, *, project: str) -> list[Label]:
+    """What people said by `agentloop judge label`, the newest label of each trace."""
+    return [
+        Label(trace=trace_id, step=failure.step, type=_known(failure.type))
+        for trace_id, failure in store.person_labels(project)
+    ]
+
+
+def put_label(
+    store: Store, project: str, trace_id: str, kind: FailureType | None, step: int | None, *, by: str, note: str
+) -> tuple[Failure, bool]:
+    """A person's word on why a run failed: which type, at which step. It is critical unless the run succeeded.
+
+    kind: None where only the step is known. Returns the label, and whether it says anything new.
+    Raises NoSuchTrace; ConfigError for a name that is none, a step that the trace does not have, or neither given.
+    """
+    check_name(by)
+    if kind is None and step is None:
+        raise ConfigError("a label needs --type, --step or both")
+    row = store.row(project, trace_id)
+    found = read(store, row)
+    steps = [] if found is None else [each.index for each in found.trace.steps]
+    if step is not None and step not in steps:
+        has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has no steps"
+        raise ConfigError(f"--step {step}: trace {trace_id} has no such step; {has}")
+    at, words = quote_at(found.trace, step, "") if found is not None else (step, "")
+    failure = Failure(
+        type=kind or FailureType.unclassified,
+        step=step,
+        evidence=words if at == step else "",  # a step without words is quoted by nothing
+        detector=PERSON + by,
+        critical=row.reward is None or row.reward < 1.0,
+    )
+    return failure, store.put_person_label(project, trace_id, failure, by=by, why=note)
+
+
+def _known(kind: FailureType) -> FailureType | None:
+    return None if kind is FailureType.unclassified else kind
 
 
 def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Read]:
@@ -78,13 +122,14 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Rea
             raise ConfigError(f"trace {label.trace}: no step {label.step}; see `agentloop traces show {label.trace}`")
         types = frozenset(kind for kind in (label.type, *label.others) if kind is not None)
         says_why = label.step is not None or bool(types)
+        won = verdict.reward is not None and verdict.reward >= 1.0
         reward = 0.0 if verdict.reward is None and says_why else verdict.reward
         scores = () if reward is None else (Score(verifier=":reward", version="0", value=reward),)
         learn = Labelled(
             trace,
             label.task or trace.task_id or trace.id,
-            step=label.step,
-            category=label.type,
+            step=None if won else label.step,  # nothing decided the failure of a success
+            category=None if won else label.type,
             failed=None if reward is None else reward < 1.0,
         )
         found.append(Read(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))

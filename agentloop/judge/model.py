@@ -26,6 +26,7 @@ from agentloop.sections import PriceSection, from_environment
 from agentloop.types import Graded, Message, content_hash
 
 MAX_TOKENS = 2048
+_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 Form = TypeVar("Form", bound=BaseModel)
 
 
@@ -93,13 +94,16 @@ class JudgeModel:
         Raises PolicyError when the endpoint failed, Unreadable when the answer is not of the form.
         """
         name = content_hash([self.model, self._base_url, self._temperature, strict_schema(form), key, repeat])
-        if (known := self._remembered(name)) is not None:
-            return form.model_validate_json(known), Spent()
+        if (before := self._remembered(name, form)) is not None:
+            return before, Spent()
         text, spent = await self._said(system, user, form, repeat)
         try:
-            ruling = form.model_validate_json(last_object(text), strict=True)
-        except (ValueError, ValidationError):
-            raise Unreadable(f"{self.model} gave no verdict of the form asked for: {text[:200]!r}", spent) from None
+            ruling = form.model_validate_json(only_object(text), strict=True)
+        except ValueError:
+            raise Unreadable(
+                f"{self.model} did not answer with one JSON object of the form that was asked for: {text[:200]!r}",
+                spent,
+            ) from None
         self._remember(name, ruling.model_dump_json())
         return ruling, spent
 
@@ -123,12 +127,13 @@ class JudgeModel:
             self._base_url, self.model, api_key=key, temperature=self._temperature, price=self._price, extra=shape
         )
 
-    def _remembered(self, name: str) -> str | None:
-        if self._cache is None:
-            return self._known.get(name)
+    def _remembered(self, name: str, form: type[Form]) -> Form | None:
+        """None where there is no answer yet, or its file is damaged: the model is then asked anew."""
         try:
-            return (self._cache / name[:2] / f"{name}.json").read_text(encoding="utf-8")
-        except FileNotFoundError:
+            if self._cache is None:
+                return form.model_validate_json(self._known[name])
+            return form.model_validate_json((self._cache / name[:2] / f"{name}.json").read_bytes())
+        except (KeyError, FileNotFoundError, ValidationError):
             return None
 
     def _remember(self, name: str, ruling: str) -> None:
@@ -150,18 +155,27 @@ class Unreadable(ValueError):
         self.spent = spent
 
 
-def last_object(text: str) -> str:
-    """The JSON object that ends `text`, whatever was said before it. Raises ValueError when none does."""
-    body = re.sub(r"\s*```\s*$", "", text.strip())
-    reader = json.JSONDecoder()
-    for start in (found.start() for found in re.finditer(r"\{", body)):
-        try:
-            _, end = reader.raw_decode(body, start)
-        except (ValueError, RecursionError):
-            continue
-        if end == len(body):
-            return body[start:]
-    raise ValueError("no JSON object at the end")
+def only_object(text: str) -> str:
+    """The JSON object that `text` is, with or without a code fence around it.
+
+    Words beside it, a second object and a key that occurs twice make the answer ambiguous: a judge that quotes the
+    agent must not have the quotation taken for its verdict. Raises ValueError.
+    """
+    body = _FENCE.sub(r"\1", text.strip())
+    try:
+        value = json.loads(body, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not one JSON object and nothing else: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"not one JSON object and nothing else, but a {type(value).__name__}")
+    return body
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return value
 
 
 def strict_schema(form: type[BaseModel]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from agentloop.errors import PolicyError
 from agentloop.judge.failures.evidence import MAX_QUOTE, texts
 from agentloop.judge.failures.taxonomy import OURS, Taxonomy
-from agentloop.judge.fence import fence
+from agentloop.judge.fence import fence, identifies
 from agentloop.judge.model import JudgeModel, Spent, Unreadable
 from agentloop.judge.transcript import transcript
 from agentloop.types import Failure, FailureType, RewardState, Step, Trace, Verdict, content_hash
@@ -92,9 +92,11 @@ class Reader:
         step = next((step for step in steps if step.index == said.step), None)
         if step is None:
             raise ValueError(f"a vote on step {said.step}, which is not there")
-        words = _literal(said.evidence, texts(Trace(id="", messages=(), steps=(step,))))
-        if not words:
-            raise ValueError(f"a vote quotes of step {said.step} what it has not: {said.evidence!r:.120}")
+        parts = list(texts(Trace(id="", messages=(), steps=(step,))))
+        words = _literal(said.evidence, parts)
+        if not words or not identifies(said.evidence, "\n".join(parts)):
+            problem = f"step {said.step}: the quote is not in the step, or too short to show which place it is from"
+            raise ValueError(f"{problem}: {said.evidence!r:.120}")
         return Failure(type=FailureType(said.type), step=step.index, evidence=words[:MAX_QUOTE], detector=DETECTOR)
 
     def _agreed(self, votes: Sequence[Failure], spent: Spent) -> tuple[Failure | None, Spent]:
@@ -109,11 +111,12 @@ class Reader:
 
 
 def is_open(verdict: Verdict) -> bool:
-    """Whether a run lost, and nobody has said more of it than that."""
+    """Whether a run lost, and nothing surer than a sign or a guess of the step says why."""
     critical = verdict.critical
     if verdict.state is not RewardState.scored or critical is None:
         return False
-    return critical.type is FailureType.unclassified or critical.type.value.startswith("outcome.")
+    is_lead = critical.detector.startswith("rules.sign.")
+    return critical.type is FailureType.unclassified or critical.type.value.startswith("outcome.") or is_lead
 
 
 def told(verdict: Verdict, cause: Failure) -> Verdict:

@@ -17,20 +17,23 @@ from functools import partial
 from typing import Any, cast
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.judge.failures.imported import reward_of
+from agentloop.faults import fault_in
 from agentloop.judge.failures.learned import Scorer
-from agentloop.judge.failures.rules import Rule
+from agentloop.judge.failures.rules import RULES, Rule
+from agentloop.judge.failures.signs import OF_A_STEP, SIGNS
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.group import rank
 from agentloop.judge.reader import Reader, is_open, told
-from agentloop.judge.score import ALONE, NEEDS_BOX, broke, judge, name_verifiers, no_score
+from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, Verifier
 from agentloop.store.history import New, Stored
 from agentloop.store.store import Store
-from agentloop.store.verdicts import JUDGE
+from agentloop.store.verdicts import JUDGE, reward_of
 from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
 
+DETECTORS = content_hash([detector.id for detector in (*RULES, *SIGNS, *OF_A_STEP)])
+"""Changes when a detector is added, revised or turned off, so that `judge` looks at every trace again."""
 BATCH = 250
 """Traces of one transaction."""
 N_TOGETHER = 16
@@ -42,19 +45,23 @@ class Account:
     """What judging again did."""
 
     n: int = 0
-    """Traces that the filter holds for."""
+    """Traces that match the filter."""
     n_same: int = 0
-    """Of them passed over: they had been judged by the same task, verifiers and taxonomy."""
+    """Traces that were skipped, because the same task, verifiers and taxonomy judged them before."""
     n_rescored: int = 0
-    """A verifier was asked."""
+    """Traces for which a verifier ran."""
+    n_changed: int = 0
+    """Traces whose verdict differs from the one before: its state, reward, scores or failures."""
     n_relabelled: int = 0
-    """The failures are others than before."""
+    """Traces whose failures differ from the ones before."""
     changed: Counter[str] = field(default_factory=Counter)
     """`scored -> disputed`, or `1 -> 0` for a reward -> how many."""
+    worth: Counter[str] = field(default_factory=Counter)
+    """`failed`, `succeeded`, or a state without a reward -> how many traces of `n`, after judging."""
     why_not: Counter[str] = field(default_factory=Counter)
-    """Why a trace, or a verifier of it, was not scored anew -> how many."""
+    """Why no verifier scored a trace, or one of its verifiers did not run -> how many."""
     n_unknown: int = 0
-    """Of all, others' of which nobody has said what they are worth: no verifier here knows them."""
+    """Imported or received traces that have no reward after judging: no verifier here covers them."""
     cost_usd: float = 0.0
     """Of judge models, where a price is known."""
 
@@ -95,11 +102,12 @@ async def rejudge(
         after = batch[-1].row.key
         todo = []
         for stored in batch:
-            account.n_unknown += not is_ours(stored.row) and stored.row.reward_state == RewardState.unscored
-            late = "/".join([VERSION, str(stored.row.n_spans), str(_outcome(stored)), *learned])  # spans may have come
+            n_spans = str(stored.row.n_spans)  # more of them may have arrived
+            late = "/".join([VERSION, DETECTORS, n_spans, str(_outcome(stored)), *learned])
             stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
             if stored.stamp == stamp and not (again or only):
                 account.n_same += 1
+                _count(account, stored, stored.row.reward_state, stored.row.reward)
             else:
                 todo.append((stored, stamp))
 
@@ -109,12 +117,15 @@ async def rejudge(
                 found = read(store, stored.row)
                 if found is None:
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
+                    _count(account, stored, stored.row.reward_state, stored.row.reward)
                     return None
                 mine = named.get(task.id if task else "", {})
                 verdict = await _judged(task, found, stored, mine, only, account, groups, guess)
                 if reader is not None and is_open(verdict):
                     verdict = await _read_by(reader, found.trace, verdict, account)
-                _note(account, found.verdict, verdict)
+                verdict = store.clean(verdict)
+                _count(account, stored, verdict.state, verdict.reward)
+                _note(account, found.verdict, stored.verdict, verdict)
                 if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
                 return New(stored.row.key, verdict, stamp)
@@ -139,13 +150,20 @@ async def _judged(
     trace, before = found.trace, found.verdict
     if task is None:
         ours = is_ours(stored.row)
-        account.why_not[f"task {trace.task_id} is not in the suite" if ours else "of no task here"] += 1
+        account.why_not[f"task {trace.task_id} is not in the suite" if ours else "their task is not in the suite"] += 1
         if found.imported is not None:
             return classified_imported(found.imported, before.state, _outcome(stored), guess=guess)
         known = partial(classified, bare_task(trace), trace, guess=guess, rule=before.rule)
+        fault = fault_in(trace)
+        if fault and not fault.ours and before.state is RewardState.infra_failed:  # as an older version had it
+            return known(RewardState.scored, 0.0)
         return known(before.state, before.reward, before.scores)
     known = partial(classified, task, trace, guess=guess, rule=task.reward)
-    if not verifiers or broke(task, trace):
+    if fault := fault_in(trace):
+        if fault.ours or _is_settled(stored, before):
+            return known(before.state, before.reward, before.scores)
+        return known(RewardState.scored, 0.0)
+    if not verifiers:
         return known(before.state, before.reward, before.scores)
     had = {score.verifier: score for score in before.scores}
     kept: dict[str, Score] = {}
@@ -209,7 +227,7 @@ class Groups:
 
     async def _rank(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> dict[str, Score]:
         found = [read(self._store, member) for member in self._store.group(row)]
-        traces = [one.trace for one in found if one is not None and not broke(task, one.trace)]
+        traces = [one.trace for one in found if one is not None and fault_in(one.trace) is None]
         return {t.id: score for t, score in zip(traces, await rank(verifier, name, traces), strict=True)}
 
 
@@ -226,12 +244,23 @@ def _is_settled(stored: Stored, before: Verdict) -> bool:
 
 
 def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]) -> str:
-    return content_hash([task.portable(), {name: it.version for name, it in verifiers.items()}, VERSION, *learned])
+    versions = {name: it.version for name, it in verifiers.items()}
+    return content_hash([task.portable(), versions, VERSION, DETECTORS, *learned])
 
 
-def _note(account: Account, before: Verdict, now: Verdict) -> None:
-    if before.state is not now.state:
-        account.changed[f"{before.state} -> {now.state}"] += 1
-    elif before.reward is not None and now.reward is not None and before.reward != now.reward:
-        account.changed[f"{before.reward:g} -> {now.reward:g}"] += 1
-    account.n_relabelled += before.failures != now.failures
+def _count(account: Account, stored: Stored, state: str, reward: float | None) -> None:
+    """Add what a trace is worth after judging."""
+    worth = state if reward is None else "failed" if reward < 1.0 else "succeeded"
+    account.worth[str(worth)] += 1
+    account.n_unknown += not is_ours(stored.row) and state == RewardState.unscored
+
+
+def _note(account: Account, row: Verdict, last: Verdict | None, now: Verdict) -> None:
+    """Add what changed. row: what the trace's row says now; last: the newest of its history."""
+    if row.state is not now.state:
+        account.changed[f"{row.state} -> {now.state}"] += 1
+    elif row.reward is not None and now.reward is not None and row.reward != now.reward:
+        account.changed[f"{row.reward:g} -> {now.reward:g}"] += 1
+    failures = last.failures if last else row.failures
+    account.n_relabelled += failures != now.failures
+    account.n_changed += (last or row) != now or (row.state, row.reward) != (now.state, now.reward)

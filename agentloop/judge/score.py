@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from numbers import Real
 from pathlib import Path
 from traceback import walk_tb
-from typing import Any, cast
+from typing import Any
 
 from agentloop.errors import NotYet, PluginError
+from agentloop.faults import fault_in
 from agentloop.judge.combine import check, combine, decided
 from agentloop.judge.failures.critical import classify
 from agentloop.judge.failures.rules import Rule
 from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.plugins import load_part
 from agentloop.protocols import GroupVerifier, Sandbox, Verifier
-from agentloop.types import WAITING, Graded, Part, RewardState, Score, StopReason, Task, Trace, Verdict
+from agentloop.types import WAITING, Graded, Part, RewardState, Score, Task, Trace, Verdict
 
 FreshBox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
 """Paths of artifacts -> a fresh box that has them in their places (`artifacts.py`)."""
@@ -39,6 +41,10 @@ AS = "as"
 ALONE = "compares the episodes of a group, and there was only one"
 NEEDS_BOX = "needs the agent's box, which is gone; run the task again"
 _loaded: dict[str, Verifier] = {}
+
+
+class TooMuch(Exception):
+    """What an agent left for its verifiers is larger than they take: its outcome, which is worth 0."""
 
 
 async def judge(
@@ -59,9 +65,9 @@ async def judge(
     fresh: makes the box of a verifier that names `artifacts`, which without it gives no number.
     guess: of `classify`.
 
-    - `infra_failed`: the trace broke, or a reference command timed out and nothing went wrong
-      before it. Verifiers are not run. Any other timeout is the agent's own and is scored, so that
-      no policy escapes a reward with `sleep 999`.
+    - `infra_failed`: the infrastructure ended the trace (`faults.py`). Verifiers are not run.
+    - `scored` 0, without any scores: the agent ended it with an error. Verifiers are not run either. A timeout of a
+      tool never ends a trace, so no policy escapes a reward with `sleep 999`.
     - `unscored`: there is no verifier, or one raised, took more than TIMEOUT_S or gave no number in
       [0, 1]. One bad verifier is enough: a mean of the others would be another reward. Its score says why.
     - `disputed`: verifiers contradict each other.
@@ -69,8 +75,8 @@ async def judge(
     Raises PluginError when a verifier cannot be made, ConfigError for a rule that does not fit: a task's
     mistake, not a trace's.
     """
-    if broke(task, trace):
-        return _verdict(task, trace, RewardState.infra_failed)
+    if fault := fault_in(trace):
+        return _verdict(task, trace, *((RewardState.infra_failed, None) if fault.ours else (RewardState.scored, 0.0)))
     named = name_verifiers(task, verifiers, load)
     if not named:
         reason = Score(verifier="none", version="0", value=None, error=f"task {task.id} names no verifier")
@@ -121,18 +127,12 @@ def _in_order(task: Task, named: Mapping[str, Verifier]) -> list[str]:
     return sorted(named, key=lambda name: (name not in gates, getattr(named[name], "paid", False)))
 
 
-def broke(task: Task, trace: Trace) -> bool:
-    """True when what ended or decided the trace was not the agent's doing."""
-    if trace.error is not None or trace.stop_reason is StopReason.error:
-        return True
-    if not any(result.timed_out for step in trace.steps for result in step.results):
-        return False
-    failures = classify(task, trace, RewardState.infra_failed)
-    return any(failure.critical and failure.type.is_infra for failure in failures)
-
-
 async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | None) -> Score:
-    """One verifier's score; a value that cannot be used is reported as it was, never clipped."""
+    """One verifier's score; a value that cannot be used is reported as it was, never clipped.
+
+    Whatever a verifier raises is its own: a CancelledError counts as ours only if our task was cancelled, and
+    KeyboardInterrupt alone always passes, because it cannot be told from Ctrl-C.
+    """
     if not hasattr(verifier, "score"):
         return no_score(verifier, name, ALONE)
     artifacts: Sequence[str] = getattr(verifier, "artifacts", ())
@@ -147,37 +147,83 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
             else:
                 async with fresh(artifacts) as box:
                     value = await verifier.score(trace, box)
+    except KeyboardInterrupt:
+        raise
     except NotYet as error:
-        return no_score(verifier, name, f"{WAITING}{error}")
-    except (Exception, SystemExit) as error:  # a plugin may raise anything, and none of it may become a reward
+        return no_score(verifier, name, f"{WAITING}{words_of(error)}")
+    except TooMuch as error:
+        return Score(verifier=name, version=verifier.version, value=0.0, why=words_of(error))
+    except BaseException as error:  # a plugin may raise anything, and none of it may become a reward or end a command
+        raise_if_cancelled()
         return no_score(verifier, name, _late(time_s) if limit.expired() else raised(error))
-    if limit.expired():  # it caught its own cancellation
+    raise_if_cancelled()  # it caught a cancellation that was ours
+    if limit.expired():
         return no_score(verifier, name, _late(time_s))
     return checked(verifier, name, value)
 
 
+def raise_if_cancelled() -> None:
+    """Raises CancelledError when somebody has cancelled the current task, as Ctrl-C does."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 def checked(verifier: Verifier | GroupVerifier, name: str, value: object) -> Score:
     """What a verifier gave as a score, which has no value when that was not a number in [0, 1]."""
-    graded = value if isinstance(value, Graded) else None
-    number = graded.value if graded else value
-    spent = graded.model_dump(exclude={"value", "error"}) if graded else {}
-    if graded and graded.error is not None:
-        return Score(verifier=name, version=verifier.version, value=None, error=graded.error[:MAX_WORDS], **spent)
-    if not isinstance(number, Real) or not 0.0 <= cast(float, number) <= 1.0:
-        said = f"gave {number!r:.100}, not a number in [0, 1]"
-        return Score(verifier=name, version=verifier.version, value=None, error=said, **spent)
-    return Score(verifier=name, version=verifier.version, value=float(number), **spent)
+    try:
+        if isinstance(value, Graded):
+            spent = {key: getattr(value, key) for key in Graded.model_fields if key not in ("value", "error")}
+            if value.error is not None:
+                return Score(
+                    verifier=name, version=verifier.version, value=None, error=value.error[:MAX_WORDS], **spent
+                )
+            value = value.value
+        else:
+            spent = {}
+        number = plain_float(value)
+        if number is None or not 0.0 <= number <= 1.0:
+            problem = f"gave {value!r:.100}, not a number in [0, 1]"
+            return Score(verifier=name, version=verifier.version, value=None, error=problem, **spent)
+        return Score(verifier=name, version=verifier.version, value=number, **spent)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a value may have methods of its own: comparing and printing it runs its code
+        return no_score(verifier, name, f"gave a {type(value).__name__} that cannot be read: {raised(error)}")
 
 
-def raised(error: Exception | SystemExit) -> str:
+def plain_float(value: object) -> float | None:
+    """The built-in float that a real number stands for, so that no method of its class takes part; None for others.
+
+    An integer too large for a float is an infinity. Raises whatever the conversion of another number raises.
+    """
+    if isinstance(value, float):
+        return float.__float__(value)
+    if isinstance(value, int):
+        whole = int.__int__(value)
+        return float(whole) if whole.bit_length() < 1000 else math.inf
+    return float.__float__(float(value)) if isinstance(value, Real) else None
+
+
+def raised(error: BaseException) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
-    words = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())[:MAX_WORDS]
+    words = words_of(error)
     said = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    _, *inside = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
+    inside = frames[1:]
     if not inside or inside[0][0].is_relative_to(ENGINE):
         return said
     file = inside[0][0]
     return f"{said} ({file.name}:{[line for path, line in inside if path == file][-1]})"
+
+
+def words_of(error: BaseException) -> str:
+    """The message of `error` on one line, at most MAX_WORDS long; its type's name where it cannot be printed."""
+    try:
+        text = "".join(c if c.isprintable() else " " for c in str(error))
+    except Exception:  # `__str__` is the plugin's, too
+        return f"a {type(error).__name__} that cannot be printed"
+    return " ".join(text.split())[:MAX_WORDS]
 
 
 def _late(time_s: float) -> str:

@@ -18,6 +18,7 @@ from agentloop.judge.combine import combine
 from agentloop.judge.stored import bare_task, classified, classified_imported, read
 from agentloop.store.history import New
 from agentloop.store.store import Store
+from agentloop.store.verdicts import LABELLED, PERSON, PROGRAMS
 from agentloop.types import RewardState, Score, Task, Trace, Verdict
 
 
@@ -31,21 +32,22 @@ def resolve(
     why: str,
     tasks: Mapping[str, Task] | None = None,
 ) -> Verdict:
-    """A person's word on what a trace is worth, in [0, 1]; the same again changes nothing.
+    """A person's verdict on what a trace is worth, in [0, 1]; the same again changes nothing.
+
+    It supersedes every earlier one, and only another person's supersedes it; the history has both names.
 
     tasks: by id; with its task the failures are found better. Raises NoSuchTrace, StateError for what broke, and
     ConfigError for a number that is none or a word that nobody stands for.
     """
     if not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
         raise ConfigError(f"reward {reward} is not a number from 0 to 1")
-    if not by.strip() or by in ("judge", "api", "import"):
-        raise ConfigError(f"by {by!r}: say who stands for it, by a name")
+    check_name(by)
     if not why.strip():
         raise ConfigError("why: say in a few words what it rests on")
     row = store.row(project, trace_id)
     if row.reward_state == RewardState.infra_failed:
         raise StateError(f"trace {trace_id} is infra_failed and cannot become scored: it says nothing about the agent")
-    past = store.history(project, trace_id)
+    past = [each for each in store.history(project, trace_id) if not each.by.startswith(LABELLED)]
     if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
         return past[-1].verdict
     scores = past[-1].verdict.scores if past else ()
@@ -60,9 +62,16 @@ def resolve(
     return verdict
 
 
+def check_name(by: str) -> None:
+    """Raises ConfigError for a name that stands for no person."""
+    name = by.strip().casefold()
+    if not name or name in PROGRAMS or name.startswith((LABELLED, PERSON)):
+        raise ConfigError(f"by {by!r}: give the name of the person who says so")
+
+
 def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
     """Combine anew when a number has arrived that a verdict of ours waits for; None when none has."""
-    past = store.history(project, trace_id)
+    past = [each for each in store.history(project, trace_id) if not each.by.startswith(LABELLED)]
     if not past or not any(score.waiting for score in past[-1].verdict.scores):
         return None
     before = past[-1].verdict

@@ -1,7 +1,8 @@
 """Versions of a policy whose weights are not ours: run, judged and gated, never trained.
 
-Its settings are its identity. When they change (another model, another script), that is a new
-version, and the gate compares it with the live one.
+A version is identified by the settings of its policy and agent and by the contents of their files (`acting.py`). When
+any of them changes (another model, an edited program), that is a new version, and the gate compares it with the live
+one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class FixedLearner:
     """See `turns.Learner`."""
 
     def __init__(self, project: Project, policy: Policy, identity: str) -> None:
-        """identity: a hash of whatever decides how `policy` acts."""
+        """identity: hash of everything that decides how `policy` and the project's agent act."""
         self.project, self._policy, self.identity = project, policy, identity
         self._told = ""
 
@@ -32,8 +33,8 @@ class FixedLearner:
         """The policy as it is now. Raises ConfigError when `version` was another one."""
         if version.sha256 != self.identity:
             raise ConfigError(
-                f"v{version.number} was a policy with other settings and has no result on this suite; "
-                "set [policy] back to it and run the loop once, then change it again"
+                f"v{version.number} was another policy or agent and has no result on this suite; restore its "
+                "settings and files and run the loop once, then change them again"
             )
         return self._policy
 
@@ -42,12 +43,12 @@ class FixedLearner:
         return await self._register(1, None)
 
     async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        """A candidate when the settings have changed since `newest`."""
+        """A candidate when the policy or the agent has changed since `newest`."""
         if newest.sha256 == self.identity:
             await self._run(newest.number)
             self.project.progress.say(
-                f"finished: policy {self._policy.name!r} is as it was at v{newest.number}, and its weights are not "
-                "ours to train; change [policy] to compare another with it"
+                f"finished: policy {self._policy.name!r} and its agent are unchanged since v{newest.number}, and its "
+                "weights are not trained here; change [policy], [agent] or their files to compare another version"
             )
             return None
         return await self._register(newest.number + 1, newest.number)
@@ -70,7 +71,8 @@ class FixedLearner:
         name, tasks = f"run-v{number}.{self.project.suite.hash[:6]}", self.project.suite.split(Split.train)
         if not tasks or name == self._told:
             return
-        if name not in self.project.store.stages():
+        # Before the version is registered, a finished stage may be that of a program which was edited since.
+        if name not in self.project.store.stages() or self.project.registry.get(number) is None:
             stage = await self.project.begin(name)
             self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
             await self.project.gather(stage, tasks, self._policy, purpose=Purpose.run, version=number)

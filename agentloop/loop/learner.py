@@ -13,13 +13,14 @@ from random import Random
 import torch
 
 from agentloop.errors import ConfigError, TrainingError, boundary, counted
+from agentloop.loop.control import is_due, run_control
 from agentloop.loop.project import Project, Stage
 from agentloop.loop.warm_start import demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.store.bodies import unpack
 from agentloop.train.advantages import with_advantages
-from agentloop.train.checkpoint import WEIGHTS, load_trainer, save_version
+from agentloop.train.checkpoint import WEIGHTS, copy_version, load_trainer, save_version, version_acting
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.grpo import Grpo, GrpoSettings
@@ -35,13 +36,19 @@ N_REVIVAL = 4
 class TinyLearner:
     """See `turns.Learner`."""
 
-    def __init__(self, project: Project, demonstrator: ScriptedPolicy) -> None:
+    def __init__(self, project: Project, demonstrator: ScriptedPolicy, acting: str) -> None:
+        """acting: identity of the project's [policy] and [agent] as they are now."""
         torch.set_num_threads(project.config.train.n_threads)
-        self.project, self.demonstrator = project, demonstrator
+        self.project, self.demonstrator, self.acting = project, demonstrator, acting
 
     def policy(self, version: PolicyVersion) -> TinyPolicy:
-        """Its weights, loaded."""
+        """Its weights, loaded. Raises ConfigError when `version` acted under other settings or another agent."""
         _must_have_weights(version)
+        if self._acted_otherwise(version):
+            raise ConfigError(
+                f"v{version.number} acted under other [policy] or [agent] settings and has no result on this suite; "
+                "restore them and the agent's files and run the loop once, then change them again"
+            )
         folder = self.project.version_folder(version.number)
         return TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
 
@@ -54,11 +61,18 @@ class TinyLearner:
         return self._publish(1, None, policy, None, {}, stage, note)
 
     async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up."""
+        """A turn of GRPO from `newest`, unless the validation split is solved or the turns are used up.
+
+        Under other settings or another agent the same weights are another version, gated before anything is trained.
+        """
         _must_have_weights(newest)
+        if self._acted_otherwise(newest):
+            return await self._as_it_acts_now(newest)
         reason = self._finished(newest)
         if reason:
             self.project.progress.say(reason)
+            if is_due(self.project):
+                await run_control(self.project, await demonstrate(self.project, self.demonstrator))
             return None
         return await self._turn(newest)
 
@@ -73,6 +87,20 @@ class TinyLearner:
                 f"for more, raise [train] max_turns (now {train.max_turns}) and run the loop again"
             )
         return None
+
+    def _acted_otherwise(self, version: PolicyVersion) -> bool:
+        return version_acting(self.project.version_folder(version.number)) not in (None, self.acting)
+
+    async def _as_it_acts_now(self, parent: PolicyVersion) -> PolicyVersion:
+        """The weights of `parent` as a version of their own, under the settings and the agent as they are now."""
+        number = parent.number + 1
+        folder, stage = self.project.version_folder(number), await self.project.begin(stage_name(number))
+        with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
+            sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
+        policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
+        stage.metrics["validation"] = await validate(self.project, stage, policy, version=number, part="end")
+        note = f"the weights of v{parent.number} under other [policy] or [agent] settings"
+        return self._register(number, parent.number, sha256, stage, note)
 
     async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
         config, number = self.project.config.train, parent.number + 1
@@ -167,13 +195,16 @@ class TinyLearner:
         """Weights to disk, then the stage, then the version: whatever is cut short is made again."""
         folder = self.project.version_folder(number)
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
-            sha256 = save_version(folder, policy, optimizer, rates)
+            sha256 = save_version(folder, policy, optimizer, rates, acting=self.acting)
+        return self._register(number, parent, sha256, stage, note)
+
+    def _register(self, number: int, parent: int | None, sha256: str, stage: Stage, note: str) -> PolicyVersion:
         self.project.finish(stage)
         return self.project.registry.add(
             number=number,
             parent=parent,
             kind="weights",
-            artifact=str(folder.relative_to(self.project.folder)),
+            artifact=str(self.project.version_folder(number).relative_to(self.project.folder)),
             sha256=sha256,
             config_hash=self.project.config.hash,
             note=note,

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.errors import ConfigError, boundary, counted, extra
+from agentloop.identity import Digest, Part, identity
+from agentloop.loop.acting import agent_parts, policy_parts
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
@@ -21,7 +23,7 @@ from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy, oracle
 from agentloop.protocols import Policy
 from agentloop.sections import PolicySection, PriceSection
-from agentloop.types import Task, content_hash
+from agentloop.types import Task
 
 
 def make_learner(project: Project) -> Learner:
@@ -34,26 +36,28 @@ def make_learner(project: Project) -> Learner:
         except ImportError as error:
             raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
         shown = script(project.suite.tasks, project.folder, project.config.warm_start.demonstrator, project.suite.name)
-        return TinyLearner(project, shown)
+        agent = agent_parts(project.config.agent, project.folder, project.suite.tasks)
+        return TinyLearner(project, shown, identity({**policy_parts(settings, project.folder), **agent}).hash)
     prices, tasks = project.config.prices, project.suite.tasks
-    return FixedLearner(project, *fixed_policy(settings, project.folder, tasks, project.suite.name, prices))
+    policy, parts = fixed_policy(settings, project.folder, tasks, project.suite.name, prices)
+    acting = identity({**parts, **agent_parts(project.config.agent, project.folder, tasks)})
+    return FixedLearner(project, policy, acting.hash)
 
 
 def fixed_policy(
     settings: PolicySection, folder: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection] = ()
-) -> tuple[Policy, str]:
-    """(a policy whose weights are not ours, hash of whatever decides how it acts).
+) -> tuple[Policy, dict[str, Part]]:
+    """(a policy whose weights are not ours, its parts for `identity`).
 
     folder: where its paths start. Raises ConfigError or PluginError for what cannot be made.
     """
-    identity: dict[str, object] = {"policy": settings.identity}
+    parts = policy_parts(settings, folder)
     if settings.kind in ENDPOINTS:
-        return choose_endpoint(settings, prices), content_hash(identity)
+        return choose_endpoint(settings, prices), parts
     if settings.kind == "replay":
         played = ReplayPolicy(folder / settings.traces if settings.traces else None)
-        return played, content_hash({**identity, "recorded": played.hash})
-    identity["source"] = source(folder, settings.script)
-    return script(tasks, folder, settings.script, suite), content_hash(identity)
+        return played, {**parts, "policy.traces": Digest(played.hash)}
+    return script(tasks, folder, settings.script, suite), parts
 
 
 def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) -> ScriptedPolicy:
@@ -87,9 +91,3 @@ def interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if pressed:
         raise KeyboardInterrupt
-
-
-def source(folder: Path, name: str | None) -> str:
-    """The text of a script file, so that editing it makes another policy."""
-    path = folder / (name or "").rsplit(":", 1)[0]
-    return path.read_text() if name and path.suffix == ".py" and path.is_file() else ""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -23,7 +24,7 @@ from agentloop.agents.gym import GymLoop
 from agentloop.agents.gym import check as check_environment
 from agentloop.config import STORE, Config, known_secrets, load_config, suite_folder
 from agentloop.energy import Meter, Used
-from agentloop.episode import Crew, Pool, Rollout, plan, refuse_broken, roll_out
+from agentloop.episode import MAX_INFRA_SHARE, Crew, Pool, Rollout, is_mistaken, plan, refuse_broken, roll_out
 from agentloop.errors import ConfigError, PluginError, counted
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
@@ -89,6 +90,8 @@ class Stage:
     n_tool_calls: int = 0
     n_infra_failed: int = 0
     """Attempts, those that were tried again included."""
+    n_lost: Counter[str] = field(default_factory=Counter)
+    """Episode -> those of `n_infra_failed` that were its attempts."""
     dropped: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     meter: Meter | None = None
@@ -142,6 +145,8 @@ class Project:
         self.guess = scorer.guess if scorer else None
         # Ids and seeds of episodes follow from it, so equal tasks and an equal seed give equal runs.
         self.run_id = f"{suite.hash}/{config.project.seed}"
+        self._answers = False
+        """Whether an episode has ended by itself since the project was opened."""
 
     def rng(self, *name: object) -> random.Random:
         """Random numbers that depend on the run and `name` alone, however often it was interrupted."""
@@ -184,7 +189,7 @@ class Project:
                 taken[episode.id] = await collect(task, sandbox, folder)
 
             crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, _plant, take)
-            rollouts = await roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
+            rollouts = await self._roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
             judged = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
         self.store.put_judged(stage.name, judged, first=stage.n_episodes)
         stage.n_episodes += len(judged)
@@ -192,6 +197,30 @@ class Project:
         refuse_broken(rollouts)
         _refuse_unscored([verdict for *_, verdict in judged])
         return judged
+
+    async def _roll_out(
+        self, planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None]
+    ) -> list[Rollout]:
+        """All that is planned, or only a probe that shows that nothing answers: a wrong port, a wrong API key.
+
+        The probe is the first episode. Where a mistake in the settings seems to have ended it, two episodes of other
+        tasks join it, because an endpoint may refuse one task alone.
+        """
+        if self._answers or isinstance(crew.policy, BatchPolicy):
+            return await roll_out(planned, crew, on_done)
+        probe = await roll_out(planned[:1], crew, on_done)
+        if any(is_mistaken(rollout.trace) for rollout in probe):
+            others = [(task, episode) for task, episode in planned if task.id != planned[0][0].id]
+            probe += await roll_out(others[:2], crew, on_done)
+        n_mistaken = sum(is_mistaken(rollout.trace) for rollout in probe)
+        n_lost = sum(rollout.episode.state is EpisodeState.infra_failed for rollout in probe)
+        self._answers = max(n_mistaken, n_lost) <= MAX_INFRA_SHARE * len(probe)  # else `refuse_broken` raises
+        if not self._answers:
+            return probe
+        done = {rollout.episode.id: rollout for rollout in probe}
+        rest = [(task, episode) for task, episode in planned if episode.id not in done]
+        done |= {rollout.episode.id: rollout for rollout in await roll_out(rest, crew, on_done)}
+        return [done[episode.id] for _, episode in planned]
 
     async def _judge(self, group: Sequence[Rollout], taken: Mapping[str, Artifacts]) -> list[Judged]:
         task = group[0].task
@@ -206,13 +235,19 @@ class Project:
         """Count an attempt: also one that is tried again has failed for our reasons."""
         if rollout.episode.state is EpisodeState.infra_failed:
             stage.n_infra_failed += 1
+            stage.n_lost[rollout.episode.id] += 1
         else:
             self.progress.advance()
 
-    async def begin(self, name: str) -> Stage:
-        """A stage from its start, in fresh boxes; what an interrupted attempt at it left is removed."""
+    async def begin(self, name: str, *, resume: bool = False) -> Stage:
+        """A stage from its start, in fresh sandboxes. What an interrupted run of it left in the store is removed.
+
+        resume: keep that, because the caller goes on from a checkpoint. Episodes that are rolled out again replace
+        those of the same ids.
+        """
         await self.pool.renew()
-        self.store.forget_stage(name)
+        if not resume:
+            self.store.forget_stage(name)
         return Stage(name, meter=self.meter)
 
     def finish(self, stage: Stage) -> None:

@@ -20,13 +20,15 @@ from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, loa
 from agentloop.costs import Price, free, price
 from agentloop.errors import ConfigError, extra
 from agentloop.gate.trials import Actor
+from agentloop.identity import Digest, Part, Value, identity
 from agentloop.judge.audit import ORACLE
-from agentloop.loop.learners import fixed_policy, interrupts_wait, source
+from agentloop.loop.acting import agent_parts
+from agentloop.loop.learners import fixed_policy, interrupts_wait
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.versions import Registry
 from agentloop.sections import AgentSection, PolicySection, PriceSection
 from agentloop.store.store import Store
-from agentloop.types import PolicyVersion, Purpose, Task, content_hash
+from agentloop.types import PolicyVersion, Purpose, Task
 
 SCRIPTED = "scripted:"
 OURS = ("tiny", "scripted", "replay")
@@ -78,14 +80,16 @@ def _fixed(
     version: PolicyVersion | None = None,
 ) -> Actor:
     """version: what this is to be, as it was registered."""
-    policy, identity = fixed_policy(settings, folder, tasks, suite, prices)
-    if version is not None and version.sha256 != identity:
+    policy, parts = fixed_policy(settings, folder, tasks, suite, prices)
+    acts = _agent(agent, folder, tasks)
+    acting = identity({**parts, **agent_parts(agent, folder, tasks)})
+    if version is not None and version.sha256 != acting.hash:
         raise ConfigError(
-            f"{ref} (v{version.number}) was a policy with other settings than {folder / CONFIG_FILE} has now; "
-            "set [policy] back to it, or name one with a FILE.toml of its own"
+            f"{ref} (v{version.number}) was another policy or agent than {folder / CONFIG_FILE} and the files it names "
+            "describe now; restore them, or name a policy with a FILE.toml of its own"
         )
     cost: Price = free if settings.kind in OURS else price(prices)
-    return Actor(ref, _agent(agent, folder, tasks), policy, _with_agent(identity, agent, folder), cost)
+    return Actor(ref, acts, policy, acting, cost, packages=_packages(settings.kind, agent, tasks))
 
 
 def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
@@ -104,10 +108,14 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
         raise ConfigError(f"{project} has no policy version {ref!r}{_versions(project)}")
     if version.kind == "weights":
         policy = _tiny(version, project, config.policy.temperature)
-        identity = content_hash([version.sha256, config.policy.temperature])
         agent = _agent(config.agent, project, tasks)
-        named = _with_agent(identity, config.agent, project)
-        return Actor(ref, agent, policy, named, free, frozenset(trained))
+        weights: dict[str, Part] = {
+            "policy": Value({"kind": "tiny", "temperature": config.policy.temperature}),
+            "policy.weights": Digest(version.sha256),
+        }
+        acting = identity({**weights, **agent_parts(config.agent, project, tasks)})
+        packages = _packages("tiny", config.agent, tasks)
+        return Actor(ref, agent, policy, acting, free, frozenset(trained), packages)
     return _fixed(ref, config.policy, config.agent, project, tasks, suite, config.prices, version)
 
 
@@ -131,11 +139,11 @@ def _agent(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> Agent
     return GymLoop() if plays else choose_agent(settings, folder)
 
 
-def _with_agent(identity: str, agent: AgentSection, folder: Path) -> str:
-    """A policy under another agent acts as another policy does."""
-    if agent == AgentSection():
-        return identity
-    return content_hash([identity, agent.identity, *(source(folder, tool) for tool in agent.tools)])
+def _packages(kind: str, agent: AgentSection, tasks: Sequence[Task]) -> tuple[str, ...]:
+    """Installed packages whose versions decide what an actor does, beyond agentloop itself."""
+    plays = bool(tasks) and tasks[0].environment is not None
+    needed = {"torch": kind == "tiny", "litellm": kind == "litellm", "mcp": bool(agent.mcp), "gymnasium": plays}
+    return tuple(name for name, is_needed in needed.items() if is_needed)
 
 
 def _versions(project: Path) -> str:

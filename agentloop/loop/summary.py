@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from agentloop.gate.decide import decide, success
+from agentloop.gate.decide import decide, difference_ci95, paired_differences, sign_flip_p, success
 from agentloop.gate.failed import read_failed
-from agentloop.gate.report import Attempt, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.gate.report import Attempt, Control, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
 from agentloop.judge.failures.pareto import Survey
 from agentloop.judge.failures.survey import survey
 from agentloop.loop.project import FAILED, REPORT, Project, why_unscored
-from agentloop.loop.turns import gate_stage, stored_attempts
+from agentloop.loop.turns import CONTROL, control_stage, gate_stage, stored_attempts
 from agentloop.store.bodies import unpack
 from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 
@@ -25,7 +26,7 @@ N_PAIRS = 4
 """Traces shown side by side."""
 N_QUOTES = 2
 """Kinds of failure quoted of each type, the most frequent ones."""
-LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start"}
+LABELS = {"demonstrate": "demonstrations", "warm-start": "warm start", "control": "control arm"}
 
 
 class Summary:
@@ -62,6 +63,24 @@ class Summary:
             return decide(first, live, alpha=gate.alpha, n_min=gate.n_min, now=self.live.created_at).action
         last = [self.decisions[v.number].action for v in self.versions if v.number in self.decisions]
         return last[-1] if last else None
+
+    @property
+    def control(self) -> Control | None:
+        """The same model taught only by passing demonstrations, beside the live version; None where it was not run."""
+        report = self.project.store.report(self.project.suite.hash, CONTROL)
+        stage = self.stages.get(control_stage(self.project))
+        if report is None or stage is None:
+            return None
+        ahead = list(paired_differences(report, self.reports[self.live.number]).values())
+        return Control(
+            success=success(report),
+            n_demonstrations=int(stage.metrics["n_demonstrations"]),
+            n_steps=int(stage.metrics["steps"]),
+            failures=report.failures,
+            ahead=fmean(ahead),
+            ahead_ci95=difference_ci95(ahead),
+            p_ahead=sign_flip_p(ahead),
+        )
 
     @property
     def samples_dropped(self) -> dict[str, int]:
@@ -123,6 +142,7 @@ class Summary:
                 "after": self.reports[self.live.number].failures,
             },
             "versions": [self._version(v) for v in self.versions],
+            "control": self._control(),
             "decision": self.decision.value if self.decision else None,
             "failed_tasks": self.n_failed(),
             "samples_dropped": self.samples_dropped,
@@ -131,6 +151,22 @@ class Summary:
             "cpu_s": round(sum(s.cpu_s for s in self.stages.values()), 1),
             "store": str(project.store.path),
             "report": str(project.folder / REPORT),
+        }
+
+    def _control(self) -> dict[str, Any] | None:
+        """The control arm; `ahead` is the live version's success minus the arm's."""
+        arm = self.control
+        if arm is None:
+            return None
+        return {
+            "success": round(arm.success.mean, 4),
+            "ci95": [round(edge, 4) for edge in arm.success.ci95],
+            "demonstrations": arm.n_demonstrations,
+            "steps": arm.n_steps,
+            "failures": arm.failures,
+            "ahead": round(arm.ahead, 4),
+            "ahead_ci95": [round(edge, 4) for edge in arm.ahead_ci95],
+            "p_ahead": arm.p_ahead,
         }
 
     def n_failed(self) -> int:
@@ -171,6 +207,7 @@ class Summary:
             suite_hash=self.project.suite.hash,
             config_hash=self.project.config.hash,
             versions=tuple(self._row(version) for version in self.versions),
+            control=self.control,
             learning_curve=self._learning_curve(),
             failures_before=self.reports[self.first.number].failures,
             failures_after=self.reports[self.live.number].failures,
@@ -181,7 +218,7 @@ class Summary:
             own_types={leaf.type.value: leaf.definition for leaf in self.project.config.failures.leaf},
             stages=tuple(
                 StageRate(
-                    label=LABELS.get(s.name, s.name.split(".")[0]),
+                    label=LABELS.get(kind := s.name.split(".")[0], kind),
                     episodes=s.n_episodes,
                     tool_calls=s.n_tool_calls,
                     wall_s=s.wall_s,

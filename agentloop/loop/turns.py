@@ -4,13 +4,14 @@ What to do next follows from what is stored, so an interrupted run goes on where
 that was cut short is done again with the same random numbers, and ends in the same version.
 
 Training and stopping look at the train and validation splits. The held-out split is seen by the
-gate alone, and its word decides which version is live, never what is trained on or for how long.
+gate and, after the last turn, by the control arm. The gate's word decides which version is live, never
+what is trained on or for how long.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -55,10 +56,22 @@ class Learner(Protocol):
 
 async def run_loop(project: Project, learner: Learner) -> None:
     """Turns until `learner` has nothing to make. Boxes are gone when this returns or raises."""
+    _warn_of_few_tasks(project)
     try:
         await _turns(project, learner)
     finally:
         await project.pool.close()
+
+
+def _warn_of_few_tasks(project: Project) -> None:
+    """Say before the run that no version of this suite can be promoted, where that is so."""
+    n_tasks, n_min = len(project.suite.split(Split.heldout)), project.config.gate.n_min
+    if n_tasks < n_min:
+        project.progress.say(
+            f"suite {project.suite.name!r} has {counted(n_tasks, 'held-out task')}, and the gate promotes nothing on "
+            f'fewer than {n_min}: add {counted(n_min - n_tasks, "task")} with split "heldout", or lower [gate] n_min '
+            "in agentloop.toml"
+        )
 
 
 async def _turns(project: Project, learner: Learner) -> None:
@@ -95,8 +108,8 @@ async def gate(project: Project, learner: Learner, candidate: PolicyVersion) -> 
 async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -> EvalReport:
     """The held-out outcomes of one version; rolled out once, remembered after that.
 
-    Raises SandboxError, and remembers nothing, when too many episodes failed for our reasons: what
-    was lost to a broken machine must not count against a version for good.
+    Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
+    broken machine lost must not count against a version for good.
     """
     known = project.store.report(project.suite.hash, version.number)
     if known:
@@ -108,27 +121,36 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
     judged = await project.gather(
         stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
     )
-    report = eval_report(project, version.number, tasks, judged)
+    report = eval_report(project, version.number, tasks, judged, stage.n_lost)
     why = unscored([verdict for *_, verdict in judged])
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
-        raise _too_many_lost(version.number, [verdict for *_, verdict in judged])
+        raise _too_many_lost(report, [verdict for *_, verdict in judged])
     project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
 
 
-def _too_many_lost(number: int, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
+def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
     """What cost the gate its decision, the larger cause first: a verifier to mend, or a machine."""
     n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
-    n_infra = sum(verdict.state is RewardState.infra_failed for verdict in verdicts)
+    n_infra, number = sum(n > 0 for lost in report.n_lost.values() for n in lost), report.policy_version
     mend = "too many to decide on; mend that, then run the same command again: only they are done again"
-    broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} failed for infrastructure reasons"
+    broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} lost an attempt to the infrastructure"
     why = unscored(verdicts)
     if n_unscored < n_infra:
         return SandboxError(f"{broken}{f' and {why}' if why else ''}, {mend}")
     return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
+
+
+CONTROL = 0
+"""Where the report of the control arm is stored (`control.py`); versions count from 1."""
+
+
+def control_stage(project: Project) -> str:
+    """The stage that trains the control arm and has it do the held-out tasks of the suite as it is now."""
+    return f"control.{project.suite.hash[:6]}"
 
 
 def gate_stage(project: Project, number: int) -> str:
@@ -147,19 +169,28 @@ def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
         )
 
 
-def eval_report(project: Project, number: int, tasks: Sequence[Task], judged: Sequence[Judged]) -> EvalReport:
-    """Scored rewards by task; what failed for our reasons is counted, not scored."""
+def eval_report(
+    project: Project, number: int, tasks: Sequence[Task], judged: Sequence[Judged], n_lost: Mapping[str, int]
+) -> EvalReport:
+    """Scored rewards by task. n_lost: episode id -> its attempts that infrastructure lost."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
-    for task, _, _, verdict in judged:
+    lost, unscored_lost = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    for task, episode, _, verdict in judged:
+        n = n_lost.get(episode.id, 0)
         if verdict.state is RewardState.scored and verdict.reward is not None:
             rewards[task.id].append(verdict.reward)
+            lost[task.id].append(n)
+        elif n:
+            unscored_lost[task.id].append(n)
     failures = Counter(verdict.critical.type.value for *_, verdict in judged if verdict.critical)
+    all_lost = {task.id: (*lost[task.id], *unscored_lost[task.id]) for task in tasks}
     return EvalReport(
         suite=project.suite.name,
         suite_hash=project.suite.hash,
         policy_version=number,
         rewards={task.id: tuple(rewards[task.id]) for task in tasks if rewards[task.id]},
         n_infra=sum(verdict.state is not RewardState.scored for *_, verdict in judged),
+        n_lost={task: numbers for task, numbers in all_lost.items() if any(numbers)},
         failures=dict(failures),
     )
 

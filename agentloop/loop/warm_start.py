@@ -7,20 +7,23 @@ it does wrong, the loop mends.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from random import Random
 from statistics import fmean
 
 from agentloop.errors import TrainingError
-from agentloop.loop.project import Project, Stage, mean_reward
+from agentloop.loop.project import POLICIES, Project, Stage, mean_reward
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.store.bodies import unpack
+from agentloop.train.checkpoint import read_progress, restore_progress, save_progress
 from agentloop.train.demonstrations import demonstration, texts
 from agentloop.train.sft import Sft
-from agentloop.types import Purpose, RewardState, Sample, Split, Task, Trace
+from agentloop.types import Purpose, RewardState, Sample, Split, Task, Trace, content_hash
 
 BATCH = 24
 CHECK_EVERY = 50
@@ -58,47 +61,129 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
 async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[TinyPolicy, Stage]:
     """A policy that does what `shown` shows, about as well, and the stage that made it.
 
+    A warm start that was interrupted continues from its last checkpoint and ends in the same weights.
     Raises TrainingError when copying has not emerged within the configured steps.
     """
-    stage = await project.begin("warm-start")
-    tokenizer = train_tokenizer(texts(trace for _, trace, _ in shown))
-    model = new_model(tokenizer.get_vocab_size(), seed=project.config.project.seed)
-    policy = TinyPolicy.of(model, tokenizer, temperature=project.config.policy.temperature)
-    trainer = Sft(model, policy.chat.pad)
+    policy = untrained(project, shown)
     samples = [demonstration(task, trace, policy.chat) for task, trace, _ in shown]
-    batches = _batches(samples, project.rng("warm-start"))
-    n_steps = await _until_emerged(project, stage, policy, trainer, batches, fmean(r for *_, r in shown))
-    project.progress.start("warm start: settle", SETTLE_STEPS)
-    for left in range(SETTLE_STEPS, 0, -1):
-        metrics = trainer.step(next(batches), rate=left / SETTLE_STEPS)
-        project.progress.advance(loss=metrics["loss"])
-    stage.metrics["steps"] = n_steps + SETTLE_STEPS
+    trainer = Sft(policy.model, policy.chat.pad)
+    checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
+    stage = await project.begin("warm-start", resume=checkpoint.resumes)
+    checkpoint.restore(stage)
+    drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
+    emerged = EMERGED * fmean(reward for *_, reward in shown)
+    if checkpoint.n_settled is None:
+        await _until_emerged(project, stage, policy, checkpoint, drawn, emerged)
+        checkpoint.n_settled = 0
+        checkpoint.save(stage)
+    _settle(project, stage, checkpoint, drawn)
+    stage.metrics["steps"] = checkpoint.n_steps
     stage.metrics["validation"] = await validate(project, stage, policy, version=1, part="settled")
+    checkpoint.remove()
     return policy, stage
 
 
+def untrained(project: Project, shown: Sequence[Demonstration]) -> TinyPolicy:
+    """A new model, with the tokenizer that `shown` needs; the seed decides its weights."""
+    tokenizer = train_tokenizer(texts(trace for _, trace, _ in shown))
+    model = new_model(tokenizer.get_vocab_size(), seed=project.config.project.seed)
+    return TinyPolicy.of(model, tokenizer, temperature=project.config.policy.temperature)
+
+
+class Checkpoint:
+    """A warm start that is under way: its trainer, how far it is, and where that is saved."""
+
+    def __init__(self, project: Project, trainer: Sft, demonstrations: str) -> None:
+        """demonstrations: their hash. A checkpoint that was made from others, or of another suite, is not used."""
+        self.trainer = trainer
+        self.n_settled: int | None = None
+        """Steps at the falling learning rate; None before copying has emerged."""
+        self._folder = project.folder / POLICIES / ".warm-start"
+        self._made_from = content_hash([demonstrations, project.suite.hash, project.config.hash])
+        progress = read_progress(self._folder)
+        self._progress = progress if progress and progress["made_from"] == self._made_from else None
+
+    @property
+    def n_steps(self) -> int:
+        """All steps so far."""
+        return self.trainer.n_steps
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._progress is not None
+
+    def restore(self, stage: Stage) -> None:
+        """Go on from the last checkpoint, where there is one."""
+        if self._progress is None:
+            return
+        restore_progress(self._folder, self.trainer.model, self.trainer.optimizer)
+        self.trainer.n_steps = self._progress["n_steps"]
+        self.n_settled = self._progress["n_settled"]
+        stage.n_episodes = self._progress["n_episodes"]
+        stage.n_tool_calls = self._progress["n_tool_calls"]
+        stage.n_infra_failed = self._progress["n_infra_failed"]
+
+    def save(self, stage: Stage) -> None:
+        """Make this the state that an interrupted run goes on from."""
+        progress = {
+            "made_from": self._made_from,
+            "n_steps": self.n_steps,
+            "n_settled": self.n_settled,
+            "n_episodes": stage.n_episodes,
+            "n_tool_calls": stage.n_tool_calls,
+            "n_infra_failed": stage.n_infra_failed,
+        }
+        save_progress(self._folder, self.trainer.model, self.trainer.optimizer, progress)
+
+    def remove(self) -> None:
+        """The warm start is over."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
 async def _until_emerged(
-    project: Project, stage: Stage, policy: TinyPolicy, trainer: Sft, batches: Iterator[list[Sample]], shown: float
-) -> int:
-    """Train at the full rate until validation success reaches its share of `shown`; the steps it took."""
+    project: Project,
+    stage: Stage,
+    policy: TinyPolicy,
+    checkpoint: Checkpoint,
+    drawn: Iterator[list[Sample]],
+    emerged: float,
+) -> None:
+    """Train at the full rate until validation success reaches `emerged`."""
     limit = project.config.warm_start.max_steps
     validation = 0.0
-    for step in range(1, limit + 1):
+    for step in range(checkpoint.n_steps + 1, limit + 1):
         if step % CHECK_EVERY == 1:
             project.progress.start(f"warm start: up to step {step + CHECK_EVERY - 1}", CHECK_EVERY)
-        metrics = trainer.step(next(batches))
+        metrics = checkpoint.trainer.step(next(drawn))
         project.progress.advance(loss=metrics["loss"], validation=validation)
-        if step % CHECK_EVERY == 0 and step > CHECK_EVERY:
+        if step % CHECK_EVERY:
+            continue
+        if step > CHECK_EVERY:
             validation = await validate(project, stage, policy, version=1, part=step)
-            if validation >= EMERGED * shown:
-                return step
+            if validation >= emerged:
+                return
+        checkpoint.save(stage)
     raise TrainingError(
         f"the warm start learned too little in {limit} steps: validation success {validation:.2f}, demonstrations "
-        f"{shown:.2f}; give it more or simpler demonstrations, or more steps ([warm_start] in agentloop.toml)"
+        f"{emerged / EMERGED:.2f}; give it more or simpler demonstrations, or more steps ([warm_start] in "
+        "agentloop.toml)"
     )
 
 
-def _batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
+def _settle(project: Project, stage: Stage, checkpoint: Checkpoint, drawn: Iterator[list[Sample]]) -> None:
+    """Let the learning rate fall to nothing."""
+    n_settled = checkpoint.n_settled or 0
+    project.progress.start("warm start: settle", SETTLE_STEPS - n_settled)
+    for n in range(n_settled + 1, SETTLE_STEPS + 1):
+        metrics = checkpoint.trainer.step(next(drawn), rate=(SETTLE_STEPS + 1 - n) / SETTLE_STEPS)
+        project.progress.advance(loss=metrics["loss"])
+        checkpoint.n_settled = n
+        if n % CHECK_EVERY == 0:
+            checkpoint.save(stage)
+
+
+def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
     """Batches without end; eight at a time are sorted by length, which saves half of the padding."""
     while True:
         drawn = sorted(rng.choices(samples, k=8 * BATCH), key=lambda s: len(s.token_ids))

@@ -16,7 +16,16 @@ from typing import Any
 from pydantic import SecretStr
 
 from agentloop.costs import Price, nobody_knows, priced
-from agentloop.errors import ConfigError, PluginError, PolicyError, extra
+from agentloop.errors import (
+    ConfigError,
+    MalformedAnswer,
+    ModelRefused,
+    PluginError,
+    PolicyError,
+    UpstreamUnavailable,
+    extra,
+)
+from agentloop.faults import refused
 from agentloop.policies.openai import RETRIES, TIMEOUT_S, TOO_LONG, read_completion, wire
 from agentloop.types import Completion, Message, ToolSpec
 
@@ -63,7 +72,8 @@ class LiteLLMPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises PolicyError with the provider's own words and, where one is known, the remedy.
+        """See `protocols.Policy`. Raises UpstreamUnavailable, ModelRefused and MalformedAnswer with the provider's
+        own words and, where one is known, the remedy.
 
         Finishes with `context`, saying nothing, when the model has no room for the conversation. A parameter that the
         provider does not have, as many have no seed, is left out.
@@ -77,7 +87,7 @@ class LiteLLMPolicy:
         try:
             done = priced(read_completion(answer.model_dump()), self.model, self._price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise PolicyError(f"{self.model} answered with no chat completion ({error!r})") from error
+            raise MalformedAnswer(f"{self.model} answered with no chat completion ({error!r})") from error
         if done.cost_usd is not None:
             return done
         listed: float | None = getattr(answer, "_hidden_params", {}).get("response_cost")
@@ -85,7 +95,8 @@ class LiteLLMPolicy:
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         """litellm's answer; None when the conversation is too long."""
-        litellm, problem = load_litellm(), ""
+        litellm = load_litellm()
+        problem: PolicyError = UpstreamUnavailable(f"model {self.model}")
         for attempt in range(RETRIES):
             if attempt:
                 await asyncio.sleep(2.0**attempt / 2)
@@ -101,13 +112,18 @@ class LiteLLMPolicy:
                 said, status = " ".join(str(error).split()), getattr(error, "status_code", None) or 0
                 if status == 400 and any(words in said.lower() for words in TOO_LONG):
                     return None
-                problem = f"{type(error).__name__}: {said.removeprefix(f'litellm.{type(error).__name__}: ')}"[:300]
-                if remedy := _remedy(status, said):
-                    problem = f"{problem}; {remedy}"
+                remedy = _remedy(status, said)
+                words = f"{type(error).__name__}: {said.removeprefix(f'litellm.{type(error).__name__}: ')}"[:300]
+                words = f"model {self.model}: {words}{f'; {remedy}' if remedy else ''}"
+                if isinstance(error, litellm.Timeout):  # its status is 408, though the provider sent none
+                    problem = UpstreamUnavailable(words)
+                elif remedy or not status:  # an error of a client without a status is no answer of the provider's
+                    problem = ModelRefused(words, status=status or None)
+                else:
+                    problem = refused(words, status)
+                if remedy or (status not in PASSING and status < 500):
                     break
-                if status not in PASSING and status < 500:
-                    break
-        raise PolicyError(f"model {self.model}: {problem}")
+        raise problem
 
 
 def list_price(done: Completion) -> float | None:

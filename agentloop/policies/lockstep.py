@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from agentloop.errors import UpstreamUnavailable, boundary
 from agentloop.types import Completion, Message, ToolSpec
 
 Request = tuple[Sequence[Message], int, int]
@@ -65,7 +66,9 @@ class Lockstep:
         rows = [self._waiting[index] for index in sorted(self._waiting)]
         self._waiting = {}
         try:
-            completions = self._policy.complete_batch([request for request, _ in rows])
+            # All rows of a batch fail together, so no agent among them did it.
+            with boundary(UpstreamUnavailable, f"policy {self._policy.name}"):
+                completions = self._policy.complete_batch([request for request, _ in rows])
             answers = list(zip(rows, completions, strict=True))
         except BaseException as error:
             for _, future in rows:

@@ -22,7 +22,8 @@ import aiohttp
 from pydantic import SecretStr
 
 from agentloop.costs import Price, nobody_knows, priced
-from agentloop.errors import ConfigError, PolicyError
+from agentloop.errors import ConfigError, MalformedAnswer, PolicyError, UpstreamUnavailable
+from agentloop.faults import refused
 from agentloop.types import Completion, Message, ToolCall, ToolSpec
 
 RETRIES = 3
@@ -62,7 +63,7 @@ class OpenAIPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises PolicyError with the endpoint's own words.
+        """See `protocols.Policy`. Raises the subclasses of PolicyError with the endpoint's words.
 
         Finishes with `context`, saying nothing, when the endpoint has no room for the conversation.
         """
@@ -88,34 +89,38 @@ class OpenAIPolicy:
         return None if _is_too_long(answer) else answer
 
     def read(self, answer: Answer) -> Completion:
-        """The completion in an answer. Raises PolicyError when it is none."""
+        """The completion in an answer. Raises MalformedAnswer when it is none, as where `choices` is empty."""
         try:
             return priced(read_completion(json.loads(answer.body)), self.model, self.price)
         except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise PolicyError(
+            raise MalformedAnswer(
                 f"{self._url} answered with no chat completion ({error!r}): {answer.text[:200]}"
             ) from error
 
     async def post(self, url: str, body: Mapping[str, Any]) -> Answer:
-        """The endpoint's answer: a success, or a refusal of what is too long. Raises PolicyError for any other."""
-        data, problem = json.dumps(body).encode(), ""
+        """The endpoint's answer: a success, or a refusal of what is too long.
+
+        Raises UpstreamUnavailable, ModelRefused and MalformedAnswer (`faults.refused`) for any other.
+        """
+        data = json.dumps(body).encode()
+        problem: PolicyError = UpstreamUnavailable(url)
         for attempt in range(RETRIES):
             if attempt:
                 await asyncio.sleep(2.0**attempt / 2)
             try:
                 answer = await self._connections.post(url, data)
             except (aiohttp.ClientConnectorError, aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = UpstreamUnavailable(f"{url}: {type(error).__name__}: {error}")
                 break  # nobody is there; a moment later nobody is, too
             except (aiohttp.ClientError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}"
+                problem = UpstreamUnavailable(f"{url}: {type(error).__name__}: {error}")
                 continue
             if answer.status < 400 or _is_too_long(answer):
                 return answer
-            problem = f"HTTP {answer.status}: {answer.text[:200]}"
-            if answer.status != 429 and answer.status < 500:
+            problem = refused(f"{url}: HTTP {answer.status}: {answer.text[:200]}", answer.status)
+            if not isinstance(problem, UpstreamUnavailable):
                 break
-        raise PolicyError(f"{url}: {problem}")
+        raise problem
 
 
 class Answer(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from agentloop.errors import ConfigError, PolicyError, counted
+from agentloop.errors import ConfigError, UpstreamUnavailable, counted
 from agentloop.store.store import Store
 from agentloop.types import Completion, Message, ToolSpec, Trace
 
@@ -54,14 +54,16 @@ class ReplayPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises PolicyError, with the first difference, where nothing was recorded."""
+        """See `protocols.Policy`. Raises UpstreamUnavailable, with the first difference, where nothing was recorded."""
         key = _key(messages)
         recorded = self._answers.get(key)
         if recorded is None:
-            raise PolicyError(f"nothing was recorded for this conversation: {difference(self._known, messages)}")
+            raise UpstreamUnavailable(
+                f"nothing was recorded for this conversation: {difference(self._known, messages)}"
+            )
         n = self._given[key] = self._given.get(key, 0) + 1
         if n > len(recorded):
-            raise PolicyError(
+            raise UpstreamUnavailable(
                 f"the same conversation of {counted(len(messages), 'message')} was asked {n} times and recorded "
                 f"{counted(len(recorded), 'time')}; record as many episodes as are played"
             )

@@ -10,6 +10,8 @@ import json
 import random
 from collections.abc import Callable, Sequence
 
+from agentloop.errors import AgentCrashed
+from agentloop.faults import words_of
 from agentloop.types import Completion, Message, Task, ToolCall, ToolSpec
 
 
@@ -28,8 +30,14 @@ class ScriptedPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`; `max_tokens` does not bind a program."""
-        return Completion(message=self.script(messages, random.Random(seed)), finish_reason="stop")
+        """See `protocols.Policy`; `max_tokens` does not bind a program. Raises AgentCrashed for whatever it raises."""
+        try:
+            return Completion(message=self.script(messages, random.Random(seed)), finish_reason="stop")
+        except KeyboardInterrupt:
+            raise
+        # The edge to the agent's own code, which may raise any error of ours, SystemExit or CancelledError.
+        except BaseException as error:
+            raise AgentCrashed(words_of(error)) from error
 
 
 def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:

@@ -25,6 +25,7 @@ from typing import IO, Any, NamedTuple
 
 from agentloop.errors import ConfigError, PolicyError, counted
 from agentloop.policies import guard
+from agentloop.printable import clean
 
 LOG_BYTES, N_LOGS = 10_000_000, 3
 N_LAST_LINES = 12
@@ -182,7 +183,7 @@ class Server:
         """All of it goes to the log, and its last lines are remembered."""
         with printed as lines, suppress(ValueError):
             for raw in lines:
-                line = raw.decode(errors="replace").rstrip()
+                line = clean(raw.decode(errors="replace").replace("\r", " ").rstrip())
                 self.last_lines.append(line[:300])
                 kept.emit(logging.LogRecord("vllm", logging.INFO, "", 0, line, (), None))
         kept.close()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pydantic import SecretStr
 
 from agentloop.costs import Price, nobody_knows
-from agentloop.errors import PolicyError
+from agentloop.errors import MalformedAnswer
 from agentloop.policies.openai import NO_ROOM, Answer, OpenAIPolicy, wire, wire_tools
 from agentloop.types import Completion, Message, ToolSpec
 
@@ -58,7 +58,7 @@ class VLLMPolicy:
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
     ) -> Completion:
-        """See `protocols.Policy`. Raises PolicyError, naming the field, for an answer without exact tokens."""
+        """See `protocols.Policy`. Raises MalformedAnswer, naming the field, for an answer without exact tokens."""
         before = self._before(messages, tools)
         prompt = await self._extended(messages, before) if before is not None and self._extend else None
         given = {"kv_transfer_params": {"prompt_token_ids": prompt}} if prompt else {}
@@ -67,7 +67,7 @@ class VLLMPolicy:
             return NO_ROOM
         done = self._exact(answer)
         if prompt and list(done.prompt_token_ids) != prompt:
-            raise PolicyError(
+            raise MalformedAnswer(
                 f"{self._chat.base_url}: the prompt's ids are not those that were given; vLLM takes them from 0.32 on; "
                 "name the address of such a server, or use policy 'openai'"
             )
@@ -90,7 +90,7 @@ class VLLMPolicy:
             problem = "no choices[0].logprobs.content"
         else:
             problem = f"{n_ids} choices[0].token_ids and {len(content)} choices[0].logprobs.content"
-        raise PolicyError(
+        raise MalformedAnswer(
             f"{self._chat.base_url}: the answer has {problem}; policy 'vllm' needs them all: "
             "name the address of a vLLM server, or use policy 'openai'"
         )
@@ -118,7 +118,7 @@ class VLLMPolicy:
         try:
             tokens: list[int] = json.loads(answer.body)["tokens"]
         except (ValueError, KeyError, TypeError):
-            raise PolicyError(f"{url} answered with no tokens: {answer.text[:200]}") from None
+            raise MalformedAnswer(f"{url} answered with no tokens: {answer.text[:200]}") from None
         return tokens
 
     def _before(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> array[int] | None:

@@ -1,7 +1,8 @@
 """The tar archives that files travel in, read as if an enemy had made them.
 
-Only plain files and folders leave a box, with modes 0644 and 0755. Whatever would lead out of the
-destination, or cost more than its limits, ends the reading at the entry that says so.
+Only plain files and folders leave a box, with modes 0644 and 0755. A file with several names arrives
+under each of them. Whatever would lead out of the destination, or cost more than its limits, ends the reading at the
+entry that says so.
 """
 
 from __future__ import annotations
@@ -138,7 +139,8 @@ def unpack(stream: Source, draft: Path, max_bytes: int, max_entries: int) -> Man
             while (entry := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # it keeps every entry otherwise
                 n_entries += 1
-                n_bytes += max(0, entry.size) if entry.isreg() else 0
+                first = _first_name(draft, entry)
+                n_bytes += _size(entry, first)
                 if n_entries > max_entries:
                     raise TransferLimit(f"more than {max_entries:,} entries; raise max_entries, or take a part")
                 if n_bytes > max_bytes:
@@ -149,6 +151,9 @@ def unpack(stream: Source, draft: Path, max_bytes: int, max_entries: int) -> Man
                 elif entry.isreg():
                     n_files += 1
                     _write(archive, entry, place)
+                elif first:
+                    n_files += 1
+                    _copy(first, place)
                 elif len(skipped) < MAX_SKIPPED:
                     skipped.append(entry.name[:200])
     except SandboxError:
@@ -158,6 +163,22 @@ def unpack(stream: Source, draft: Path, max_bytes: int, max_entries: int) -> Man
     except (tarfile.TarError, EOFError, ValueError, LookupError, RecursionError) as error:
         raise PathError(f"what the box sent is no archive that can be read: {error}") from error
     return Manifest(n_files=n_files, n_bytes=n_bytes, skipped=tuple(skipped))
+
+
+def _first_name(draft: Path, entry: tarfile.TarInfo) -> Path | None:
+    """The file that a hard link is another name of; None for other entries, and where it has not arrived."""
+    target = PurePosixPath(entry.linkname)
+    if not entry.islnk() or target.is_absolute() or ".." in target.parts:
+        return None
+    first = draft.joinpath(*target.parts)
+    return first if first.is_file() else None  # nothing below `draft` is a symbolic link
+
+
+def _size(entry: tarfile.TarInfo, first: Path | None) -> int:
+    """Bytes that the entry adds: a further name of a file is a copy of it."""
+    if first is not None:
+        return first.stat().st_size
+    return max(0, entry.size) if entry.isreg() else 0
 
 
 def _place(draft: Path, name: str) -> Path:
@@ -176,3 +197,10 @@ def _write(archive: tarfile.TarFile, entry: tarfile.TarInfo, place: Path) -> Non
     with open(place, "xb") as out:
         shutil.copyfileobj(source, out, 1 << 16)
     place.chmod(0o755 if entry.mode & 0o100 else 0o644)
+
+
+def _copy(first: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with open(first, "rb") as source, open(place, "xb") as out:
+        shutil.copyfileobj(source, out, 1 << 16)
+    place.chmod(first.stat().st_mode & 0o777)

@@ -12,6 +12,7 @@ from agentloop.errors import CapabilityError, SandboxGone
 from agentloop.protocols import Sandbox
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
+from agentloop.sandbox.cgroups import Watch
 from agentloop.sandbox.channel import Connection
 from agentloop.sandbox.egress import Egress
 from agentloop.sandbox.inside.frames import CONTROL, TERMINAL
@@ -40,14 +41,6 @@ class SharedBox(Sandbox, Protocol):
         ...
 
 
-class MemoryWatch(Protocol):
-    """How often the kernel killed something in a box for want of memory (`cgroups.py`)."""
-
-    def kills(self) -> int:
-        """The count so far."""
-        ...
-
-
 class Box:
     """A box that was created: `close` ends every process in it and removes what it had on the host.
 
@@ -62,16 +55,18 @@ class Box:
         connection: Connection,
         end: Callable[[], None],
         *,
-        memory: MemoryWatch | None = None,
+        watch: Watch | None = None,
         egress: Egress | None = None,
     ) -> None:
         """end: blocks until the box's processes are gone; called once, in a thread.
 
-        memory: counts the kernel's out-of-memory kills in it. egress: what its proxy allows.
+        watch: what the kernel counts against it. egress: what its proxy allows.
         """
         self.id, self.isolation = box_id, isolation
         self._connection, self._end = connection, end
-        self._memory, self._egress = memory, egress or Egress()
+        self._watch, self._egress = watch, egress or Egress()
+        if watch:
+            connection.cause = watch.cause
         self._listens = False
         self._listen()
         self._closing: asyncio.Future[None] | None = None
@@ -85,11 +80,12 @@ class Box:
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
     ) -> ExecResult:
         """See `SharedBox`."""
-        before = self._memory.kills() if self._memory else 0
+        before = self._watch.kills() if self._watch else 0
         done = await self._connection.exec(command, lease=lease, timeout_s=timeout_s, max_output=max_output)
-        if self._memory and self._memory.kills() > before:
-            return done.model_copy(update={"oom": True})
-        return done
+        if self._watch is None:
+            return done
+        self._watch.mark()
+        return done.model_copy(update={"oom": True}) if self._watch.kills() > before else done
 
     def start(self, command: str, *, lease: str = "box") -> Process:
         """Run `command` and go on: its input and outputs are channels. Raises SandboxGone."""

@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable, boundary
-from agentloop.sandbox import cgroups, host, images, privileges, scratch, seccomp
+from agentloop.sandbox import cgroups, host, images, memory, privileges, scratch, seccomp
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import Connection
 from agentloop.sandbox.container import MAX_PROCESSES
@@ -36,6 +36,8 @@ USER = "1000"
 PROBE_TIMEOUT_S = 10.0
 NO_SHELL = "execvp /bin/sh"
 """What bwrap says when there is none."""
+NAMESPACES = ("--unshare-user-try", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try")
+"""All but the IPC namespace, which `scratch.py` makes."""
 OVERLAYS_SINCE = (0, 11)
 """The first bwrap that lays something writable over a root folder."""
 
@@ -79,6 +81,7 @@ class BubblewrapBackend:
         if program is None:
             raise SandboxUnavailable(self.probe())
         host.check_files(spec)
+        memory.check(spec)
         root, egress = await asyncio.to_thread(_root, spec, program), Egress(spec.allowed_hosts, self._secrets)
         door, name, process, group = Door(spec.lifetime_s), uuid.uuid4().hex[:8], None, None
         try:
@@ -87,9 +90,9 @@ class BubblewrapBackend:
                 await door.open()
                 process = _start(program, spec, root, door.folder, group)
             connection = await _entered(door, process)
-            memory = group if spec.memory_mb is not None else None
             end = lambda: _end(process, door, group)  # noqa: E731
-            return Box(f"bwrap-{name}", self.isolation, connection, end, memory=memory, egress=egress)
+            watch = cgroups.Watch(group) if group else None
+            return Box(f"bwrap-{name}", self.isolation, connection, end, watch=watch, egress=egress)
         except BaseException as error:
             door.remove()
             said = _kill(process) if process else ""
@@ -215,12 +218,14 @@ def _version(program: str) -> tuple[int, ...]:
 def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | None, filter_fd: int) -> list[str]:
     """bwrap's own arguments; what runs in the box follows them."""
     user = "0" if spec.root else USER
-    arguments = [program, "--unshare-all", "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
+    is_wrapped = door is not None and scratch.is_needed(spec)
+    arguments = [program, *(NAMESPACES if is_wrapped else ("--unshare-all",))]
+    arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--hostname", "sandbox", "--seccomp", str(filter_fd)]
     arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a box all of them
     for name in privileges.ROOT_MAY if spec.root else ():
         arguments += ["--cap-add", f"CAP_{name}"]
-    counted = _scratch(door) if door is not None and scratch.is_needed(spec) else None
+    counted = _scratch(door) if door is not None and is_wrapped else None
     if root is not None:
         arguments += ["--overlay-src", str(root), *scratch.overlay(counted if spec.root else None)]
     arguments += ["--proc", "/proc", "--dev", "/dev"]

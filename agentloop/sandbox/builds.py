@@ -56,6 +56,12 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
     return tag, _made(client, tag, lambda tag: _pack(client, path, tag))
 
 
+def image_id(client: Any, name: str) -> str | None:
+    """The engine's content digest of the image `name`, `sha256:...`; None when it is not there."""
+    settings = _settings(client, name)
+    return str(settings["Id"]) if settings else None
+
+
 def _settings(client: Any, name: str) -> dict[str, Any] | None:
     """What the engine knows of an image; None when it is not there."""
     from docker.errors import ImageNotFound

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from agentloop.types import SandboxSpec
 PREFIX = "agentloop-"
 PERIOD_US = 100_000
 REMOVE_S = 1.0
+CROWD = 64
+"""More processes than this, in a sandbox that does not answer, are why."""
 LIMITS = {"memory_mb": "memory", "n_processes": "pids", "cpus": "cpu"}
 """Field of a spec -> the controller that holds it."""
 SWAP = ("memory.memsw.limit_in_bytes", "memory.swap.max")
@@ -62,8 +64,17 @@ class Group:
                 raise CapabilityError(f"bubblewrap cannot limit a box by {folder}: {error}; {REMEDY}") from error
 
     def kills(self) -> int:
-        """See `box.MemoryWatch`."""
-        return sum(_kills(folder) for folder in self.folders)
+        """How often the kernel ended a process of the sandbox because its memory was used up."""
+        return sum(_counted(folder, ("memory.events", "memory.oom_control"), "oom_kill") for folder in self.folders)
+
+    def refusals(self) -> int:
+        """How often the kernel refused the sandbox another process."""
+        return sum(_counted(folder, ("pids.events",), "max") for folder in self.folders)
+
+    def n_processes(self) -> int:
+        """Processes and threads in the sandbox now; 0 where they are not counted."""
+        counts = [_words(folder / "pids.current") for folder in self.folders]
+        return max((int(words[0]) for words in counts if words), default=0)
 
     def remove(self) -> None:
         """Whatever is left of them; waits for processes in them that are just ending, for REMOVE_S at most."""
@@ -71,6 +82,35 @@ class Group:
         for folder in self.folders:
             while not _is_removed(folder) and time.monotonic() < end:
                 time.sleep(0.01)
+
+
+class Watch:
+    """What the kernel has counted against a sandbox, and what of that is newer than its latest answer."""
+
+    def __init__(self, group: Group, ran_out: Callable[[float], bool] = lambda _: False) -> None:
+        """ran_out: whether memory was used up since a time (Unix seconds), for groups that end with their sandbox."""
+        self._group, self._ran_out = group, ran_out
+        self._kills = self._refusals = 0
+        self._marked_at = 0.0
+        self.mark()
+
+    def mark(self) -> None:
+        """The sandbox answered: what was counted so far did not end it."""
+        self._kills, self._refusals = self._group.kills(), self._group.refusals()
+        self._marked_at = time.time()
+
+    def kills(self) -> int:
+        """See `Group.kills`."""
+        return self._group.kills()
+
+    def cause(self, stuck: bool = False) -> str | None:
+        """Why the sandbox ended just now, or (stuck) does not answer, as `SandboxGone.cause`."""
+        if not any(folder.is_dir() for folder in self._group.folders):
+            return "memory" if self._ran_out(self._marked_at) else None
+        if self._group.kills() > self._kills:
+            return "memory"
+        is_crowded = stuck and self._group.n_processes() > CROWD
+        return "processes" if is_crowded or self._group.refusals() > self._refusals else None
 
 
 def _is_removed(folder: Path) -> bool:
@@ -154,10 +194,10 @@ def sweep() -> list[Path]:
     return removed
 
 
-def of_process(pid: int) -> Group:
-    """The memory group that a process is in, to be watched."""
-    found = [mount / own.lstrip("/") for mount, own, _ in _trees("memory", pid)]
-    return Group(tuple(folder for folder in found if folder.is_dir()))
+def of_process(pid: int, controllers: Iterable[str]) -> Group:
+    """The groups of these controllers that a process is in, to be watched."""
+    paths = {mount / own.lstrip("/") for name in controllers for mount, own, _ in _trees(name, pid)}
+    return Group(tuple(folder for folder in paths if folder.is_dir()))
 
 
 def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str, bool]]:
@@ -217,9 +257,9 @@ def _values(spec: SandboxSpec, limit: str, *, is_v2: bool) -> Iterator[tuple[str
             yield "cpu.cfs_quota_us", str(quota)
 
 
-def _kills(folder: Path) -> int:
-    for file in ("memory.events", "memory.oom_control"):
+def _counted(folder: Path, files: tuple[str, ...], name: str) -> int:
+    for file in files:
         words = _words(folder / file)
-        if "oom_kill" in words:
-            return int(words[words.index("oom_kill") + 1])
+        if name in words:
+            return int(words[words.index(name) + 1])
     return 0

@@ -7,12 +7,15 @@ When the connection ends, everything that waits on it and everything that comes 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from agentloop.errors import SandboxGone, SandboxUnavailable
+from agentloop.sandbox import score
 from agentloop.sandbox.inside.frames import (
     BYTE,
     CHUNK,
@@ -42,13 +45,15 @@ from agentloop.sandbox.inside.frames import (
     WINDOW,
 )
 from agentloop.sandbox.inside.frames import SIZE as WINSIZE
-from agentloop.sandbox.process import Incoming, Outgoing, Process
+from agentloop.sandbox.process import End, Incoming, Outgoing, Process
 from agentloop.types import ExecResult
 
 SIZE = (24, 80)
 """Rows and columns of a terminal, unless told otherwise."""
 
 MAX_U32 = 0xFFFFFFFF
+STUCK_S = 30.0
+"""How long after every command's time is up a supervisor may say nothing: memory or CPU time may be used up."""
 SLACK = 1 << 16
 """What a frame may be longer than the output it brings: its numbers, and remarks of the supervisor."""
 
@@ -56,8 +61,10 @@ SLACK = 1 << 16
 class Connection(Protocol):
     """A way to the first process of a box: `Channel`, or `fifo.Fifos` where that is a shell."""
 
-    gone: str | None
+    gone: End | None
     """Why it ended; None while it stands."""
+    cause: Callable[[bool], str | None]
+    """Asked when the sandbox ends by itself, or (True) does not answer: what the agent did, as `SandboxGone.cause`."""
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
         """Run one command and wait for its end."""
@@ -85,8 +92,10 @@ class Channel(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.gone: str | None = None
-        """Why the connection ended; None while it stands."""
+        self.gone: End | None = None
+        self.cause: Callable[[bool], str | None] = lambda _: None
+        self._n_heard = 0
+        self._timeouts: dict[int, float] = {}
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[ExecResult]] = {}
         self._incoming: dict[tuple[int, int], Incoming] = {}
@@ -106,14 +115,26 @@ class Channel(asyncio.Protocol):
         ident, future = self._request(
             command, lease, timeout_ms=min(max(0.0, timeout_s) * 1000, NO_TIMEOUT - 1), keep=max_output
         )
+        self._timeouts[ident] = timeout_s
         try:
-            return await future
+            return await self._answer(future)
         except asyncio.CancelledError:
             if self.gone is None:
                 self._write(ident, DISCARD, b"")
             raise
         finally:
+            del self._timeouts[ident]
             self._pending.pop(ident, None)
+
+    async def _answer(self, future: asyncio.Future[ExecResult]) -> ExecResult:
+        """Wait for a result, as long as the supervisor says anything when a command's time must be up."""
+        n_heard = self._n_heard
+        while not (await asyncio.wait({future}, timeout=max(self._timeouts.values()) + STUCK_S))[0]:
+            if self._n_heard == n_heard:
+                self._lost(End("its supervisor does not answer", self.cause(True)))
+                self.close()
+            n_heard = self._n_heard
+        return future.result()
 
     def start(self, command: str, *, lease: str, how: int = 0, size: tuple[int, int] = SIZE) -> Process:
         """Run one command whose channels stay open until it ends or is killed. Raises SandboxGone."""
@@ -145,7 +166,7 @@ class Channel(asyncio.Protocol):
 
     def close(self, reason: str = "it was closed") -> None:
         """End the connection, and with it the box."""
-        self._lost(reason)
+        self._lost(End(reason))
         if self._transport:
             self._transport.close()
 
@@ -194,19 +215,27 @@ class Channel(asyncio.Protocol):
         return made
 
     def _write(self, ident: int, kind: int, payload: bytes) -> None:
-        if self.gone is not None or self._transport is None:
-            raise SandboxGone(f"the sandbox is gone: {self.gone}")
+        if self.gone is not None:
+            raise self.gone.error()
+        if self._transport is None:
+            raise SandboxGone("the sandbox is gone: it never connected")
         self._transport.write(HEADER.pack(ident, kind, len(payload)) + payload)
 
     # ------------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The supervisor connected."""
+        """The supervisor connected, and waits for its score."""
         self._transport = cast(asyncio.Transport, transport)
+        with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as connection:
+            try:
+                score.hand_over(connection)
+            except OSError as error:
+                self.close(f"its supervisor hung up: {error}")
 
     def data_received(self, data: bytes) -> None:
         """Bytes of frames, in pieces of any size; a supervisor that sends anything else is not ours."""
         self._buffer += data
+        self._n_heard += 1
         try:
             while len(self._buffer) >= HEADER.size:
                 ident, kind, length = HEADER.unpack_from(self._buffer)
@@ -218,7 +247,8 @@ class Channel(asyncio.Protocol):
                 del self._buffer[: HEADER.size + length]
                 self._handle(ident, kind, payload)
         except (struct.error, ValueError, IndexError) as error:
-            self.close(f"its supervisor sent what it may not: {error}")
+            self._lost(End(f"its supervisor sent what it may not: {error}", "supervisor"))
+            self.close()
 
     def _handle(self, ident: int, kind: int, payload: bytes) -> None:
         if kind == READY and not self.ready.done():
@@ -286,15 +316,16 @@ class Channel(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The box died, or was closed."""
-        self._lost(str(exc) if exc else "its supervisor ended")
-
-    def _lost(self, reason: str) -> None:
         if self.gone is None:
-            self.gone = reason
+            self._lost(End(str(exc) if exc else "its supervisor ended", self.cause(False)))
+
+    def _lost(self, end: End) -> None:
+        if self.gone is None:
+            self.gone = end
         waiting: list[asyncio.Future[Any]] = [self.ready, *self._pending.values()]
         for future in waiting:
             if not future.done():
-                future.set_exception(SandboxGone(f"the sandbox is gone: {self.gone}"))
+                future.set_exception(self.gone.error())
                 future.exception()  # seen, should nobody be waiting
         self._pending.clear()
         for incoming in self._incoming.values():

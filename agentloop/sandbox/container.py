@@ -6,17 +6,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agentloop.sandbox import host, privileges, seccomp
+from agentloop.sandbox import host, memory, privileges, seccomp
 from agentloop.sandbox.engine import labels
 from agentloop.types import SandboxSpec
 
 MAX_PROCESSES = 1024
 """Processes and threads of a box that names no limit: enough for a build, too few to stop the machine."""
 PERIOD_US = 100_000
-RESERVE_MB = 20
-"""Of a box's memory that its tmpfs together may not take: for its first process, a command, and SHARED_PAGES."""
-SHARED_PAGES = 1024
-"""Of System V shared memory in a box, which like a file outlives its process."""
 NOBODY_SPECIAL = "1000:1000"
 
 
@@ -38,7 +34,7 @@ def options(spec: SandboxSpec, settings: dict[str, Any], name: str, door: Path) 
             "tmpfs": _tmpfs(spec, settings),
             "network_mode": "none",
             "ipc_mode": "private",
-            "sysctls": {"kernel.shmall": str(SHARED_PAGES)},
+            "sysctls": memory.IPC_LIMITS,
             "read_only": not spec.root,
             "cap_drop": ["ALL"],
             "cap_add": privileges.ROOT_MAY if spec.root else [],
@@ -94,15 +90,10 @@ def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
         folders += ["/tmp", *(settings["Config"].get("Volumes") or {})]  # noqa: S108
     if not (spec.files is not None and spec.read_only) and (spec.files is not None or not spec.root):
         folders.append("/work")
-    size_mb = spec.scratch_mb
-    if spec.memory_mb is not None:  # full, they would leave the kernel nothing to end but the first process
-        size_mb = max(1, min(size_mb, (spec.memory_mb - RESERVE_MB) // len(folders)))
     # The owner is named because runc replaces the mode by that of the folder below.
     uid, gid = _user(spec).split(":")
-    options = f"size={size_mb}m,mode=1777,uid={uid},gid={gid},exec"
-    if spec.scratch_files is not None:
-        options += f",nr_inodes={spec.scratch_files + 1}"  # its own root counts
-    return dict.fromkeys(folders, options)
+    rooms = memory.rooms(spec, folders)
+    return {folder: f"{room.options()},mode=1777,uid={uid},gid={gid},exec" for folder, room in rooms.items()}
 
 
 def _user(spec: SandboxSpec) -> str:

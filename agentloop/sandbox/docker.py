@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxGone, SandboxUnavailable, boundary
-from agentloop.sandbox import builds, cgroups, host, images, privileges
+from agentloop.sandbox import builds, cgroups, host, images, memory, privileges
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import Connection
 from agentloop.sandbox.container import options
@@ -57,7 +58,7 @@ SWAPS = Path("/proc/swaps")
 class _Started:
     pid: int
     """Of the box's first process, as the engine sees it; 0 when it has ended."""
-    memory: cgroups.Group | None
+    watch: cgroups.Watch | None
 
 
 class DockerBackend:
@@ -148,8 +149,7 @@ class DockerBackend:
                 told = options(spec, settings, name, door.folder)
                 started = await _to_its_end(lambda: self._start(image, told, timeout_s))
             channel = await _entered(door, name, started, timeout_s)
-            memory = started.memory if spec.memory_mb is not None else None
-            return Box(name, self.isolation, channel, end, memory=memory, egress=egress)
+            return Box(name, self.isolation, channel, end, watch=started.watch, egress=egress)
         except BaseException as error:
             door.remove()
             await _to_its_end(lambda: remove(name))
@@ -164,7 +164,8 @@ class DockerBackend:
             if not self._swept:  # once; whatever ends later without its owner does so by itself
                 self._swept = True
                 sweep(client)
-            limits = client.api.create_host_config(**told.pop("host_config"))
+            host_config = told.pop("host_config")
+            limits = client.api.create_host_config(**host_config)
             # Keys of the API that the SDK does not know.
             limits["MaskedPaths"], limits["ReadonlyPaths"] = list(privileges.HIDDEN), list(privileges.READ_ONLY)
             try:
@@ -176,11 +177,12 @@ class DockerBackend:
             except APIError as error:
                 raise _blamed(error, image) from error
             pid = client.api.inspect_container(made["Id"])["State"]["Pid"]
-        return _Started(pid, _memory(pid))
+        return _Started(pid, _watch(pid, made["Id"], "mem_limit" in host_config))
 
 
 def _check(spec: SandboxSpec) -> None:
     """Raises CapabilityError for what is known beforehand not to be held."""
+    memory.check(spec)
     if spec.root and spec.image == "host":
         raise CapabilityError("docker does not give root in the image 'host'; use an image of your own")
     if spec.root and spec.scratch_files is not None:
@@ -245,11 +247,25 @@ def _wait_for_end(pid: int) -> None:
         time.sleep(0.005)
 
 
-def _memory(pid: int) -> cgroups.Group | None:
-    try:
-        return cgroups.of_process(pid) if pid else None
-    except OSError:  # it has ended already, or lives in another namespace
+def _watch(pid: int, container: str, is_memory_held: bool) -> cgroups.Watch | None:
+    if not pid:  # it has ended already
         return None
+    try:
+        group = cgroups.of_process(pid, ("memory", "pids") if is_memory_held else ("pids",))
+    except OSError:  # it lives in another namespace
+        group = cgroups.Group(())
+    return cgroups.Watch(group, partial(_ran_out, container) if is_memory_held else lambda _: False)
+
+
+def _ran_out(container: str, since: float) -> bool:
+    """Whether the engine saw the kernel end something in a container because its memory was used up."""
+    span = {"since": f"{since:.6f}", "until": f"{time.time():.6f}"}
+    try:
+        with engine(PROBE_TIMEOUT_S) as client:
+            filters = {"container": container, "event": "oom"}
+            return any(True for _ in client.api.events(**span, filters=filters))
+    except Exception:  # no evidence is an answer, too: the end of a sandbox is being reported
+        return False
 
 
 def _ignored(warnings: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -79,6 +79,8 @@ class Egress:
         self._gateway: Path | None = None
         self._open: dict[asyncio.Task[None], tuple[str, int, Address] | None] = {}
         """What each connection leads to; None is the gateway."""
+        self._ended: dict[asyncio.Task[None], None] = {}
+        """Connections whose program has sent everything, or is gone; the oldest first."""
         self._tls: ssl.SSLContext | None = None
         # Its own, because a name server can be slow, and the loop's threads are every box's.
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
@@ -109,7 +111,7 @@ class Egress:
         try:
             async with asyncio.timeout(HEAD_S):
                 head, rest = await _head(incoming)
-            if self._n > MAX_CONNECTIONS:
+            if self._n > MAX_CONNECTIONS and not self._make_room():
                 raise Refused(f"more than {MAX_CONNECTIONS} connections at once", "503 Service Unavailable")
             await self._proxy(head, rest, incoming, outgoing)
         except Refused as refused:
@@ -121,6 +123,15 @@ class Egress:
             self._n -= 1
             with suppress(SandboxGone):
                 outgoing.close()
+
+    def _make_room(self) -> bool:
+        """Cut a connection that its program has ended: a host that never hangs up would keep it for IDLE_S."""
+        oldest = next(iter(self._ended), None)
+        if oldest is None:
+            return False
+        del self._ended[oldest]
+        oldest.cancel()
+        return True
 
     async def _proxy(self, head: list[bytes], rest: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
         if self._gateway is not None and _names_no_host(head[0]):
@@ -144,9 +155,10 @@ class Egress:
                 writer.write(_request(method, path, url.netloc.rpartition("@")[2], head[1:], secret))
             writer.write(rest)
             with suppress(OSError, TimeoutError):  # an end in the middle, which no words can be put into
-                await _relay(reader, writer, incoming, outgoing)
+                await _relay(reader, writer, incoming, outgoing, lambda: self._ended.setdefault(task))
         finally:
             del self._open[task]
+            self._ended.pop(task, None)
             writer.close()
 
     async def _led(self, gateway: Path, said: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
@@ -159,11 +171,12 @@ class Egress:
             try:
                 writer.write(said)
                 with suppress(OSError, TimeoutError):
-                    await _relay(reader, writer, incoming, outgoing)
+                    await _relay(reader, writer, incoming, outgoing, lambda: self._ended.setdefault(task))
             finally:
                 writer.close()
         finally:
             del self._open[task]
+            self._ended.pop(task, None)
 
     def _context(self) -> ssl.SSLContext:
         self._tls = self._tls or ssl.create_default_context()
@@ -311,15 +324,23 @@ def _request(method: str, path: str, host: str, headers: list[bytes], secret: Se
 
 
 async def _relay(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incoming: Incoming, outgoing: Outgoing
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    incoming: Incoming,
+    outgoing: Outgoing,
+    on_end: Callable[[], object],
 ) -> None:
-    """Both directions, until the host has said everything, or nobody in the box listens."""
+    """Both directions, until the host has said everything, or nobody in the sandbox listens.
+
+    on_end: called when the sandbox's program has sent everything.
+    """
     loop = asyncio.get_running_loop()
 
     async def upward() -> None:
         async for data in incoming:
             writer.write(data)
             await writer.drain()
+        on_end()
         if writer.can_write_eof():
             writer.write_eof()
 

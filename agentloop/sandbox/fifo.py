@@ -18,7 +18,7 @@ from agentloop.errors import CapabilityError, SandboxGone
 from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP, Kept
 from agentloop.sandbox.inside.frames import STREAM, TERMINAL
 from agentloop.sandbox.pipes import KILLED, PipedCommand
-from agentloop.sandbox.process import Incoming, Outgoing, Process, escaped
+from agentloop.sandbox.process import End, Incoming, Outgoing, Process, escaped
 from agentloop.types import ExecResult
 
 T = TypeVar("T")
@@ -53,7 +53,8 @@ class Fifos:
 
         lifetime_s: after that the box ends, which its shell cannot see to.
         """
-        self.gone: str | None = None
+        self.gone: End | None = None
+        self.cause: Callable[[bool], str | None] = lambda _: None
         self._door, self._orders, self._n = door, orders, 0
         self._unsent = bytearray()
         self._move: _Move | None = None
@@ -123,16 +124,19 @@ class Fifos:
 
     def close(self, reason: str = "it was closed") -> None:
         """See `channel.Channel.close`."""
+        self._end(End(reason))
+
+    def _end(self, end: End) -> None:
         if self.gone is not None:
             return
-        self.gone = reason
+        self.gone = end
         if self._at_end:
             self._at_end.cancel()
         self._shut()
         if self._move:
             self._move.end()
         for running in list(self._running):
-            running.lose(reason)
+            running.lose(end)
 
     def _begun(self, command: str, lease: str, how: int) -> PipedCommand:
         """Raises SandboxGone, or SandboxError when its pipes cannot be made."""
@@ -149,7 +153,7 @@ class Fifos:
 
     def _must_stand(self) -> None:
         if self.gone is not None:
-            raise SandboxGone(f"the sandbox is gone: {self.gone}")
+            raise self.gone.error()
 
     def _order(self, line: str) -> None:
         """One line for the shell, whenever it takes it. Raises SandboxGone."""
@@ -168,7 +172,7 @@ class Fifos:
     def _left(self) -> None:
         """Nobody reads the orders: the first process ended, or takes them by another pipe now."""
         if self._move is None or self._unsent:
-            self.close(ENDED)
+            self._end(End(ENDED, self.cause(False)))
             return
         move, self._move = self._move, None
         self._shut()
@@ -191,7 +195,7 @@ class Fifos:
         except BlockingIOError:
             pass
         except OSError:
-            self.close(ENDED)
+            self._end(End(ENDED, self.cause(False)))
             return
         if self._unsent:
             self._loop.add_writer(self._orders, self._flush)

@@ -111,7 +111,8 @@ class Recorder:
         try:
             yield answer
         except SandboxError as error:
-            answer["error"] = [type(error).__name__, str(error)]
+            cause = getattr(error, "cause", None)
+            answer["error"] = [type(error).__name__, str(error), *([cause] if cause else [])]
             raise
         finally:
             if not answer:
@@ -184,8 +185,8 @@ class Player:
             )
             raise ReplayMismatch(self._mismatch)
         if "error" in line:
-            kind, message = line["error"]
-            raise _error(kind)(message)
+            kind, message, *cause = line["error"]
+            raise SandboxGone(message, cause=cause[0]) if cause else _error(kind)(message)
         return line["result"]
 
 

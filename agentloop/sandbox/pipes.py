@@ -20,7 +20,7 @@ from agentloop.sandbox.inside.commands import CANNOT_START, ENDLESS
 from agentloop.sandbox.inside.flow import n_waiting
 from agentloop.sandbox.inside.frames import CHUNK, CONTROL, FOREGROUND, STREAM, WINDOW
 from agentloop.sandbox.inside.processes import ticks
-from agentloop.sandbox.process import Incoming, Outgoing
+from agentloop.sandbox.process import End, Incoming, Outgoing
 from agentloop.types import ExecResult
 
 TERM_S, GIVE_UP_S = 0.1, 0.3
@@ -164,13 +164,13 @@ class PipedCommand:
         elif what == "signal":
             self.kill(numbers[0])
 
-    def lose(self, reason: str) -> None:
+    def lose(self, end: End) -> None:
         """The box is gone."""
         self._lost = True
         for incoming in self.incoming.values():
-            incoming.lose(reason)
+            incoming.lose(end)
         for outgoing in self.outgoing.values():
-            outgoing.lose(reason)
+            outgoing.lose(end)
         self.close()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 from agentloop.errors import SandboxGone
 from agentloop.sandbox.inside.frames import CHUNK, FOREGROUND, WINDOW
@@ -13,13 +14,26 @@ MAX_SIGNAL, MAX_SIDE = 65, 65_535
 """One above Linux' last signal; rows and columns of a terminal, as the kernel counts them."""
 
 
+@dataclass(frozen=True)
+class End:
+    """Why a sandbox cannot be used any more."""
+
+    reason: str
+    cause: str | None = None
+    """See `SandboxGone`."""
+
+    def error(self) -> SandboxGone:
+        """For whoever uses it."""
+        return SandboxGone(f"the sandbox is gone: {self.reason}", cause=self.cause)
+
+
 class Incoming:
     """Bytes from the box. What is not read here is, beyond a window, not read there either."""
 
     def __init__(self, grant: Callable[[int], None]) -> None:
         """grant: tells the box that so many bytes more may be sent."""
         self._grant, self._waiting, self._ended = grant, bytearray(), False
-        self._gone: str | None = None
+        self._gone: End | None = None
         self._wake = asyncio.Event()
 
     def feed(self, data: bytes) -> None:
@@ -30,9 +44,9 @@ class Incoming:
             self._waiting += data
         self._wake.set()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, end: End) -> None:
         """The box is gone: what came is still read, then SandboxGone is raised."""
-        self._gone = self._gone or reason
+        self._gone = self._gone or end
         self._wake.set()
 
     @property
@@ -46,7 +60,7 @@ class Incoming:
             if self._ended:
                 return b""
             if self._gone is not None:
-                raise SandboxGone(f"the sandbox is gone: {self._gone}")
+                raise self._gone.error()
             self._wake.clear()
             await self._wake.wait()
         data = bytes(self._waiting[:CHUNK])
@@ -67,7 +81,7 @@ class Outgoing:
         self._send, self._room, self._closed = send, WINDOW, False
         self.stopped = False
         """Nobody takes anything any more."""
-        self._gone: str | None = None
+        self._gone: End | None = None
         self._wake = asyncio.Event()
 
     def grant(self, n: int) -> None:
@@ -80,9 +94,9 @@ class Outgoing:
         self.stopped = True
         self._wake.set()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, end: End) -> None:
         """The box is gone."""
-        self._gone = self._gone or reason
+        self._gone = self._gone or end
         self._wake.set()
 
     async def write(self, data: bytes) -> None:
@@ -92,7 +106,7 @@ class Outgoing:
         view = memoryview(data)
         while view and not self.stopped:
             if self._gone is not None:
-                raise SandboxGone(f"the sandbox is gone: {self._gone}")
+                raise self._gone.error()
             if self._room <= 0:
                 self._wake.clear()
                 await self._wake.wait()

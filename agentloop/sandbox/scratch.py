@@ -1,7 +1,7 @@
-"""What a bubblewrap box may write to, where its files are counted too: bwrap's own tmpfs knows only sizes.
+"""The writable folders of a bubblewrap sandbox where files are counted too: bwrap's own tmpfs knows only sizes.
 
 The tmpfs are mounted in a mount namespace that bwrap is started in and that nobody else sees, so
-the kernel removes them with the box.
+the kernel removes them with the sandbox. Its IPC namespace is made here as well, with the limits of `memory.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from agentloop.errors import CapabilityError
+from agentloop.sandbox import memory
 from agentloop.types import SandboxSpec
 
 PLACES = {"tmp": "/tmp", "shm": "/dev/shm", "work": "/work"}  # noqa: S108 - the box's own
@@ -24,7 +25,8 @@ REFUSED = "agentloop cannot mount"
 
 def is_needed(spec: SandboxSpec) -> bool:
     """Whether bwrap's own tmpfs do not hold what `spec` asks for."""
-    return spec.scratch_files is not None or (spec.root and "scratch_mb" in spec.model_fields_set)
+    is_root_bounded = spec.root and "scratch_mb" in spec.model_fields_set
+    return spec.scratch_files is not None or spec.memory_mb is not None or is_root_bounded
 
 
 def wrapped(command: list[str], spec: SandboxSpec, folder: Path) -> list[str]:
@@ -32,20 +34,25 @@ def wrapped(command: list[str], spec: SandboxSpec, folder: Path) -> list[str]:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         raise refused(f"no program {missing[0]}")
-    options = f"nosuid,nodev,mode=1777,size={spec.scratch_mb}m"
-    if spec.scratch_files is not None:
-        options += f",nr_inodes={spec.scratch_files + 1}"  # its own root counts
-    mounts = [f"mount -t tmpfs -o {options} agentloop {shlex.quote(str(folder / name))}" for name in PLACES]
-    if spec.root:
-        # Its folder, and the two that overlayfs needs with one more inside, are not the box's.
-        own = options if spec.scratch_files is None else f"{options.rpartition('=')[0]}={spec.scratch_files + 4}"
-        place = shlex.quote(str(folder / ROOT))
-        mounts += [f"mount -t tmpfs -o {own} agentloop {place} && mkdir {place}/upper {place}/work"]
-    for name in (*PLACES, ROOT):
+    rooms = memory.rooms(spec, list(PLACES), root=ROOT if spec.root else None)
+    mounts = []
+    for name, room in rooms.items():
+        place = shlex.quote(str(folder / name))
+        # The root has its own folder, and the two that overlayfs needs with one more inside.
+        n_own = 4 if name == ROOT else 1
+        mounts.append(f"mount -t tmpfs -o nosuid,nodev,mode=1777,{room.options(n_own)} agentloop {place}")
+        if name == ROOT:
+            mounts.append(f"mkdir {place}/upper {place}/work")
         (folder / name).mkdir(parents=True)
     user = [] if os.getuid() == 0 else ["--user", "--map-root-user"]
-    text = f'{" && ".join(mounts)} || {{ echo {shlex.quote(REFUSED)} >&2; exit 1; }}; exec "$@"'
-    return ["unshare", *user, "--mount", "/bin/sh", "-c", text, "sh", *command]
+    text = f'{" && ".join(mounts)} || {{ echo {shlex.quote(REFUSED)} >&2; exit 1; }}; {_ipc_limits()}exec "$@"'
+    return ["unshare", *user, "--mount", "--ipc", "/bin/sh", "-c", text, "sh", *command]
+
+
+def _ipc_limits() -> str:
+    """Shell commands. A user who is not root may set these since Linux 6.9; before that they stay as they are."""
+    files = {name.replace(".", "/"): value for name, value in memory.IPC_LIMITS.items()}
+    return "".join(f"{{ echo {value} >/proc/sys/{file}; }} 2>/dev/null; " for file, value in files.items())
 
 
 def shown(name: str, spec: SandboxSpec, folder: Path | None) -> list[str]:

@@ -82,6 +82,23 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "ustat": (136, None),
     "vhangup": (153, 58),
 }
+FIRST_PROCESS = 1
+OF_A_PROCESS: dict[str, tuple[tuple[int, int], int, int]] = {
+    "prlimit64": ((302, 261), 0, FIRST_PROCESS),
+    "sched_setaffinity": ((203, 122), 0, FIRST_PROCESS),
+    "sched_setattr": ((314, 274), 0, FIRST_PROCESS),
+    "sched_setparam": ((142, 118), 0, FIRST_PROCESS),
+    "sched_setscheduler": ((144, 119), 0, FIRST_PROCESS),
+    "setpriority": ((141, 140), 1, FIRST_PROCESS),
+    "setpriority of a user": ((141, 140), 0, 2),
+    "ioprio_set": ((251, 30), 1, FIRST_PROCESS),
+    "ioprio_set of a user": ((251, 30), 0, 3),
+}
+"""Calls that change another process of the same user: (numbers, index of an argument, its value that is refused).
+
+With them a command could take the sandbox's first process its descriptors, memory or CPU time, and so end the sandbox.
+The last words of a name are a remark.
+"""
 CLONE, CLONE3, SOCKET, SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
 NEW_NAMESPACE = (0x00000080, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 """Flags of `clone`: time, mount, cgroup, host name, IPC, user, process, network."""
@@ -93,7 +110,7 @@ X32_BIT = 0x40000000
 EPERM, ENOSYS = 1, 38
 
 LOAD, JUMP_EQ, JUMP_GE, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, ARCH, FIRST_ARGUMENT, ARGUMENT_SIZE = 0, 4, 16, 8
 """Offsets in struct seccomp_data; the low half of an argument comes first on both machines."""
 ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 
@@ -107,11 +124,15 @@ def program() -> bytes:
 @cache
 def _program(column: int, arch: int) -> bytes:
     allow, refuse, unknown, kill = "allow", "refuse", "unknown", "kill"
-    steps: list[tuple[int, int, str | None, str | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
+    steps: list[tuple[int, int, str | None, str | int | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
     steps += [(LOAD, NUMBER, None, None)]
     if column == 0:
         steps += [(JUMP_GE, X32_BIT, unknown, None)]
     steps += [(JUMP_EQ, numbers[column], refuse, None) for numbers in CALLS.values() if numbers[column] is not None]  # type: ignore[misc]
+    for numbers, index, value in OF_A_PROCESS.values():
+        # Past the three steps that look at the argument, unless it is this call; then the number again.
+        steps += [(JUMP_EQ, numbers[column], None, 3), (LOAD, FIRST_ARGUMENT + ARGUMENT_SIZE * index, None, None)]
+        steps += [(JUMP_EQ, value, refuse, None), (LOAD, NUMBER, None, None)]
     steps += [(JUMP_EQ, CLONE3[column], unknown, None)]
     steps += [(JUMP_EQ, CLONE[column], "clone", None)]
     steps += [(JUMP_EQ, SOCKET[column], "socket", None), (JUMP_EQ, SOCKETPAIR[column], "socket", allow)]
@@ -124,8 +145,9 @@ def _program(column: int, arch: int) -> bytes:
         labels[label] = len(steps)
         steps += [(RETURN, value, None, None)]
 
-    def offset(at: int, label: str | None) -> int:
-        return labels[label] - at - 1 if label else 0
+    def offset(at: int, label: str | int | None) -> int:
+        """To a label, or over so many steps."""
+        return labels[label] - at - 1 if isinstance(label, str) else label or 0
 
     return b"".join(
         struct.pack("=HBBI", code, offset(at, true), offset(at, false), value)
@@ -154,6 +176,9 @@ def profile() -> str:
         if family not in FAMILIES
     ]
     rules: list[dict[str, object]] = [_rule([*CALLS], EPERM), _rule(["clone3"], ENOSYS)]
+    for name, (_, index, value) in OF_A_PROCESS.items():
+        argument = {"index": index, "value": 0xFFFFFFFF, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+        rules.append(_rule([name.split()[0]], EPERM, argument))
     rules += [_rule(["clone"], EPERM, argument) for argument in masked]
     rules += [_rule(["socket", "socketpair"], EPERM, argument) for argument in families]
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "architectures": [arch], "syscalls": rules})

@@ -6,7 +6,9 @@ A write returns after it is committed to disk, so what was acknowledged survives
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -22,6 +24,10 @@ WRITER_LOCK, MIGRATION_LOCK, BODY_LOCK = 0x616C0001, 0x616C0002, 0x616C0003
 """Numbers of PostgreSQL's advisory locks."""
 CHUNK = 500
 """Values in one IN (...)."""
+FOLDER = "traces"
+"""The name of the folder of a project's store."""
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+_log = logging.getLogger(__name__)
 
 
 class Database:
@@ -36,6 +42,27 @@ class Database:
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self.name = str(self.path) if self.path else self.engine.url.render_as_string(hide_password=True)
         self._writing = self.engine.execution_options(agentloop_write=True)
+
+    def keep_private(self) -> None:
+        """Make the file and its folder where there are none; only this user may open them. Raises OSError.
+
+        A file that was open to others is closed to them, and a warning says so. So is an existing folder if it is a
+        project's `traces`; any other may hold what is not ours.
+        """
+        if self.path is None:
+            return
+        folder = self.path.parent
+        if not folder.exists():
+            folder.mkdir(PRIVATE_FOLDER, parents=True)
+        elif folder.name == FOLDER:
+            _restrict(folder, PRIVATE_FOLDER)
+        if not self.path.exists():
+            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, PRIVATE_FILE))
+        mode = _restrict(self.path, PRIVATE_FILE)
+        for suffix in ("-wal", "-shm"):  # SQLite gives new ones the mode of the file
+            _restrict(self.path.with_name(self.path.name + suffix), PRIVATE_FILE)
+        if mode is not None:
+            _log.warning("%s was open to other users (mode %04o); now only its owner may open it", self.path, mode)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -75,6 +102,8 @@ class Database:
             yield
 
     def _lock_file(self, held: ExitStack, path: Path) -> None:
+        path.touch(PRIVATE_FILE)
+        _restrict(path, PRIVATE_FILE)
         handle = held.enter_context(path.open("a+"))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -107,6 +136,18 @@ class Database:
             raise StoreError(
                 f"{error.filename or self.name}: {error.strerror}; {_remedy(str(error), False)}"
             ) from error
+
+
+def _restrict(path: Path, most: int) -> int | None:
+    """Take the permissions beyond `most` from what is at `path`; the mode before, None where nothing changed."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if not mode & ~most:
+            return None
+        path.chmod(mode & most)
+    except (FileNotFoundError, PermissionError):  # nothing is there, or its owner is another user, who decides
+        return None
+    return mode
 
 
 def insert_rows(

@@ -33,7 +33,8 @@ _COLUMNS = {
     "version": col(TraceRow.policy_version), "task": col(TraceRow.task_id), "source": col(TraceRow.source),
     "model": col(TraceRow.model), "agent": col(TraceRow.agent),
 }  # fmt: skip
-_failed, _won = col(TraceRow.failure).is_not(None), func.coalesce(col(TraceRow.reward) >= 1.0, False)
+_won = func.coalesce(col(TraceRow.reward) >= 1.0, False)
+_failed = and_(col(TraceRow.failure).is_not(None), ~_won)
 _judged = exists().where(
     col(VerdictRow.trace_key) == col(TraceRow.key),
     or_(col(VerdictRow.by) == JUDGE, col(VerdictRow.stamp).is_not(None)),
@@ -85,7 +86,7 @@ class Failures:
         lost = func.coalesce(col(TraceRow.reward) < 1.0, False)
         unknown = and_(~_failed, ~_won, ~lost)
         labelled = exists().where(col(LabelRow.trace_key) == col(TraceRow.key))
-        counted = [true(), _failed, and_(_won, ~_failed), and_(lost, ~_failed), unknown, and_(unknown, labelled),
+        counted = [true(), _failed, _won, and_(lost, ~_failed), unknown, and_(unknown, labelled),
                    ~_judged]  # fmt: skip
         query = select(*(func.sum(case((which, 1), else_=0)) for which in counted))
         with self._database.read() as connection:

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, delete, exists, func, select
 from sqlmodel import col
 
 from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.past import Past, last_rows, past
+from agentloop.store.past import Past, last_rows, past, read_verdict, with_persons
 from agentloop.store.query import conditions
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
-from agentloop.store.verdicts import JUDGE, put_labels, put_scores, trace_key
-from agentloop.types import Failure, Score, Verdict
+from agentloop.store.verdicts import JUDGE, LABELLED, PERSON, begins, put_labels, put_scores, storable, trace_key
+from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 HUMAN = "human"
 """The verifier of a person's word; its `source` is the person."""
@@ -48,6 +48,13 @@ class Stored(NamedTuple):
     why: str
     given: dict[str, Score]
     """By verifier, what others than the judge said last."""
+    last: Any = None
+    """The newest row of its history; None where it has none."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The newest verdict of its history."""
+        return None if self.last is None else past(self.last).verdict
 
 
 class History:
@@ -59,8 +66,12 @@ class History:
     def put_verdicts(self, new: Sequence[New]) -> None:
         """In one transaction. A verdict that is there already adds nothing to the history."""
         with self._database.write() as connection:
-            replace_verdicts(connection, self._shared, new)
-            _rewrite(connection, self._shared, new)
+            changed = replace_verdicts(connection, self._shared, new)
+            rewrite(connection, self._shared, changed)
+
+    def clean(self, verdict: Verdict) -> Verdict:
+        """The verdict as it is stored: without secrets."""
+        return clean(self._shared.redactor, verdict)
 
     def resolve(self, project: str, trace_id: str, verdict: Verdict, reward: float, *, by: str, why: str) -> None:
         """A person's word, with the verdict that follows from it. Raises NoSuchTrace."""
@@ -69,15 +80,53 @@ class History:
             by, why = self._shared.redactor.text(by), self._shared.redactor.text(why)
             new = [New(key, verdict, None, by, why)]
             replace_verdicts(connection, self._shared, new)
-            _rewrite(connection, self._shared, new)
+            rewrite(connection, self._shared, new)
             put_scores(connection, [(key, [Score(verifier=HUMAN, version="1", value=reward)])], by)
+
+    def put_person_label(self, project: str, trace_id: str, failure: Failure, *, by: str, why: str) -> bool:
+        """A person's label in place of the one that the same person gave before; critical where it says so.
+
+        failure: `detector` and name are set here. Returns False where the same label was there already.
+        Raises NoSuchTrace.
+        """
+        redactor = self._shared.redactor
+        by, why = redactor.text(by), redactor.text(why)
+        failure = clean(redactor, failure.model_copy(update={"detector": PERSON + by}))
+        with self._database.write() as connection:
+            key = trace_key(connection, project, trace_id)
+            row = connection.execute(select(*columns(TraceRow)).where(col(TraceRow.key) == key)).one()
+            before = read_verdict(connection, row)
+            mine = [one for one in before.failures if one.detector == failure.detector]
+            if mine == [failure]:
+                return False
+            connection.execute(
+                delete(LabelRow).where(
+                    col(LabelRow.trace_key) == row.key, col(LabelRow.detector) == storable(failure.detector)
+                )
+            )
+            put_labels(connection, [(row.key, [failure])])
+            verdict = read_verdict(connection, row)
+            _append(connection, [New(row.key, verdict, None, LABELLED + by, why)], {})
+            return True
+
+    def person_labels(self, project: str) -> list[tuple[str, Failure]]:
+        """(trace, label) of every trace that people labelled in a project: the newest of each, the oldest first."""
+        query = select(col(TraceRow.id), *columns(LabelRow)).where(
+            col(TraceRow.key) == col(LabelRow.trace_key),
+            col(TraceRow.project) == project,
+            begins(col(LabelRow.detector), PERSON),
+        )
+        with self._database.read() as connection:
+            rows = list(connection.execute(query.order_by(col(LabelRow.given_at), col(LabelRow.detector))))
+        newest = {row.id: _label(row) for row in rows}
+        return list(newest.items())
 
     def history(self, project: str, trace_id: str) -> list[Past]:
         """Every verdict on a trace, the oldest first. Raises NoSuchTrace."""
         with self._database.read() as connection:
             key = trace_key(connection, project, trace_id)
             query = select(*columns(VerdictRow)).where(col(VerdictRow.trace_key) == key)
-            return [past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))]
+            return list(with_persons(past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))))
 
     def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[Stored]:
         """Traces for which a filter holds with their bodies, those first that were stored first, beyond key `after`."""
@@ -90,7 +139,7 @@ class History:
             keys = [row.key for row in rows]
             last = dict(last_rows(connection, keys))
             given = _given(connection, keys)
-        return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {})) for row in rows]
+        return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {}), last.get(row.key)) for row in rows]
 
     def group(self, row: Any) -> list[Any]:
         """The rows of all episodes of ours that are compared with that of `row`, itself among them, in their order."""
@@ -158,19 +207,66 @@ class History:
             return list(rows)
 
 
-def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
-    """Scores and labels of ours in place of those before; what others said stays, and stays critical."""
+def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> list[New]:
+    """Scores and labels of ours in place of those before; what others said stays, and stays critical.
+
+    Returns the verdicts that differ from what is stored; of the others only the stamp is written.
+    """
     new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
-    keys = [item.key for item in new]
-    last = dict(last_rows(connection, keys))
+    last = dict(last_rows(connection, [item.key for item in new]))
+    changed = _changed(connection, new, last)
+    keys = [item.key for item in changed]
     for part in chunks(keys):
         mine = col(ScoreRow.trace_key).in_(part)
         connection.execute(delete(ScoreRow).where(mine, col(ScoreRow.source) == JUDGE))
-    _remove_labels(connection, last)
+    _remove_labels(connection, {key: last[key] for key in keys if key in last})
     theirs = _critical(connection, keys)
-    put_scores(connection, ((item.key, item.verdict.scores) for item in new), JUDGE)
-    put_labels(connection, ((item.key, item.verdict.failures) for item in new), keep=theirs)
+    put_scores(connection, ((item.key, item.verdict.scores) for item in changed), JUDGE)
+    put_labels(connection, ((item.key, item.verdict.failures) for item in changed), keep=theirs)
     _append(connection, new, last)
+    return changed
+
+
+def settled(new: New, last: Any) -> New:
+    """What becomes of a verdict of ours: where somebody else has said what the trace is worth, that stands.
+
+    last: the newest row of the trace's history; None where it has none.
+    """
+    before = None if last is None else past(last)
+    if before is None or before.by == JUDGE or before.verdict.state is not RewardState.scored:
+        return new
+    verdict = before.verdict.model_copy(update={"scores": new.verdict.scores})
+    return new._replace(verdict=verdict, by=before.by, why=before.why)
+
+
+def _changed(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> list[New]:
+    """Those of `new` that the history, the trace's row or its labels do not say already."""
+    keys = [item.key for item in new]
+    worth: dict[int, tuple[str, float | None]] = {}
+    labels: dict[int, set[tuple[str, str, int, str]]] = {}
+    for part in chunks(keys):
+        query = select(col(TraceRow.key), col(TraceRow.reward_state), col(TraceRow.reward))
+        for key, state, reward in connection.execute(query.where(col(TraceRow.key).in_(part))):
+            worth[key or 0] = (state, reward)
+        of_trace = select(*columns(LabelRow)).where(col(LabelRow.trace_key).in_(part))
+        for row in connection.execute(of_trace):
+            labels.setdefault(row.trace_key, set()).add((row.detector, row.type, row.step, row.evidence))
+    return [
+        item
+        for item in new
+        if item.key not in last
+        or past(last[item.key]).verdict != item.verdict
+        or worth.get(item.key) != (item.verdict.state.value, item.verdict.reward)
+        or not _rows(item.verdict) <= labels.get(item.key, set())
+    ]
+
+
+def _rows(verdict: Verdict) -> set[tuple[str, str, int, str]]:
+    """The labels of a verdict as the table `label` has them."""
+    return {
+        (storable(one.detector), one.type.value, -1 if one.step is None else one.step, storable(one.evidence))
+        for one in verdict.failures
+    }
 
 
 def append(connection: Connection, shared: SharedBodies, new: New) -> None:
@@ -178,7 +274,7 @@ def append(connection: Connection, shared: SharedBodies, new: New) -> None:
     by, why = shared.redactor.text(new.by), shared.redactor.text(new.why)
     cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
     _append(connection, [cleaned], dict(last_rows(connection, [new.key])))
-    _rewrite(connection, shared, [cleaned])
+    rewrite(connection, shared, [cleaned])
 
 
 def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> None:
@@ -202,7 +298,7 @@ def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) ->
         connection.exec_driver_sql(f"UPDATE verdict SET stamp = {mark} WHERE key = {mark}", stamps)  # noqa: S608
 
 
-def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
+def rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
     """The row of a trace, and the verdict in the body of an episode of ours."""
     verdicts = {item.key: item.verdict for item in new}
     theirs = _critical(connection, list(verdicts))
@@ -212,6 +308,7 @@ def _rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -
         for key, body, stage in connection.execute(query):
             verdict = verdicts[key or 0]
             critical = theirs.get(key or 0) or (verdict.critical.type.value if verdict.critical else None)
+            critical = None if verdict.reward is not None and verdict.reward >= 1.0 else critical
             if stage is not None and body is not None:  # an episode of ours
                 trace = zlib.decompress(body).partition(b"\n")[0]
                 told = shared.redactor.json(verdict.model_dump_json().encode())
@@ -266,6 +363,17 @@ def _given(connection: Connection, keys: Sequence[int]) -> dict[int, dict[str, S
             score = Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error)
             found.setdefault(row.trace_key, {})[row.verifier] = score
     return found
+
+
+def _label(row: Any) -> Failure:
+    return Failure(
+        type=FailureType(row.type),
+        step=None if row.step < 0 else row.step,
+        evidence=row.evidence,
+        detector=row.detector,
+        confidence=row.confidence,
+        critical=row.critical,
+    )
 
 
 def _judged_by(row: Any) -> tuple[str | None, str | None, str]:

@@ -9,8 +9,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlmodel import col
 
-from agentloop.store.database import Database
-from agentloop.store.tables import KeyRow
+from agentloop.store.database import Database, insert_rows
+from agentloop.store.tables import KeyRow, SettingRow
+
+EVER_MADE = "keys_ever_made"
+"""The name of a setting of the store: a key was made, and may be revoked since."""
 
 
 class Budget(NamedTuple):
@@ -55,6 +58,7 @@ class Keys:
         row = {"id": key.id, "sha256": key.sha256, "project": key.project, "scopes": " ".join(key.scopes)}
         with self._database.session(write=True) as session:
             session.add(KeyRow.model_validate({**row, "made_at": datetime.now(UTC), **_columns(key.budget)}))
+            _remember(session.connection())
 
     def set_budget(self, key_id: str, budget: Budget) -> bool:
         """Let a key spend so much; whether there is such a key."""
@@ -76,12 +80,21 @@ class Keys:
     def n_keys(self) -> int:
         """How many there are."""
         with self._database.read() as connection:
-            return int(connection.execute(select(func.count()).select_from(KeyRow)).scalar_one())
+            return _n_keys(connection)
+
+    def needs_key(self) -> bool:
+        """Whether a key was ever made: revoking the last one opens nothing."""
+        with self._database.read() as connection:
+            marks = select(func.count()).select_from(SettingRow).where(col(SettingRow.name) == EVER_MADE)
+            return bool(connection.execute(marks).scalar_one()) or _n_keys(connection) > 0
 
     def revoke_key(self, key_id: str) -> bool:
         """Forget a key; whether there was one."""
         with self._database.write() as connection:
-            return connection.execute(delete(KeyRow).where(col(KeyRow.id) == key_id)).rowcount > 0
+            if not connection.execute(delete(KeyRow).where(col(KeyRow.id) == key_id)).rowcount:
+                return False
+            _remember(connection)  # a key that is older than the setting
+            return True
 
 
 _SPEND = (
@@ -102,6 +115,14 @@ def spend(connection: Connection, spent: Mapping[str, Spent]) -> None:
     ]
     if rows:
         connection.execute(_SPEND, sorted(rows, key=lambda row: str(row["key_id"])))
+
+
+def _n_keys(connection: Connection) -> int:
+    return int(connection.execute(select(func.count()).select_from(KeyRow)).scalar_one())
+
+
+def _remember(connection: Connection) -> None:
+    insert_rows(connection, "setting", ("name", "value"), [(EVER_MADE, b"1")], ignore=True)
 
 
 def _columns(budget: Budget) -> dict[str, int | float | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -11,10 +11,11 @@ import orjson
 from sqlalchemy import Connection, func, select
 from sqlmodel import col
 
+from agentloop.errors import StateError
 from agentloop.store.bodies import decompress
 from agentloop.store.database import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, VerdictRow, columns
-from agentloop.store.verdicts import IMPORT, JUDGE
+from agentloop.store.verdicts import IMPORT, JUDGE, LABELLED, PROGRAMS, begins
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 
@@ -26,12 +27,16 @@ class Past(NamedTuple):
     why: str
     stamp: str | None
     verdict: Verdict
+    supersedes: str | None = None
+    """The other person whose verdict stood until this one."""
 
 
 def last_rows(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
-    """(trace, its newest row of `verdict`), of those that have one."""
+    """(trace, its newest row of `verdict`), of those that have one. A person's label says nothing of the worth."""
     for part in chunks(list(keys)):
-        newest = select(func.max(col(VerdictRow.key))).where(col(VerdictRow.trace_key).in_(part))
+        newest = select(func.max(col(VerdictRow.key))).where(
+            col(VerdictRow.trace_key).in_(part), ~begins(col(VerdictRow.by), LABELLED)
+        )
         query = select(*columns(VerdictRow)).where(col(VerdictRow.key).in_(newest.group_by(col(VerdictRow.trace_key))))
         yield from ((row.trace_key, row) for row in connection.execute(query))
 
@@ -48,12 +53,35 @@ def last_verdict(connection: Connection, key: int) -> Past | None:
     return next((past(row) for _, row in last_rows(connection, [key])), None)
 
 
+def with_persons(history: Iterable[Past]) -> Iterator[Past]:
+    """A trace's history, the oldest first, each person's verdict with whose it supersedes."""
+    person: str | None = None
+    for each in history:
+        if each.by in PROGRAMS or each.by.startswith(LABELLED):  # a label is no verdict, and supersedes none
+            yield each
+            continue
+        yield each._replace(supersedes=person if person != each.by else None)
+        person = each.by
+
+
+def refuse_over_person(connection: Connection, key: int, trace_id: str) -> None:
+    """Raises StateError where a person has judged the trace: only another verdict of a person supersedes it."""
+    standing = last_verdict(connection, key)
+    if standing is None or standing.by in PROGRAMS or standing.verdict.state is not RewardState.scored:
+        return
+    raise StateError(
+        f"trace {trace_id}: {standing.by} has judged it, and only a person's verdict supersedes that; give one by name "
+        f"with `agentloop judge resolve` or PUT /api/v1/traces/{trace_id}/resolution"
+    )
+
+
 def read_verdict(connection: Connection, row: Any) -> Verdict:
     """All that is known of a trace's worth now, whoever said it. row: of `trace`.
 
     The tables have what is searched; what a number rests on and cost is in the verdict that it came with.
     """
     last = last_verdict(connection, row.key)
+    won = row.reward is not None and row.reward >= 1.0  # no label decided a failure then, but one may again
     told, scores = _imported(row)
     verdicts = [each for each in (last and last.verdict, told) if each is not None]
     whole = {_bare(score): score for score in (*scores, *(s for v in reversed(verdicts) for s in v.scores))}
@@ -73,7 +101,7 @@ def read_verdict(connection: Connection, row: Any) -> Verdict:
                 evidence=label.evidence,
                 detector=label.detector,
                 confidence=label.confidence,
-                critical=label.critical,
+                critical=label.critical and not won,
             )
             for label in labels
         ),

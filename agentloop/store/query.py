@@ -37,7 +37,8 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.store import fulltext
 from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceBodyRow, TraceRow
 
-MAX_CHARACTERS, MAX_TERMS = 4000, 50
+MAX_CHARACTERS, MAX_TERMS, MAX_VALUES = 4000, 50, 200
+"""Of a filter. Each of its values is a level of an expression, of which SQLite reads 1,000."""
 
 Condition = ColumnElement[bool]
 
@@ -107,6 +108,9 @@ def parse(text: str) -> list[Term]:
         at = rest
     if len(terms) > MAX_TERMS:
         raise ConfigError(f"filter: {len(terms)} terms, at most {MAX_TERMS} are allowed")
+    n_values = sum(1 if term.quoted or term.key == "text" else term.value.count(",") + 1 for term in terms)
+    if n_values > MAX_VALUES:
+        raise ConfigError(f"filter: {n_values:,} values, at most {MAX_VALUES} are allowed; ask in parts")
     return terms
 
 

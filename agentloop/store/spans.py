@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, bindparam, select, tuple_
+from sqlalchemy import Connection, bindparam, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
@@ -23,14 +23,16 @@ from agentloop.store.database import Database, chunks, insert_rows
 from agentloop.store.keys import Spent, spend
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed
-from agentloop.store.sums import EVENT, SUMMED, Sums
+from agentloop.store.sums import EVENT, GATEWAY, SUMMED, Sums
 from agentloop.store.tables import SpanRow, TraceRow
 from agentloop.types import Span
 
-SOURCE, GATEWAY = "otlp", "gateway"
-"""What the `source` of a trace says that has nothing but spans: those that were sent, and those of our own gateway."""
+SOURCE = "otlp"
+"""The `source` of a trace that was sent as spans. Those and the gateway's have nothing but spans."""
 DIALECT = "agentloop.dialect"
 """An attribute of the gateway's calls, and of no others."""
+REFUSED = "refused_"
+"""How the error begins of a call that the gateway refused itself."""
 _MARK = f'"{DIALECT}"'.encode()
 _MAX = 2**63 - 1
 _COLUMNS = (
@@ -60,7 +62,16 @@ _SELECT = (
 _UPDATE = (
     _TRACE.update()
     .where(_TRACE.c.key == bindparam("trace_key"))
-    .values({name: bindparam(name) for name in ("stored_at", "n_spans", *SUMMED)})
+    .values({name: bindparam(name) for name in ("stored_at", "source", "n_spans", *SUMMED)})
+)
+_EARLIER = (
+    select(col(SpanRow.span_id))
+    .where(
+        col(SpanRow.trace_key) == bindparam("key"),
+        col(SpanRow.kind) == "chat",
+        or_(col(SpanRow.error).is_(None), ~col(SpanRow.error).startswith(REFUSED, autoescape=True)),
+    )
+    .limit(1)
 )
 _KNOWN = select(col(SpanRow.span_id)).where(
     col(SpanRow.trace_key) == bindparam("key"), col(SpanRow.span_id).in_(bindparam("ids", expanding=True))
@@ -83,6 +94,10 @@ class _Ready(NamedTuple):
     """The name of its error's text, which is searched too."""
     answer: str | None
     """What the gateway's client was answered, as far as lists show it."""
+    calls: tuple[str, ...]
+    """Names of the tools that the gateway's model called."""
+    is_call: bool
+    """It is a call that the gateway passed on."""
 
 
 def put_spans(
@@ -97,12 +112,14 @@ def put_spans(
     for span in spans:
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
-            error = span.error
+            error, message = span.error, _message(span)
             by_id[span.span_id] = _Ready(
                 _clean(span, shared.redactor, texts),
                 [batch.name(body) for body in span.bodies],
                 batch.name(_json(error)) if error and error != "error" else None,
-                _answer(span, shared.redactor),
+                _answer(message, shared.redactor),
+                tuple(texts[name][:_LONGEST] for name in _called(message)),
+                _is_call(span) and not _is_refused(span.error),
             )
     called = {span.trace_id for span in spans if _is_call(span)}
     sources = {trace_id: GATEWAY if trace_id in called else SOURCE for trace_id in traces}
@@ -129,16 +146,19 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
         if not ready:
             continue
         trace_key, total = row.key, Sums(row)
-        for span, names, searched, answer in ready:
+        for span, names, searched, answer, called, _ in ready:
             body_keys = [keys[name] for name in names]
             rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
             links += [(trace_key, key) for key in body_keys]
             if searched:
                 links.append((trace_key, keys[searched]))
-            total.add(span, answer)
+            total.add(span, answer, called)
         facets.update((trace_key, name, value) for name, value in total.facets)
         only_spans = row.source in (SOURCE, GATEWAY)
-        sums.append({"trace_key": trace_key, "stored_at": now, **total.values(only_spans=only_spans)})
+        values = {"source": row.source, **total.values(only_spans=only_spans)}
+        if only_spans and (row.source == GATEWAY or any(one.is_call for one in ready)):
+            values |= {"source": GATEWAY, "task_id": _task(connection, row, ready)}
+        sums.append({"trace_key": trace_key, "stored_at": now, **values})
         calls = [span for span, *_ in ready if span.kind == "chat"]
         if only_spans and calls and is_told_twice(connection, trace_key, calls, others=row.n_steps > 0):
             told_twice.append(trace_key)
@@ -150,6 +170,20 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
     insert_rows(connection, "facet", ("trace_key", "name", "value"), sorted(facets), ignore=True)
     if sums:
         connection.execute(_UPDATE, sums)
+
+
+def _task(connection: Connection, row: Any, ready: Sequence[_Ready]) -> str | None:
+    """What a run through the gateway is an attempt at: only its first call that was passed on may name it.
+
+    Whatever others sent to the same trace, before or after, names nothing.
+    """
+    calls = [one.span for one in ready if one.is_call]
+    if row.source == GATEWAY and (row.task_id is not None or not any(call.task_id for call in calls)):
+        known: str | None = row.task_id
+        return known
+    if not calls or (row.source == GATEWAY and connection.execute(_EARLIER, {"key": row.key}).first()):
+        return None
+    return min(calls, key=lambda call: call.start_ns).task_id
 
 
 def read_spans(
@@ -279,14 +313,40 @@ def _is_call(span: Span) -> bool:
     return span.kind == "chat" and _MARK in span.head
 
 
-def _answer(span: Span, redactor: Redactor) -> str | None:
-    """How the gateway's answer begins; None for other spans, and for a call that failed."""
+def _is_refused(error: str | None) -> bool:
+    """Whether the gateway refused the call itself, so that no model was asked."""
+    return error is not None and error.startswith(REFUSED)
+
+
+def task_of(spans: Iterable[Span]) -> str | None:
+    """What a run through the gateway is an attempt at, by its spans as they are read: see `_task`."""
+    calls = [span for span in spans if _is_call(span) and not _is_refused(span.error)]
+    return min(calls, key=lambda call: call.start_ns).task_id if calls else None
+
+
+def _message(span: Span) -> dict[str, Any]:
+    """What the gateway's model answered; empty for other spans, and for a call that failed."""
     if not _is_call(span) or span.error is not None:
-        return None
+        return {}
     outputs = orjson.loads(span.head)["attributes"].get("gen_ai.output.messages")
     at = outputs[0].get("$") if isinstance(outputs, list) and outputs and isinstance(outputs[0], dict) else None
     message = orjson.loads(span.bodies[at]) if type(at) is int and 0 <= at < len(span.bodies) else None
-    content = message.get("content") if isinstance(message, dict) else None
+    return message if isinstance(message, dict) else {}
+
+
+def _called(message: dict[str, Any]) -> Iterable[str]:
+    """The names of the tools that it calls, one for each call; an upstream may send anything."""
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and name:
+            yield name
+
+
+def _answer(message: dict[str, Any], redactor: Redactor) -> str | None:
+    """How the text of a gateway's answer begins; None for one without text."""
+    content = message.get("content")
     if not isinstance(content, str) or not content.strip():
         return None
     said = redactor.text(content.strip()).replace("\0", "\ufffd")  # before it is cut: half a secret is not known as one

@@ -56,8 +56,7 @@ class Store(Record, Keys, History, Failures):
             )
         try:
             with self._database.explained():
-                if self.path is not None:
-                    self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._database.keep_private()
                 migrate(self._database)
                 self._shared = SharedBodies(Redactor(self._hash_key(), secrets))
             traces.index_old_episodes(self._database, self._shared)
@@ -76,7 +75,10 @@ class Store(Record, Keys, History, Failures):
     # ------------------------------------------------------------------ a loop's own episodes
 
     def put_judged(self, stage: str, judged: Sequence[Judged], *, first: int = 0) -> None:
-        """Write episodes with traces and verdicts in one transaction; ids that are there are replaced."""
+        """Write episodes with traces and verdicts in one transaction; ids that are there are replaced.
+
+        A reward that a person or a client gave stays, and so do their labels.
+        """
         traces.put_judged(self._database, self._shared, stage, judged, first)
 
     def forget_stage(self, stage: str) -> int:
@@ -208,9 +210,14 @@ class Store(Record, Keys, History, Failures):
     # ------------------------------------------------------------------ what traces are worth
 
     def put_score(self, project: str, trace_id: str, score: Score, *, source: str = "api") -> None:
-        """Attach a verifier's number; the last word of a source counts. Raises NoSuchTrace."""
+        """Attach a verifier's number; the last word of a source counts.
+
+        Raises NoSuchTrace, and StateError for a score of `human` where a person's verdict stands.
+        """
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
+            if score.verifier == history.HUMAN:
+                past.refuse_over_person(connection, key, trace_id)
             clean = history.clean(self._shared.redactor, score)
             verdicts.put_scores(connection, [(key, [clean])], self._shared.redactor.text(source))
 
@@ -229,9 +236,13 @@ class Store(Record, Keys, History, Failures):
     def put_reward(
         self, project: str, trace_id: str, state: RewardState, reward: float | None, *, by: str = "api"
     ) -> None:
-        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None. Raises NoSuchTrace."""
+        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None.
+
+        Raises NoSuchTrace, and StateError where a person's verdict stands.
+        """
         with self._database.write() as connection:
             key = verdicts.trace_key(connection, project, trace_id)
+            past.refuse_over_person(connection, key, trace_id)
             verdicts.put_reward(connection, key, state, reward)
             before = past.last_verdict(connection, key)
             known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,8 @@ from agentloop.types import Span
 
 EVENT = "event"
 """Kind of a row that is a log record, and no span."""
+GATEWAY = "gateway"
+"""The `source` of a trace that our own gateway recorded."""
 _LINKS = ("session", "episode_id", "task_id", "policy_version")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SUMMED = (
@@ -40,8 +43,14 @@ class Sums:
             self._start = (row.started_at - _EPOCH) // timedelta(microseconds=1) * 1000
             self._end = self._start + round(row.duration_s * 1e9)
 
-    def add(self, span: Span, answer: str | None = None) -> None:
-        """One more span. answer: of a call of a model; that of the first agent's last one counts."""
+    def add(self, span: Span, answer: str | None = None, calls: Sequence[str] = ()) -> None:
+        """One more span.
+
+        answer: of a call of a model; that of the first agent's last one counts. calls: the tools that a model called
+        through the gateway, which sees no span of a tool.
+        """
+        self._n_tool += len(calls)
+        self.facets.update(("tool", name) for name in calls)
         if span.kind != EVENT:
             self._add(span)
         if span.kind == "chat" and span.parent_id is None and span.end_ns >= self._end:

@@ -14,14 +14,14 @@ from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.history import New, clean, replace_verdicts
-from agentloop.store.past import read_verdict
+from agentloop.store.history import New, clean, replace_verdicts, rewrite, settled
+from agentloop.store.past import last_rows, read_verdict
 from agentloop.store.quotes import requoted
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
-from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores
-from agentloop.types import Episode, Imported, Task, Trace, Verdict
+from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
+from agentloop.types import Episode, Imported, RewardState, Task, Trace, Verdict
 
 Judged = tuple[Task, Episode, Trace, Verdict]
 """An episode with everything that is known of it."""
@@ -32,7 +32,7 @@ _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
 
 
 def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Sequence[Judged], first: int) -> None:
-    """Write episodes in one transaction; ids that are there are replaced."""
+    """Write episodes in one transaction; ids that are there are replaced, but for what others said of their worth."""
     if not judged:
         return
     batch = shared.batch(DEFAULT_PROJECT)
@@ -54,8 +54,11 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
             key = keys[trace.id]
             link(connection, ((key, bodies[name]) for name in names))
             _put_facets(connection, shared.redactor, key, documents.columns(trace)[1])
+        last = dict(last_rows(connection, list(keys.values())))
         new = [New(keys[item[2].id], verdict) for item, (_, verdict) in zip(judged, told, strict=True)]
+        new = [settled(item, last.get(item.key)) for item in new]
         replace_verdicts(connection, shared, new)
+        rewrite(connection, shared, [item for item in new if item.key in last])
     batch.done()
 
 
@@ -122,11 +125,13 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
                 link(connection, ((key, bodies[name]) for name in names))
                 _put_facets(connection, shared.redactor, key, facets)
                 put_scores(connection, [(key, [clean(shared.redactor, score) for score in item.scores])], IMPORT)
+                if item.verdict is None and (reward := reward_of(item.scores)) is not None:
+                    put_reward(connection, key, RewardState.scored, reward)
                 if item.verdict is not None:
                     verdict = clean(shared.redactor, item.verdict)
                     put_scores(connection, [(key, verdict.scores)], IMPORT)
-                    put_labels(connection, [(key, verdict.failures)])
                     put_reward(connection, key, verdict.state, verdict.reward)
+                    put_labels(connection, [(key, verdict.failures)])
     batch.done()
     return n
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel, col
 
 from agentloop.errors import NoSuchTrace
+from agentloop.store.database import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
 from agentloop.types import Failure, RewardState, Score
 
@@ -18,6 +19,29 @@ JUDGE = "judge"
 """The source of scores that came with a verdict of ours."""
 IMPORT = "import"
 """The source of those that came with a trace from elsewhere."""
+API = "api"
+"""The source of those that a client of the service gave without a name."""
+PROGRAMS = frozenset({JUDGE, IMPORT, API})
+"""Who gave a verdict when it was no person."""
+LABELLED = "label:"
+"""How `by` begins in a row of the history that a person's label added; the name follows."""
+PERSON = "human:"
+"""How the detector of a person's label begins; the name follows."""
+
+REWARDS = ("reward", "resolved", "is_correct")
+"""Names, after the source's own, of the imported score that says whether a run succeeded; the first one counts."""
+
+
+def begins(column: Any, prefix: str) -> ColumnElement[bool]:
+    """Whether a text begins with `prefix`, in the same case: LIKE ignores the case on SQLite."""
+    same: ColumnElement[bool] = func.substr(column, 1, len(prefix)) == prefix
+    return same
+
+
+def reward_of(scores: Iterable[Score]) -> float | None:
+    """What the source of a trace says it was worth, in [0, 1]; None where it does not say."""
+    values = {score.verifier.partition(":")[2]: score.value for score in scores}
+    return next((value for name in REWARDS if (value := values.get(name)) is not None), None)
 
 
 def trace_key(connection: Connection, project: str, trace_id: str) -> int:
@@ -38,11 +62,11 @@ def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score
     rows = [
         {
             "trace_key": key,
-            "source": _storable(score.source or source),
-            "verifier": _storable(score.verifier),
-            "version": _storable(score.version),
+            "source": storable(score.source or source),
+            "verifier": storable(score.verifier),
+            "version": storable(score.version),
             "value": score.value,
-            "error": score.error and _storable(score.error),
+            "error": score.error and storable(score.error),
             "given_at": now,
         }
         for key, scores in given
@@ -56,20 +80,25 @@ def put_labels(
 ) -> None:
     """Insert failures of traces, by key, or replace what the same detector said of the same type and step.
 
-    A critical one becomes the trace's, and is the only one; not in those of `keep`, which have theirs.
+    A critical one becomes the trace's, and is the only one; not in those of `keep`, which have theirs. A success has
+    no failure, whichever label is critical: the mark counts only while the reward is below 1 or unknown. A program's
+    label never takes the mark from a person's.
     """
     now = datetime.now(UTC)
     rows, critical, keys = [], set(), set()
+    given = [(key, tuple(failures)) for key, failures in given]
+    persons = _decided_by_persons(connection, [key for key, failures in given if any(f.critical for f in failures)])
     for key, failures in given:
         for failure in failures:
             is_critical = failure.critical and key not in keep and key not in critical
+            is_critical = is_critical and (key not in persons or failure.detector.startswith(PERSON))
             rows.append(
                 {
                     "trace_key": key,
-                    "detector": _storable(failure.detector),
+                    "detector": storable(failure.detector),
                     "type": failure.type.value,
                     "step": -1 if failure.step is None else failure.step,
-                    "evidence": _storable(failure.evidence),
+                    "evidence": storable(failure.evidence),
                     "confidence": failure.confidence,
                     "critical": is_critical,
                     "given_at": now,
@@ -86,13 +115,25 @@ def put_labels(
     _upsert(connection, LabelRow, rows)
     if keys:
         of_label = "SELECT type FROM label WHERE trace_key = trace.key AND critical ORDER BY step LIMIT 1"
-        connection.exec_driver_sql(f"UPDATE trace SET failure = ({of_label}) WHERE key = {mark}", list(keys))  # noqa: S608
+        of_trace = f"CASE WHEN reward >= 1 THEN NULL ELSE ({of_label}) END"
+        connection.exec_driver_sql(f"UPDATE trace SET failure = {of_trace} WHERE key = {mark}", list(keys))  # noqa: S608
+
+
+def _decided_by_persons(connection: Connection, keys: Sequence[int]) -> set[int]:
+    """The traces whose critical label is a person's."""
+    persons: set[int] = set()
+    for part in chunks(keys):
+        query = select(col(LabelRow.trace_key)).where(
+            col(LabelRow.trace_key).in_(part), col(LabelRow.critical), begins(col(LabelRow.detector), PERSON)
+        )
+        persons.update(connection.execute(query).scalars())
+    return persons
 
 
 def is_first(connection: Connection, key: int, failure: Failure) -> bool:
     """Whether a trace did not succeed, and nothing else than `failure` was critical in it."""
     critical = select(*columns(LabelRow)).where(col(LabelRow.trace_key) == key, col(LabelRow.critical))
-    said = (_storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
+    said = (storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
     others = [row for row in connection.execute(critical) if (row.detector, row.type, row.step) != said]
     reward = connection.execute(select(col(TraceRow.reward)).where(col(TraceRow.key) == key)).scalar_one()
     return not others and (reward is None or reward < 1.0)
@@ -103,7 +144,7 @@ def put_reward(connection: Connection, key: int, state: RewardState, reward: flo
     connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(reward_state=state.value, reward=reward))
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """PostgreSQL has no NUL in its texts."""
     return text.replace("\0", "\ufffd")
 

@@ -42,7 +42,9 @@ class Sft:
         self, model: PreTrainedModel, pad: int, *, learning_rate: float = 2e-3, warmup_steps: int = 50
     ) -> None:
         self.model, self.pad = model, pad
-        self._rate, self._warmup, self._n = learning_rate, warmup_steps, 0
+        self._rate, self._warmup = learning_rate, warmup_steps
+        self.n_steps = 0
+        """Updates so far; set it to go on from a checkpoint."""
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)
 
     def step(self, samples: Sequence[Sample], *, rate: float = 1.0) -> dict[str, float]:
@@ -50,9 +52,9 @@ class Sft:
 
         A non-finite gradient changes nothing and is counted.
         """
-        self._n += 1
+        self.n_steps += 1
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate * rate * min(1.0, self._n / self._warmup)
+            group["lr"] = self._rate * rate * min(1.0, self.n_steps / self._warmup)
         loss, action_nll = sft_loss(self.model, samples, self.pad, CONTEXT_WEIGHT)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

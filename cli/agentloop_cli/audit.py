@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.errors import counted
+from agentloop.errors import SandboxError, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 
 if TYPE_CHECKING:
@@ -28,36 +28,44 @@ def audit(
     suite: Annotated[list[Path], typer.Argument(help="A suite's folder, a project's, or folders of Harbor tasks.")],
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     n_oracle: Annotated[int, typer.Option(min=1, help="Trials of each task's own solution.")] = 3,
-    n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
+    n_concurrent: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 2,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only check each task: its solution scores 1, nothing 0.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Try to fool the verifiers of tasks, with every cheat that is known.
 
     Each task's own solution must score 1 every time, doing nothing and random
-    commands 0, and no cheat anything; nothing is stored. A judge model that a
-    task names is asked, and paid.
+    commands 0, and no cheat anything. With `--quick`, each solution is tried
+    once and no cheat is tried. Needs no model and stores nothing; a judge
+    model that a task names is asked, and paid.
 
-    Exit codes: 0 every reward can be believed, 1 a task can be fooled, or is
-    flaky or broken, 2 a task is wrong, 4 no box can be made, 130 interrupted.
+    Exit codes: 0 every reward can be believed, 1 a task can be fooled, is
+    flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4 no sandbox can be made or
+    an image is missing, 130 interrupted.
     """
     from agentloop.gate.suite import HEAD
-    from agentloop.judge.audit import document
+    from agentloop.judge.audit import Quick, document, quick_document
     from agentloop_cli.main import make_backend
 
     folders = [_of_project(path) for path in suite]
     suites = [path for path in folders if (path / HEAD).is_file()]
     backend = make_backend(sandbox, "--sandbox")
     with LiveProgress() as progress:
-        audits = _audited_suites(suites, backend, n_oracle, n_concurrent, progress) if suites else []
+        audits = _audited_suites(suites, backend, n_oracle, n_concurrent, quick, progress) if suites else []
         if others := [path for path in folders if path not in suites]:
-            audits += _audited_harbor(others, backend, n_oracle, n_concurrent, progress)
-    found = document(audits, backend.name)
+            audits += _audited_harbor(others, backend, n_oracle, n_concurrent, quick, progress)
+    found = quick_document([Quick.of(one) for one in audits], backend.name) if quick else document(audits, backend.name)
     if as_json:
         print_json(found)
+    elif quick:
+        show_quick(found)
     else:
         show(found)
     if not found["ok"]:
-        raise typer.Exit(FAILED_CHECK)
+        is_task = any(task.get("problem") or task.get("problems") for task in found["tasks"])
+        raise typer.Exit(FAILED_CHECK if is_task else SandboxError.exit_code)
 
 
 def _of_project(path: Path) -> Path:
@@ -68,7 +76,12 @@ def _of_project(path: Path) -> Path:
 
 
 def _audited_suites(
-    folders: Sequence[Path], backend: SandboxBackend, n_oracle: int, n_concurrent: int, progress: LiveProgress
+    folders: Sequence[Path],
+    backend: SandboxBackend,
+    n_oracle: int,
+    n_concurrent: int,
+    quick: bool,
+    progress: LiveProgress,
 ) -> list[TaskAudit]:
     from agentloop.gate.audit import audit as try_all
     from agentloop.gate.suite import load_suite
@@ -80,38 +93,79 @@ def _audited_suites(
     tasks = [task for suite in suites for task in suite.tasks]
     progress.start(f"audit: {len(tasks)} tasks", len(tasks))
     return asyncio.run(
-        try_all(tasks, backend, n_oracle=n_oracle, n_concurrent=n_concurrent, on_done=lambda: progress.advance())
+        try_all(
+            tasks,
+            backend,
+            n_oracle=1 if quick else n_oracle,
+            n_concurrent=n_concurrent,
+            quick=quick,
+            on_start=progress.running,
+            on_done=progress.advance,
+        )
     )
 
 
 def _audited_harbor(
-    paths: list[Path], backend: SandboxBackend, n_oracle: int, n_concurrent: int, progress: LiveProgress
+    paths: list[Path],
+    backend: SandboxBackend,
+    n_oracle: int,
+    n_concurrent: int,
+    quick: bool,
+    progress: LiveProgress,
 ) -> list[TaskAudit]:
-    from agentloop.harbor.audit import agents
+    from agentloop.harbor.audit import agents, quick_agents
     from agentloop.harbor.audit import audit as try_all
     from agentloop.harbor.roots import for_backend
     from agentloop.harbor.task import find_tasks
 
-    tasks, trying = find_tasks(paths), agents(n_oracle)
+    tasks, trying = find_tasks(paths), quick_agents() if quick else agents(n_oracle)
     with tempfile.TemporaryDirectory() as folder:
         tasks = for_backend(tasks, backend, Path(folder))
-        progress.start(f"audit: {len(trying)} trials of {len(tasks)} tasks", len(trying) * len(tasks))
+        progress.start(f"audit: {len(trying)} attempts at each of {len(tasks)} tasks", len(trying) * len(tasks))
         return asyncio.run(
-            try_all(tasks, backend, trying=trying, n_concurrent=n_concurrent, on_done=lambda: progress.advance())
+            try_all(
+                tasks,
+                backend,
+                trying=trying,
+                n_concurrent=n_concurrent,
+                on_start=progress.running,
+                on_done=progress.advance,
+            )
+        )
+
+
+def show_quick(found: Mapping[str, Any]) -> None:
+    """A line for each wrong task, then the count."""
+    for task in found["tasks"]:
+        if task["problem"]:
+            stdout.print(Text(f"{task['task']}: {task['problem']}", style="red"), soft_wrap=True)
+    _show_infrastructure(found["tasks"])
+    n = found["n_tasks"] - found["n_infrastructure"]
+    stdout.print(
+        f"{n - found['n_wrong']} of {counted(n, 'task')} right: the solution scores 1, and doing nothing scores 0",
+        soft_wrap=True,
+    )
+
+
+def _show_infrastructure(tasks: Sequence[Mapping[str, Any]]) -> None:
+    lost = [task for task in tasks if task["infrastructure"]]
+    if lost:
+        first = f"{lost[0]['task']}: {lost[0]['infrastructure']}"
+        stdout.print(
+            Text(f"infrastructure failed for {counted(len(lost), 'task')} ({first})", style="red"),
+            soft_wrap=True,
         )
 
 
 def show(found: Mapping[str, Any]) -> None:
     """A row for each task, then the problems."""
-    from agentloop.gate.report import clean
-
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "solution", "nothing", "random", "cheats that score", "found out"):
         table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
     for task in [task for task in found["tasks"] if task["problems"] or found["n_tasks"] <= MAX_ROWS]:
         n_passed, n_fooled = sum(reward == 1.0 for reward in task["oracle"]), len(task["fooled_by"])
         table.add_row(
-            Text(clean(task["task"])),
+            Text(task["task"]),
             _coloured(f"{n_passed} of {len(task['oracle'])}", n_passed == len(task["oracle"])),
             *(
                 _coloured("none" if task[who] is None else f"{task[who]:g}", task[who] == 0)
@@ -124,13 +178,18 @@ def show(found: Mapping[str, Any]) -> None:
         stdout.print(table)
     for task in found["tasks"]:
         for problem in task["problems"]:
-            stdout.print(Text(clean(f"{task['task']}: {problem}"), style="red"), soft_wrap=True)
+            stdout.print(Text(f"{task['task']}: {problem}", style="red"), soft_wrap=True)
+    for task in found["tasks"]:
+        if task["excused"]:
+            cheats = ", ".join(f"{name} ({why})" for name, why in task["excused"].items())
+            stdout.print(Text(f"{task['task']}: cheats without a verdict: {cheats}"), soft_wrap=True)
+    _show_infrastructure(found["tasks"])
     n_bad = sum(bool(task["problems"]) for task in found["tasks"])
     waiting = [task for task in found["tasks"] if task["waits"]]
     if waiting:
         first = f"{waiting[0]['task']}: {waiting[0]['waits']}"
-        stdout.print(Text(clean(f"not audited: {counted(len(waiting), 'task')} ({first})")), soft_wrap=True)
-    n = found["n_tasks"] - len(waiting)
+        stdout.print(Text(f"not audited: {counted(len(waiting), 'task')} ({first})"), soft_wrap=True)
+    n = found["n_tasks"] - len(waiting) - found["n_infrastructure"]
     stdout.print(
         f"{n - n_bad} of {counted(n, 'task')} can be believed: {found['n_fooled']:,} of {found['n_cheats']:,} cheats "
         "scored; `found out` counts those that were also labelled outcome.reward_hack",

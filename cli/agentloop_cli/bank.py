@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import ConfigError, counted
-from agentloop_cli.render import AsJson, LiveProgress, clean, percent, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, percent, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.bank import Bank, Evals
@@ -48,15 +48,20 @@ def bank(
     found = evals_at(suite)
     path = bank_path(found.evals, name)
     acting = found.resolve(policy, project)
-    head = new_head(found.evals, policy, acting.identity, trials)
     before = _before(path, found.evals)
     backend = boxes(sandbox, project)
-    with LiveProgress() as progress, kept_in(out, project) as store, recording(found, path, project, tape) as taped:
+    environment = found.environment(backend, acting.packages, acting.identity)
+    head = new_head(found.evals, policy, acting.identity, trials, environment)
+    with (
+        LiveProgress() as progress,
+        kept_in(out, project) as store,
+        recording(found, path, project, tape, acting, environment) as taped,
+    ):
         progress.start(f"bank: {policy} on {found.evals.name}", len(found.evals.tasks) * trials)
 
         async def fill() -> Bank:
             sides = {Side.baseline: {found.evals.name: acting}}
-            run = f"bank/{acting.identity}"
+            run = f"bank/{acting.identity.hash}"
             async with rolling([found], sides, backend, store, project=project, run=run, taped=taped) as runner:
                 return await fill_bank(
                     path,
@@ -73,7 +78,7 @@ def bank(
         print_json(document)
         return
     for line in _lines(document, suite, project):
-        stdout.print(Text(clean(line)), soft_wrap=True)
+        stdout.print(Text(line), soft_wrap=True)
     if document["failing"]:
         stderr.print(f"note: {_failing(document['failing'])}", markup=False)
 
@@ -90,7 +95,7 @@ def _before(path: Path, evals: Evals) -> Bank | None:
 
 def _document(bank: Bank, path: Path, evals: Evals, before: Bank | None) -> dict[str, Any]:
     from agentloop.gate.flaky import failing, flake_rates
-    from agentloop.gate.fold import banked_a_visit
+    from agentloop.gate.reference import banked_a_visit
 
     costs = [outcome.cost_usd for outcome in bank.outcomes]
     known = [cost for cost in costs if cost is not None]

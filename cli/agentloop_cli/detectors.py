@@ -1,15 +1,17 @@
-"""`agentloop judge fit` and `detectors`: a scorer learned of people's labels, and how right each detector is."""
+"""`agentloop judge label`, `fit` and `detectors`: people's labels, what is learned from them, and how right it is."""
 
 from __future__ import annotations
 
+import getpass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from agentloop.errors import ConfigError
+from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.judge import Tenant
+from agentloop_cli.leaves import taxonomy_of
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store
 
@@ -18,12 +20,64 @@ if TYPE_CHECKING:
     from agentloop.judge.failures.learned import Scorer
     from agentloop.judge.failures.measure import Row
     from agentloop.judge.labels import Read
+    from agentloop.types import FailureType
 
 COLUMNS = ("detector", "on", "promise", "precision", "recall", "silent")
 
 
+def label_trace(
+    trace_id: Annotated[str, typer.Argument(metavar="TRACE", help="Its id, or the beginning of it.")],
+    kind: Annotated[str | None, typer.Option("--type", help="Why it failed, such as obs.misread.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Index of the step that decided, as `traces show` has it.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="The reason, in a few words.")] = "",
+    by: Annotated[str | None, typer.Option(help="Who says so. Default: your user name.")] = None,
+    tenant: Tenant = "default",
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Label a stored trace: why it failed, and at which step.
+
+    The label stays with your name when traces are judged again, and
+    `agentloop judge history` shows it. A new label of yours replaces the one
+    before. `agentloop judge fit` learns from stored labels.
+
+    Exit codes: 0 stored, 2 the type or the step is unknown, 5 no such trace.
+    """
+    from agentloop.config import known_secrets
+    from agentloop.judge.labels import put_label
+
+    named = None if kind is None else _type(kind, project)
+    store = open_store(where, project=project, create=False, secrets=known_secrets(project))
+    try:
+        trace_id = store.named(trace_id, project=tenant).id
+        failure, is_new = put_label(store, tenant, trace_id, named, step, by=by or getpass.getuser(), note=note)
+    finally:
+        store.close()
+    if as_json:
+        print_json({"trace": trace_id, "label": failure.model_dump(mode="json"), "new": is_new})
+        return
+    at = "" if failure.step is None else f" at step {failure.step}"
+    said = "labelled" if is_new else "has this label already:"
+    stdout.print(f"{trace_id} {said} {failure.type}{at}", markup=False, soft_wrap=True)
+
+
+def _type(kind: str, project: Path) -> FailureType:
+    from agentloop.types import FailureType
+
+    known = [leaf.type.value for leaf in taxonomy_of(project).leaves]
+    if kind not in known:
+        raise ConfigError(f"--type: no {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
+    return FailureType(kind)
+
+
 def fit_scorer(
-    labels: Annotated[Path, typer.Argument(help='Lines such as {"trace": ID, "step": 3, "type": "obs.misread"}.')],
+    labels: Annotated[
+        Path | None,
+        typer.Argument(help='Lines such as {"trace": ID, "step": 3, "type": "obs.misread"}, beside stored labels.'),
+    ] = None,
     precision: Annotated[float, typer.Option(min=0, max=1, help="Share of what it says that shall be right.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides every random draw.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Default: traces/scorer.json of the project.")] = None,
@@ -32,10 +86,11 @@ def fit_scorer(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Learn from labels of stored traces why runs fail of which rules do not know it.
+    """Learn from people's labels which step decides, and why, where rules do not know it.
 
-    `agentloop judge` then asks it. What is shown was measured on traces of
-    tasks that were held out; what it is not sure enough of, it does not say.
+    Labels are those of `agentloop judge label` and of the file that you name,
+    which wins where both label a trace. `agentloop judge` then uses the scorer.
+    The figures shown were measured on traces of tasks that were held out.
 
     Exit codes: 0 fitted, 2 too few labels or a wrong one.
     """
@@ -46,7 +101,7 @@ def fit_scorer(
     path = out or project / SCORER
     path.parent.mkdir(parents=True, exist_ok=True)
     scorer.save(path)
-    rows = [_of_head(name, trust, scorer) for name, trust in _heads(scorer)]
+    rows = _of_heads(scorer)
     if as_json:
         print_json({"scorer": str(path), "n_labels": scorer.n_labels, "n_tasks": scorer.n_tasks, "detectors": rows})
         return
@@ -65,23 +120,23 @@ def show_detectors(
 ) -> None:
     """Show how often each detector is right, and how often it says nothing.
 
-    Rules are measured on the labels that you name; without any, the table has
-    what was measured when they were made. A learned scorer shows what it did
-    on traces held out when it was fitted. With 95% intervals.
+    Rules are measured on stored labels and on those that you name; without
+    any, the table has what was measured when they were made. A learned scorer
+    shows what it did on traces held out when it was fitted. With 95% intervals.
     """
     from agentloop.judge.failures.learned import load_scorer
     from agentloop.judge.failures.measure import measure, read_folder
     from agentloop.types import FailureType
 
-    if labels is None:
+    if labels is None and not _n_stored(tenant, project, where):
         rows = _unmeasured()
-    elif labels.is_dir():
+    elif labels is not None and labels.is_dir():
         rows = [_of_rule(row) for row in measure(read_folder(labels))]
     else:
         found = [each.to_measure for each in _labelled(labels, tenant, project, where)]
         rows = [_of_rule(row) for row in measure(found, sayable=frozenset(FailureType))]
     if scorer := load_scorer(project):
-        rows += [_of_head(name, trust, scorer) for name, trust in _heads(scorer)]
+        rows += _of_heads(scorer)
     if as_json:
         print_json({"detectors": rows})
         return
@@ -91,14 +146,31 @@ def show_detectors(
         stderr.print(f"on, and below its promise here: {', '.join(below)}", soft_wrap=True)
 
 
-def _labelled(path: Path, tenant: str, project: Path, where: str | None) -> list[Read]:
-    from agentloop.judge.labels import labelled, read_labels
+def _labelled(path: Path | None, tenant: str, project: Path, where: str | None) -> list[Read]:
+    """The traces that a file or people's stored labels are about."""
+    from agentloop.judge.labels import labelled, read_labels, stored_labels
 
-    if not path.is_file():
+    if path is not None and not path.is_file():
         raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")
-    labels, store = read_labels(path), open_store(where, project=project, create=False)
+    store = open_store(where, project=project, create=False)
     try:
-        return labelled(store, labels, project=tenant)
+        labels = {label.trace: label for label in stored_labels(store, project=tenant)}
+        labels |= {label.trace: label for label in (read_labels(path) if path is not None else ())}
+        if not labels:
+            raise ConfigError("no labels are stored; `agentloop judge label TRACE --type … --step …` adds one")
+        return labelled(store, list(labels.values()), project=tenant)
+    finally:
+        store.close()
+
+
+def _n_stored(tenant: str, project: Path, where: str | None) -> int:
+    """How many traces people have labelled; 0 where there is no store yet."""
+    try:
+        store = open_store(where, project=project, create=False)
+    except AgentLoopError:
+        return 0
+    try:
+        return len(store.person_labels(tenant))
     finally:
         store.close()
 
@@ -120,16 +192,22 @@ def _of_rule(row: Row) -> dict[str, Any]:
     return _row(row.detector, row.on, row.min_precision, said, found, silent)
 
 
-def _heads(scorer: Scorer) -> list[tuple[str, Trust]]:
-    heads = {"step": scorer.steps, "type": scorer.categories, "outcome": scorer.outcomes}
-    return [(name, head.trust) for name, head in heads.items() if head is not None]
+def _of_heads(scorer: Scorer) -> list[dict[str, Any]]:
+    """The step is named in every run, and is held against chance; types and outcomes against the promise."""
+    rows = []
+    if scorer.steps is not None:
+        rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))
+    for name, head in (("type", scorer.categories), ("outcome", scorer.outcomes)):
+        if head is not None:
+            rows.append(_of_head(name, head.trust, head.trust.cut is not None, scorer.precision))
+    return rows
 
 
-def _of_head(name: str, trust: Trust, scorer: Scorer) -> dict[str, Any]:
+def _of_head(name: str, trust: Trust, on: bool, promised: float) -> dict[str, Any]:
     from agentloop.judge.failures.learned import DETECTOR
 
     said, found, silent = (trust.n_right, trust.n_said), (trust.n_right, trust.n), (trust.n - trust.n_said, trust.n)
-    return _row(f"{DETECTOR} {name}", trust.cut is not None, scorer.precision, said, found, silent)
+    return _row(f"{DETECTOR} {name}", on, promised, said, found, silent)
 
 
 def _row(

@@ -61,8 +61,8 @@ def _print(machine: dict[str, str], checkups: Sequence[Checkup], chosen: str | N
         stdout.print(_table(working))
         stdout.print()
     stdout.print(Group(*(_remedy(what, why) for checkup in checkups for what, why in _problems(checkup))))
-    outcome = f"auto takes [bold green]{chosen}[/]" if chosen else "[bold red]no sandbox works here[/]"
-    stdout.print(f"{outcome}; `unconfined` is no sandbox, and is had by name alone")
+    outcome = ("auto takes ", (chosen, "bold green")) if chosen else (("no sandbox works here", "bold red"),)
+    stdout.print(Text.assemble(*outcome, "; `unconfined` is no sandbox, and is had by name alone"))
 
 
 def _table(working: Sequence[Checkup]) -> Table:

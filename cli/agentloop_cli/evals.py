@@ -13,12 +13,14 @@ from secrets import token_bytes
 from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.gate.bank import Evals, Runner, evals_of
+from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite
 from agentloop.gate.trials import Actor, Trials
 from agentloop.harbor.roots import for_backend
-from agentloop.harbor.suite import HarborTrials, harbor_evals, told
+from agentloop.harbor.suite import HarborTrials, boxed, harbor_evals, told
 from agentloop.harbor.task import HarborTask, find_tasks
+from agentloop.identity import Identity
 from agentloop.judge.audit import ORACLE
 from agentloop.judge.failures.learned import load_scorer
 from agentloop.loop.project import check_environments, check_verifiers
@@ -62,6 +64,14 @@ class Found:
                 "them proves nothing: give the suite tasks of the split 'heldout' that no training has seen"
             )
         return actor
+
+    def environment(
+        self, backend: SandboxBackend, packages: Sequence[str] = (), acting: Identity | None = None
+    ) -> Environment:
+        """What decides outcomes here beside the version that acts; see `environment_of`."""
+        gated = set(self.evals.tasks)
+        tasks = [task for task in self.suite.tasks if task.id in gated] if self.suite else boxed(self.harbor)
+        return environment_of(tasks, backend, packages, acting)
 
 
 def evals_at(folder: Path) -> Found:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentloop.errors import ConfigError, NoSuchTrace, counted
+from agentloop.printable import escape_json
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
@@ -98,8 +99,8 @@ def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as
         raise ConfigError("IDS and --filter are two ways to choose; give one of them, such as --filter 'id:a*,b*'")
     if out == STDOUT and as_json:
         raise ConfigError("--json prints on stdout, where the traces go; name a file with --out")
-    if out == STDOUT and exporter.name == "parquet" and sys.stdout.isatty():
-        raise ConfigError("parquet is no text for a terminal; name a file with --out")
+    if out == STDOUT and "json" not in exporter.media_type and sys.stdout.isatty():
+        raise ConfigError(f"{exporter.name} is no text for a terminal; name a file with --out")
 
 
 def _found(store: Store, ids: list[str] | None, filter: str, tenant: str | None) -> tuple[Iterator[TraceSummary], int]:
@@ -131,6 +132,6 @@ def _to_stdout(exporter: Exporter, traces: Iterator[StoredTrace]) -> int:
     n = 0
     for part in exporter.write(traces):
         n += len(part)
-        sys.stdout.buffer.write(part)
+        sys.stdout.buffer.write(escape_json(part.decode()).encode() if "json" in exporter.media_type else part)
     sys.stdout.buffer.flush()
     return n

@@ -81,7 +81,7 @@ def gate(
     ] = None,
     max_infra: Annotated[
         float | None,
-        typer.Option(rich_help_panel=SURE, help="Share of lost trials above which nothing is claimed. [0.15]"),
+        typer.Option(rich_help_panel=SURE, help="Share of lost attempts above which nothing is claimed. [0.15]"),
     ] = None,
     reliability: Annotated[
         float | None,
@@ -117,6 +117,14 @@ def gate(
     project: Annotated[
         Path, typer.Option("--project", "-p", rich_help_panel=COMPARED, help="Where vN and paths of policies start.")
     ] = Path(),
+    baseline_project: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            rich_help_panel=COMPARED,
+            help="Where the baseline's policy is as it was banked, such as a check-out of the main branch. [--project]",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(rich_help_panel=OUTPUT, help="Folder of this run; by default one in runs/ of its own."),
@@ -126,8 +134,17 @@ def gate(
         typer.Option(rich_help_panel=OUTPUT, help="Exit code without a verdict: 3, or that of PASS or FAIL."),
     ] = Inconclusive.keep,
     replay: Annotated[
-        Path | None, typer.Option(rich_help_panel=STORED, help="Decide from a file of outcomes; nothing is rolled out.")
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            rich_help_panel=STORED,
+            help="Decide without rolling out: from a file of outcomes, or from the runs in a project folder or store, "
+            "where --baseline and --candidate are filters.",
+        ),
     ] = None,
+    tenant: Annotated[
+        str, typer.Option(rich_help_panel=STORED, help="The project (tenant) of the store whose runs count.")
+    ] = "default",
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout.")
     ] = False,
@@ -147,12 +164,14 @@ def gate(
 ) -> None:
     """Compare a candidate with a baseline bank, trial by trial, until the evidence is enough.
 
-    FAIL says that the candidate is worse, PASS that it is not worse by delta;
-    each is wrong with at most the stated probability, however often one looks.
+    FAIL says that the candidate is worse, PASS that it is not worse by delta.
+    Each is wrong with at most the stated probability, however often you look,
+    if attempts are independent and the baseline is measured in the same environment.
     The same command continues a run that was interrupted.
 
-    A visit compares one trial of the candidate with the mean of some banked trials of the same task.
-    SUITE, --baseline and --candidate are needed, or --replay alone.
+    Where the environment is what it was when the bank was filled, a visit compares one trial of the candidate with
+    banked trials of the same task. Elsewhere it compares it with a fresh attempt of the baseline at the same time.
+    You need SUITE, --baseline and --candidate, or --replay.
 
     Exit codes: 0 PASS, 1 FAIL, 2 something named is wrong, 3 INCONCLUSIVE,
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.
@@ -173,11 +192,18 @@ def gate(
     }
     settings = {name: value for name, value in settings.items() if value is not None}
     if replay is not None:
-        if suites or baseline or candidate or out:
+        if _is_store(replay):
+            if suites or out or not baseline or not candidate:
+                raise ConfigError(
+                    "--replay with stored runs needs --baseline FILTER and --candidate FILTER, and no SUITE or --out"
+                )
+            result = _compared(replay, tenant, baseline, candidate, settings, must_pass or ())
+        elif suites or baseline or candidate or out:
             raise ConfigError(
                 "--replay decides from its file alone; leave out SUITE, --baseline, --candidate and --out"
             )
-        result = _replayed(replay, settings, must_pass or ())
+        else:
+            result = _replayed(Path(replay), settings, must_pass or ())
         outputs.write(result, [], None)
         raise typer.Exit(_exit_code(result, inconclusive))
     if not suites or not baseline or not candidate:
@@ -186,9 +212,10 @@ def gate(
     from agentloop_cli.tapes import Tapes
 
     asked = _settings(settings)
-    prepared = prepare(suites, baseline, candidate, asked, must_pass or (), project, Tapes(tape.value))
+    tapes = Tapes(tape.value)
+    prepared = prepare(suites, baseline, candidate, asked, must_pass or (), project, tapes, sandbox, baseline_project)
     folder = out or folder_of(prepared)
-    result = run_gate(prepared, folder, sandbox, n_concurrent, max_usd, max_minutes, project)
+    result = run_gate(prepared, folder, n_concurrent, max_usd, max_minutes, project)
     outputs.write(result, [one.evals.folder for one in prepared.found], folder)
     raise typer.Exit(_exit_code(result, inconclusive))
 
@@ -205,6 +232,28 @@ def _settings(given: dict[str, Any]) -> Settings:
         option, message = str(first["loc"][0]).replace("_", "-"), str(first["msg"])
         hint = "; 0.05 is 5 points" if option == "delta" else ""
         raise ConfigError(f"--{option} {first['input']}: {message[0].lower()}{message[1:]}{hint}") from None
+
+
+def _is_store(place: str) -> bool:
+    return "://" in place or Path(place).is_dir() or place.endswith(".db")
+
+
+def _compared(
+    place: str, tenant: str, baseline: str, candidate: str, settings: dict[str, Any], must_pass: Sequence[str]
+) -> GateResult:
+    """What two groups of stored runs say. place: a project folder or a store."""
+    from agentloop.gate.fold import fold
+    from agentloop.gate.outcomes import Side
+    from agentloop.gate.stored import stored_outcomes
+    from agentloop_cli.stores import open_store
+
+    is_folder = "://" not in place and Path(place).is_dir()
+    store = open_store(None, project=Path(place), create=False) if is_folder else open_store(place, create=False)
+    try:
+        outcomes = stored_outcomes(store, {Side.baseline: baseline, Side.candidate: candidate}, project=tenant)
+    finally:
+        store.close()
+    return fold(None, outcomes, settings=_settings(settings), must_pass=must_pass)
 
 
 def _replayed(path: Path, given: dict[str, Any], must_pass: Sequence[str]) -> GateResult:

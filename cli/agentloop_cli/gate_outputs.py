@@ -112,6 +112,7 @@ def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, Attempt]:
 def show(result: GateResult, folder: Path | None, report: str | None) -> None:
     """For a person: the verdict, what it rests on, what changed sides, what it took, and where to look."""
     from agentloop.gate import findings
+    from agentloop.gate.outcomes import GateVerdict
 
     verdict = result.verdict.value
     stdout.print(
@@ -131,6 +132,8 @@ def show(result: GateResult, folder: Path | None, report: str | None) -> None:
         if len(lines) > MAX_FLIPS:
             _say(f"  and {len(lines) - MAX_FLIPS} more")
     _say(_took(result))
+    if result.verdict in (GateVerdict.passed, GateVerdict.failed):
+        _say(findings.assumption(result))
     if report:
         _say(f"report: {report}")
     if folder:
@@ -154,11 +157,13 @@ def _suite(suite: SuiteResult, tallied: str) -> str:
 def _took(result: GateResult) -> str:
     parts = [counted(result.n_rollouts, "trial")]
     if result.n_fresh:
-        parts.append(f"{result.n_fresh:,} of them the baseline's, beyond its bank")
+        parts.append(f"{result.n_fresh:,} of them fresh attempts of the baseline")
     if result.n_played:
         parts.append(f"{result.n_played:,} played back")
-    if result.n_lost:
-        parts.append(f"{result.n_lost:,} lost to the infrastructure")
+    if n_lost := result.n_lost - result.n_unscored:
+        parts.append(f"{counted(n_lost, 'attempt')} lost to the infrastructure")
+    if result.n_unscored:
+        parts.append(f"{counted(result.n_unscored, 'attempt')} not scored by the verifiers")
     parts.append("cost unknown" if result.cost_usd is None else f"{result.cost_usd:.2f} USD")
     return ", ".join(parts)
 

@@ -11,17 +11,21 @@ from fnmatch import fnmatchcase
 from itertools import chain, count
 from pathlib import Path
 
-from agentloop.errors import AgentLoopError, ConfigError, counted
+from agentloop.errors import ConfigError, counted
 from agentloop.gate.atomic import write_text
-from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank
+from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, unknown_program
+from agentloop.gate.drift import controls_for
+from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.flaky import active, read_quarantine, said
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.summary import ENDS
 from agentloop.gate.trials import Actor
+from agentloop.protocols import SandboxBackend
 from agentloop.store.store import Store
 from agentloop.types import content_hash
+from agentloop_cli.baselines import find_baselines, is_same_version
 from agentloop_cli.evals import Found, boxes, evals_at, kept_in, rolling
 from agentloop_cli.render import LiveProgress, stderr
 from agentloop_cli.tapes import Taped, Tapes, one_a_visit, playing
@@ -30,7 +34,6 @@ RESULT = "gate.result.json"
 """In the run's folder: what it came to, as `--json` prints it."""
 EVERY = 200
 """Trials between two lines of progress where there is no terminal."""
-NO_BASELINE = "The baseline cannot be run again"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,11 @@ class Prepared:
     candidates: dict[str, Actor]
     """By suite."""
     taped: dict[str, Taped]
-    """Likewise; empty where no tape is played."""
+    """By suite; empty where no tape is played."""
+    backend: SandboxBackend
+    baselines: dict[str, Actor]
+    """By suite: the policies that filled the banks; empty where `no_baseline` says why they cannot be rolled out."""
+    no_baseline: str | None
 
     @property
     def bank(self) -> list[Outcome]:
@@ -54,7 +61,7 @@ class Prepared:
     def made_of(self) -> dict[str, str]:
         """What has to be the same for the run to be continued, beyond the header."""
         return {
-            "candidate": content_hash({suite: actor.identity for suite, actor in self.candidates.items()}),
+            "candidate": content_hash({suite: actor.identity.hash for suite, actor in self.candidates.items()}),
             "baseline": content_hash({bank.head.suite: bank.head.identity for bank in self.banks}),
         }
 
@@ -73,10 +80,14 @@ def prepare(
     patterns: Sequence[str],
     project: Path,
     tapes: Tapes,
+    sandbox: str | None,
+    baseline_project: Path | None = None,
 ) -> Prepared:
-    """patterns: ids of tasks that must pass, beside those tagged so.
+    """patterns: ids of tasks that must pass, beside those tagged so. sandbox: as for `boxes`.
 
-    Raises ConfigError for banks and policies that do not fit, NoTasks for a suite without any.
+    baseline_project: folder in which the baseline's policy is found; None is `project`.
+
+    Raises ConfigError for banks and policies that do not fit, NoTasks for a suite without any, SandboxUnavailable.
     """
     weights = [_weighed(text) for text in suites]
     if baseline.endswith(".jsonl") and len(weights) > 1:
@@ -90,15 +101,55 @@ def prepare(
         for one in found
     )
     candidates = {one.evals.name: one.resolve(candidate, project) for one in found}
-    taped = playing(found, banks, candidates, baseline, tapes)
+    for one, bank in zip(found, banks, strict=True):
+        if not bank.head.is_of_known_program:
+            _note(unknown_program(bank_path(one.evals, baseline), one.evals))
+    backend = boxes(sandbox, project)
+    environments = _environments(found, banks, backend)
+    taped = playing(found, banks, candidates, environments, baseline, tapes)
     header = Header(
         settings=one_a_visit(settings) if taped else settings,
         suites=tuple(_part(one.evals, weight, patterns) for one, (_, weight) in zip(found, weights, strict=True)),
         baseline=baseline,
         candidate=candidate,
         bank_trials=max(bank.head.trials for bank in banks),
+        environment=_change(banks, environments),
     )
-    return Prepared(found, header, banks, candidates, taped)
+    baselines, no_baseline = find_baselines(found, banks, candidates, project, baseline_project)
+    is_same = is_same_version(banks, candidates)
+    header = header.model_copy(update={"is_same_version": is_same, "no_baseline": no_baseline})
+    if not taped:  # a recording meets the banked trial of its own number
+        controls = controls_for(header.environment, has_baseline=no_baseline is None)
+        header = header.model_copy(update={"controls": controls})
+    return Prepared(found, header, banks, candidates, taped, backend, baselines, no_baseline)
+
+
+def _environments(found: Sequence[Found], banks: Sequence[Bank], backend: SandboxBackend) -> dict[str, Environment]:
+    """Of each suite as it is now, with the packages that its bank names."""
+    return {
+        one.evals.name: one.environment(backend, bank.head.environment.packages if bank.head.environment else ())
+        for one, bank in zip(found, banks, strict=True)
+    }
+
+
+def _change(banks: Sequence[Bank], environments: dict[str, Environment]) -> Change:
+    """What the banks are compared in, at worst; a line for each suite in which that is not the same."""
+    changes: list[Change] = []
+    for bank in banks:
+        change, why = compare(bank.head.environment, environments[bank.head.suite])
+        changes.append(change)
+        if change == "changed":
+            _note(f"the environment of suite {bank.head.suite!r} has changed since its bank was filled: {why}")
+        elif change == "unknown" and bank.head.is_of_known_program:
+            _note(
+                f"suite {bank.head.suite!r}: cannot tell whether the environment is the one in which its bank was "
+                f"filled: {why}"
+            )
+    return max(changes, key=("same", "unknown", "changed").index)
+
+
+def _note(line: str) -> None:
+    stderr.print(f"note: {line}", markup=False, soft_wrap=True)
 
 
 def _part(evals: Evals, weight: float, patterns: Sequence[str]) -> SuitePart:
@@ -116,6 +167,7 @@ def _part(evals: Evals, weight: float, patterns: Sequence[str]) -> SuitePart:
         tasks=tuple(task for task in evals.tasks if task not in must and task not in aside),
         must_pass=tuple(task for task in evals.tasks if task in must and task not in aside),
         quarantined=tuple(task for task in evals.tasks if task in aside),
+        families=evals.families,
     )
 
 
@@ -136,7 +188,6 @@ def _weighed(text: str) -> tuple[Path, float]:
 def run_gate(
     prepared: Prepared,
     folder: Path,
-    sandbox: str | None,
     n_concurrent: int,
     max_usd: float | None,
     max_minutes: float | None,
@@ -155,20 +206,21 @@ def run_gate(
                 stopped = None
             else:
                 budget = Budget(max_usd, max_minutes, spent_usd=run.spent_usd)
-                stopped = _rolled_out(prepared, fold, run, budget, store, sandbox, n_concurrent, project)
+                stopped = _rolled_out(prepared, fold, run, budget, store, n_concurrent, project)
         finally:
             run.close()
     result = fold.result()
     if stopped is not None:
         reasons = [reason for reason in result.reasons if not reason.startswith(ENDS)]
-        reasons.insert(stopped.startswith(NO_BASELINE), f"{stopped}.")  # that the bank is used up stands first
+        if stopped != prepared.no_baseline:  # which the header has, so that the reasons say it
+            reasons.insert(0, f"{stopped}.")
         result = result.model_copy(update={"reasons": tuple(reasons)})
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     return result
 
 
 def folder_of(prepared: Prepared) -> Path:
-    """Where this gate goes on, or begins: a new folder in runs/ once the last one has said PASS or FAIL.
+    """Where this gate goes on, or begins: a new folder in runs/ once the last one has said PASS, FAIL or INFRA.
 
     A verdict is of the moment: an endpoint's model, or agentloop itself, may have changed since, which no key tells.
     """
@@ -178,11 +230,11 @@ def folder_of(prepared: Prepared) -> Path:
 
 
 def _is_decided(path: Path) -> bool:
-    """A result that says PASS or FAIL; any other is gone on with."""
+    """A result that says PASS, FAIL or INFRA: what was lost would stay lost. INCONCLUSIVE is gone on with."""
     if not path.is_file():
         return False
     said = json.loads(path.read_text(encoding="utf-8")).get("verdict")
-    return said in (GateVerdict.passed.value, GateVerdict.failed.value)
+    return said in (GateVerdict.passed.value, GateVerdict.failed.value, GateVerdict.infra.value)
 
 
 def _rolled_out(
@@ -191,14 +243,11 @@ def _rolled_out(
     run: Run,
     budget: Budget,
     store: Store,
-    sandbox: str | None,
     n_concurrent: int,
     project: Path,
 ) -> str | None:
     """Why it stopped before a verdict, if it did."""
 
-    backend = boxes(sandbox, project)
-    baselines, no_baseline = _baselines(prepared, project)
     header = prepared.header
     known = len(run.outcomes) - run.n_banked
     with LiveProgress() as progress:
@@ -211,10 +260,10 @@ def _rolled_out(
         shown = LiveEvidence(fold, progress, known)
 
         async def work() -> str | None:
-            sides = {Side.candidate: prepared.candidates, Side.baseline: baselines}
+            sides = {Side.candidate: prepared.candidates, Side.baseline: prepared.baselines}
             named = f"gate/{header.settings.seed}/{prepared.made_of['candidate'][:16]}"
             async with rolling(
-                prepared.found, sides, backend, store, project=project, run=named, taped=prepared.taped
+                prepared.found, sides, prepared.backend, store, project=project, run=named, taped=prepared.taped
             ) as runner:
                 return await roll_out(
                     fold,
@@ -222,7 +271,7 @@ def _rolled_out(
                     run,
                     n_concurrent=n_concurrent,
                     budget=budget,
-                    no_baseline=no_baseline,
+                    no_baseline=prepared.no_baseline,
                     on_added=lambda _: shown.advance(),
                 )
 
@@ -242,9 +291,9 @@ class LiveEvidence:
         if not begun:
             self._progress.advance()
             return
-        worst = max(begun, key=lambda one: one.bets.log_fail - one.log_fail)
-        least = min(begun, key=lambda one: one.bets.log_pass - one.log_pass)
-        drop, none = _bounded(worst.bets.log_fail), _bounded(least.bets.log_pass)
+        worst = max(begun, key=lambda one: one.log_e_fail - one.log_fail)
+        least = min(begun, key=lambda one: one.log_e_pass - one.log_pass)
+        drop, none = _bounded(worst.log_e_fail), _bounded(least.log_e_pass)
         figures = {"points": 100 * worst.bets.mean, "evidence of a drop": drop, "of none": none}
         self._progress.advance(1, **figures)
         if not stderr.is_terminal and self._n % EVERY == 0:
@@ -256,18 +305,3 @@ class LiveEvidence:
 def _bounded(log: float) -> float:
     """e to that power, as far as a person would read it."""
     return float(2.718281828459045 ** min(log, 20.0))
-
-
-def _baselines(prepared: Prepared, project: Path) -> tuple[dict[str, Actor], str | None]:
-    """Who the banks are of, by suite; or why trials beyond the banks cannot be had."""
-    actors = {}
-    for one, bank in zip(prepared.found, prepared.banks, strict=True):
-        ref = bank.head.policy
-        try:
-            actor = one.resolve(ref, project)
-        except AgentLoopError as error:
-            return {}, f"{NO_BASELINE}: {ref!r} cannot be had here ({error})"
-        if actor.identity != bank.head.identity:
-            return {}, f"{NO_BASELINE}: {ref!r} is another policy than the bank was filled with"
-        actors[one.evals.name] = actor
-    return actors, None

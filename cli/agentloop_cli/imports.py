@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from agentloop.errors import counted
-from agentloop_cli.render import AsJson, LiveProgress, clean, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 from agentloop_cli.stores import Where, open_store
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _show(account: Account, where: str | None, tenant: str) -> None:
         names = ", ".join(Path(path).name for path in islice(account.no_traces, MAX_NAMES))
         more = f" and {n:,} more" if (n := account.skipped - MAX_NAMES) > 0 else ""
         are = "is no trace" if account.skipped == 1 else "are no traces"
-        stderr.print(f"{counted(account.skipped, 'file')} {are} of a known format: {clean(names)}{more}", markup=False)
+        stderr.print(f"{counted(account.skipped, 'file')} {are} of a known format: {names}{more}", markup=False)
     if account.imported or account.known:
         store, of = (f" --store {shlex.quote(where)}" if where else ""), shlex.quote(tenant)
         ls = f"agentloop traces ls{store}" + (f" --tenant {of}" if tenant != DEFAULT else "")
@@ -124,7 +124,7 @@ def _show_failures(account: Account) -> None:
     """Why, a few of each file, and of a few files."""
     for ours in islice(account.failures.values(), MAX_FILES):
         for reason in ours.reasons[:MAX_TOLD]:
-            stderr.print(clean(reason), markup=False)
+            stderr.print(reason)
         if (more := ours.n - MAX_TOLD) > 0:
             stderr.print(f"  and {more:,} more of this file")
     if (rest := len(account.failures) - MAX_FILES) > 0:

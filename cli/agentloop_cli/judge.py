@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 from agentloop.errors import counted
 from agentloop_cli.leaves import taxonomy_of
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, on_one_line, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store, same_store
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ judge = typer.Typer(help="Judge stored traces again, and settle what verifiers c
 @judge.command(AGAIN)
 def judge_again(
     filter: Filter = "",
-    verifier: Annotated[list[str] | None, typer.Option(help="Ask only this one; may be given again.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also what the same has judged before.")] = False,
+    verifier: Annotated[list[str] | None, typer.Option(help="Run only this verifier; may be repeated.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also traces that nothing has changed for.")] = False,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -92,11 +92,12 @@ def judge_again(
         _show(account)
         if account.n_unknown:
             same = same_store(project, where, None)
+            traces = counted(account.n_unknown, "trace")
             stderr.print(
                 Text(
-                    f"{counted(account.n_unknown, 'trace')} from elsewhere without a reward: no task here knows them. "
-                    f"Next: `agentloop judge resolve ID --reward 0 --why …{same}`, or `PUT /api/v1/traces/ID/reward` "
-                    "of `agentloop serve`, says what one was worth; then `agentloop failures` counts it"
+                    f"{traces} from elsewhere without a reward, so `agentloop failures` does not count them. "
+                    f"Next: `agentloop judge resolve ID --reward 0 --why …{same}`, or send "
+                    "`PUT /api/v1/traces/ID/reward` to `agentloop serve`"
                 )
             )
     if not account.n:
@@ -129,7 +130,7 @@ def queue(
         return
     for trace, why in found:
         gave = ", ".join(f"{s.verifier} {s.error if s.value is None else f'{s.value:g}'}" for s in said[trace.id])
-        stdout.print(Text(f"{trace.id}  {why:9} {trace.task_id or ''}  {gave}"), soft_wrap=True)
+        stdout.print(on_one_line(f"{trace.id}  {why:9} {trace.task_id or ''}  {gave}"), soft_wrap=True)
     first = found[0][0].id
     same = same_store(project, where, None if tenant == "default" else tenant)
     resolve = f"agentloop judge resolve {first} --reward 1 --why …{same}"
@@ -188,8 +189,9 @@ def show_history(
             f"{s.verifier}@{s.version} {'-' if s.value is None else f'{s.value:g}'}" for s in verdict.scores
         )
         critical = verdict.critical.type.value if verdict.critical else ""
-        line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {past.by:8} {worth:9} {critical}  {gave}  {past.why}"
-        stdout.print(Text(f"{line.rstrip()}  taxonomy {verdict.taxonomy or '-'}"), soft_wrap=True)
+        by = past.by if past.supersedes is None else f"{past.by} (supersedes {past.supersedes})"
+        line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {by:8} {worth:9} {critical}  {gave}  {past.why}"
+        stdout.print(on_one_line(f"{line.rstrip()}  taxonomy {verdict.taxonomy or '-'}"), soft_wrap=True)
 
 
 @judge.command("agreement")
@@ -264,12 +266,15 @@ def _document(account: Account) -> dict[str, Any]:
 
 
 def _show(account: Account) -> None:
+    words = {"unscored": "of unknown outcome"}  # as `agentloop failures` counts them
+    worth = ", ".join(f"{n:,} {words.get(name, name)}" for name, n in sorted(account.worth.items()))
+    stdout.print(f"{counted(account.n, 'trace')}: {worth}" if worth else "no traces", soft_wrap=True)
     stdout.print(
-        f"{counted(account.n, 'trace')}: {account.n_rescored:,} scored again, {account.n_relabelled:,} with other "
-        f"failures, {account.n_same:,} judged by the same before"
-        + (f"; {account.cost_usd:.4f} USD" if account.cost_usd else ""),
+        f"  judged {account.n - account.n_same:,}, skipped {account.n_same:,} that are judged already; "
+        f"verifiers ran for {account.n_rescored:,}; {counted(account.n_changed, 'verdict')} changed, "
+        f"{account.n_relabelled:,} with other failures" + (f"; {account.cost_usd:.4f} USD" if account.cost_usd else ""),
         soft_wrap=True,
     )
     for title, counts in (("changed", account.changed), ("not scored again", account.why_not)):
         for reason, n in counts.most_common(MAX_TOLD):
-            stdout.print(Text(f"  {title}: {n:,}  {reason}"), soft_wrap=True)
+            stdout.print(on_one_line(f"  {title}: {n:,}  {reason}"), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
@@ -9,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.audit import audit
 from agentloop_cli.bank import bank
 from agentloop_cli.costs import costs
-from agentloop_cli.detectors import fit_scorer, show_detectors
+from agentloop_cli.detectors import fit_scorer, label_trace, show_detectors
 from agentloop_cli.doctor import doctor
 from agentloop_cli.exports import export_traces
 from agentloop_cli.failures import failures
@@ -27,7 +27,7 @@ from agentloop_cli.judge import judge
 from agentloop_cli.mine import mine
 from agentloop_cli.policies import policies
 from agentloop_cli.prune import prune_traces
-from agentloop_cli.render import AsJson, stderr
+from agentloop_cli.render import AsJson, ConsoleLog, print_error, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
@@ -134,6 +134,7 @@ traces.command("export")(export_traces)
 traces.command("prune")(prune_traces)
 app.add_typer(traces, name="traces")
 judge.command("audit")(audit)
+judge.command("label")(label_trace)
 judge.command("fit")(fit_scorer)
 judge.command("detectors")(show_detectors)
 app.add_typer(judge, name="judge")
@@ -160,6 +161,7 @@ def make_backend(
 
 def main() -> None:
     """Entry point: every error a user can cause is one line and an exit code; see `errors.py`."""
+    logging.basicConfig(handlers=[ConsoleLog()])
     try:
         code = app(standalone_mode=False, prog_name="agentloop")
         if code == INTERRUPTED:  # which is how typer hands Ctrl-C on
@@ -169,21 +171,21 @@ def main() -> None:
         _explain_usage(error)
         sys.exit(ConfigError.exit_code)
     except AgentLoopError as error:
-        stderr.print(f"[bold red]error:[/bold red] {escape(str(error))}")
+        print_error(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        stderr.print(f"[bold red]error:[/bold red] {escape(where)}{error.strerror}; then run the same command again")
+        print_error(f"{where}{error.strerror}; then run the same command again")
         sys.exit(AgentLoopError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         stderr.print("interrupted; run the same command again to continue")
         sys.exit(INTERRUPTED)
     except Exception:  # the process edge: a mistake of ours must not end with 1, which says that a check has failed
         stderr.print_exception()
-        stderr.print("[bold red]error:[/bold red] a mistake of agentloop itself, as above; please report it")
+        print_error("a mistake of agentloop itself, as above; please report it")
         sys.exit(AgentLoopError.exit_code)
 
 
@@ -192,4 +194,4 @@ def _explain_usage(error: Any) -> None:
     problem = error.format_message()
     if problem:
         command = error.ctx.command_path if error.ctx else "agentloop"
-        stderr.print(f"[bold red]error:[/bold red] {escape(problem)}; see {command} --help")
+        print_error(f"{problem}; see {command} --help")

@@ -137,6 +137,7 @@ class _Work:
             passing,
             signatures,
             suite=suite.name if suite else "",
+            tenant=tenant,
             secrets=known_secrets(self.project),
             taxonomy=taxonomy_of(self.project),
             n_concurrent=self.n_concurrent,

@@ -17,6 +17,7 @@ from agentloop.errors import AgentLoopError, ConfigError, counted
 from agentloop.gate.atomic import write_text
 from agentloop.gate.bank import fill_bank, new_head
 from agentloop.gate.cassette import Mode, write_tape
+from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.findings import changes
 from agentloop.gate.flaky import read_quarantine, said
 from agentloop.gate.fold import fold
@@ -94,7 +95,7 @@ def _gate(trials: Trials, told: Sequence[_Told]) -> Decision:
 
 def _header(trials: Trials, compared: Sequence[_Told]) -> tuple[Header, list[Outcome]]:
     """One part a suite; the bank is parted evenly among the trials, or one each where a tape is played."""
-    parts, banked, per_visit, n_banked = [], list[Outcome](), [], []
+    parts, banked, per_visit, n_banked, changes = [], list[Outcome](), [], [], list[Change]()
     for suite in dict.fromkeys(one.suite for one in compared):
         ours = [one for one in compared if one.suite == suite]
         n_trials = max(one.trials for one in ours)
@@ -115,11 +116,18 @@ def _header(trials: Trials, compared: Sequence[_Told]) -> tuple[Header, list[Out
         known = {task for them in tasks.values() for task in them}
         banked += [outcome for outcome in run.bank.outcomes if outcome.task_id in known]
         n_banked.append(run.bank.head.trials)
+        changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
         per_visit.append(1 if trials.plays(run.tape_path) else run.bank.head.trials // n_trials)
+    change: Change = max(changes, key=("same", "unknown", "changed").index)
     settings = Settings(seed=trials.seed, per_visit=min(per_visit))
     baseline = str(trials.baseline)
     header = Header(
-        settings=settings, suites=tuple(parts), baseline=baseline, candidate=trials.ref, bank_trials=max(n_banked)
+        settings=settings,
+        suites=tuple(parts),
+        baseline=baseline,
+        candidate=trials.ref,
+        bank_trials=max(n_banked),
+        environment=change,
     )
     return header, banked
 
@@ -149,10 +157,14 @@ def _record(trials: Trials, told: Sequence[_Told]) -> Decision:
                 f"{suite}: {counted(len(missing), 'trial')} missing, such as {missing[0][1]} of task {missing[0][0]!r};"
                 " a bank has all: record the whole suite"
             )
-        head = new_head(evals, trials.ref, run.actor.identity, n_trials)
+        environment = run.environment or Environment(outside=("the sandbox, which is unknown",))
+        head = new_head(evals, trials.ref, run.actor.identity, n_trials, environment)
         asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
-        write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(trials.root)))
         n = f"{counted(n_trials, 'trial')} of {counted(len(evals.tasks), 'task')}"
+        if run.actor.identity.unhashed:
+            lines.append(f"{path}: {n}; commit it. No tape: no content hash covers {run.actor.identity.unhashed[0]}")
+            continue
+        write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(trials.root)))
         lines.append(f"{path} and {run.tape_path.name}: {n}; commit both")
     return Decision("recorded", tuple(lines), 0)
 

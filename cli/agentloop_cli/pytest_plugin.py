@@ -121,9 +121,11 @@ class Controller:
         """The verdict and its reasons."""
         decision = self._config.stash.get(_decision, None)
         if decision is not None:
+            from agentloop.printable import clean
+
             terminalreporter.section(f"agentloop: {decision.title}")
             for line in decision.lines:
-                terminalreporter.write_line(line)
+                terminalreporter.write_line(clean(line))
 
 
 # ------------------------------------------------------------------------------------ fixtures
@@ -203,17 +205,19 @@ def _is_suite(item: pytest.Item) -> bool:
 def _collected(ask: Callable[[], Any]) -> Any:
     """What a user can mend is one line of pytest's, not a traceback."""
     from agentloop.errors import AgentLoopError
+    from agentloop.printable import clean
 
     try:
         return ask()
     except AgentLoopError as error:
-        raise pytest.Collector.CollectError(str(error)) from None
+        raise pytest.Collector.CollectError(clean(str(error))) from None
 
 
 def _said(ask: Callable[[], Any]) -> Any:
     from agentloop.errors import AgentLoopError
+    from agentloop.printable import clean
 
     try:
         return ask()
     except AgentLoopError as error:
-        pytest.fail(str(error), pytrace=False)
+        pytest.fail(clean(str(error)), pytrace=False)

@@ -17,16 +17,18 @@ from statistics import fmean
 
 import pytest
 
-from agentloop.errors import ConfigError, counted
+from agentloop.errors import ConfigError, SandboxUnavailable, counted
 from agentloop.gate import trials as gate_trials
 from agentloop.gate.bank import Bank, Evals, bank_path, load_bank
 from agentloop.gate.cassette import SUFFIX, Mode, Tape, read_tape
+from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
-from agentloop.gate.taped import TapedTrials
+from agentloop.gate.taped import TapedTrials, refusal
 from agentloop.loop.refs import resolve
-from agentloop.protocols import Policy
+from agentloop.printable import clean
+from agentloop.protocols import Policy, SandboxBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store
 from agentloop.types import Trace, Verdict
@@ -81,6 +83,8 @@ class SuiteRun:
     tape: Tape
     tape_path: Path | None
     runner: TapedTrials
+    environment: Environment | None
+    """None where no sandbox can be made; nothing is then covered by a tape."""
 
 
 def today() -> date:
@@ -181,20 +185,37 @@ class Trials:
         if tape_path and self.plays(tape_path):
             tape = read_tape(tape_path)
         actor = found.resolve(self.ref, self.root)
-        self._suites[suite] = SuiteRun(found, actor, bank, tape, tape_path, self._taped(found, actor, bank, tape))
+        if bank and tape_path and self.plays(tape_path) and (why := refusal(bank.head, actor.identity)) is not None:
+            raise ConfigError(f"{tape_path} is not played: {why}; ask the policy: --agentloop-mode=live")
+        environment = self._environment(found, actor)
+        taped = self._taped(found, actor, bank, tape, environment)
+        self._suites[suite] = SuiteRun(found, actor, bank, tape, tape_path, taped, environment)
         return self._suites[suite]
+
+    def _environment(self, found: Found, actor: gate_trials.Actor) -> Environment | None:
+        try:
+            return found.environment(self.backend, actor.packages, actor.identity)
+        except SandboxUnavailable:
+            return None
 
     def plays(self, tape_path: Path) -> bool:
         """Whether answers come from a tape; each trial is then compared with that of the tape alone."""
         return self.mode is Mode.replay or (self.mode is Mode.auto and tape_path.is_file())
 
-    def _taped(self, found: Found, actor: gate_trials.Actor, bank: Bank | None, tape: Tape) -> TapedTrials:
+    def _taped(
+        self,
+        found: Found,
+        actor: gate_trials.Actor,
+        bank: Bank | None,
+        tape: Tape,
+        environment: Environment | None,
+    ) -> TapedTrials:
         assert found.suite is not None  # noqa: S101
         suite = found.suite
 
         def make(policy: Policy) -> gate_trials.Trials:
             acting = replace(actor, policy=policy)
-            run = f"pytest/{self.seed}/{actor.identity[:16]}/{suite.hash[:16]}"
+            run = f"pytest/{self.seed}/{actor.identity.hash[:16]}/{suite.hash[:16]}"
             sides = {Side.candidate: acting, Side.baseline: acting}
             return gate_trials.Trials(suite.tasks, sides, self.pool, run=run, keep=self._keep, pauses_s=())
 
@@ -203,18 +224,24 @@ class Trials:
             actor.policy,
             tape,
             self.mode,
-            identity=actor.identity,
+            identity=actor.identity.hash,
             suite_hash=suite.hash,
             price=actor.price,
+            environment=environment,
             bank=bank.outcomes if bank else (),
         )
 
     @cached_property
     def pool(self) -> SandboxPool:
         """Boxes; none is made where a tape covers everything."""
+        return SandboxPool(self.backend)
+
+    @cached_property
+    def backend(self) -> SandboxBackend:
+        """What makes them. Raises SandboxUnavailable."""
         from agentloop_cli.main import make_backend
 
-        return SandboxPool(make_backend(self._sandbox, "--agentloop-sandbox"))
+        return make_backend(self._sandbox, "--agentloop-sandbox")
 
     @cached_property
     def policy(self) -> Policy:
@@ -304,7 +331,7 @@ class Trials:
         if item.why_not:
             pytest.skip(item.why_not)
         if not rewards:
-            pytest.skip(f"lost: {outcomes[0].why or 'nobody said why'}")
+            pytest.skip(clean(f"lost: {outcomes[0].why or 'nobody said why'}"))
 
     async def _rest(self, item: Item) -> None:
         slots = asyncio.Semaphore(N_CONCURRENT)
@@ -326,7 +353,7 @@ class Trials:
     def _refuse(self, item: Item, outcomes: Sequence[Outcome], kind: str, run: SuiteRun) -> None:
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "nobody said why")
-        told = f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}"
+        told = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}")
         if isinstance(item.spec.gate, int | float) and rewards and fmean(rewards) < item.spec.gate:
             pytest.fail(f"mean reward {fmean(rewards):.3f} is below {item.spec.gate:g}: {told}", pytrace=False)
         if kind == "must_pass":

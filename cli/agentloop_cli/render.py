@@ -1,34 +1,63 @@
-"""What a person sees: progress on stderr, tables and one JSON document on stdout."""
+"""What a person sees: progress on stderr, tables and one JSON document on stdout.
+
+Everything that the command line prints goes through `stdout`, `stderr` or `print_json`, and nothing that they print
+can act on the terminal.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import counted
+from agentloop.printable import clean, escape_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 ESCAPED = {ord(space): repr(space)[1:-1] for space in "\n\t\u2028\u2029"}
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)  # a message is one line, whatever the width
 
 
-def clean(text: str) -> str:
-    """`text` without what could act on a terminal; see `gate.report.clean`."""
-    from agentloop.gate.report import clean
+class CleanConsole(Console):
+    """Prints text literally, without what could act on the terminal: a string is never markup or an emoji's name.
 
-    return clean(text)
+    Our own colours are Text with a style.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False, **settings)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich. All that is printed passes here; `control` segments are rich's own cursor moves."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+
+stdout = CleanConsole()
+stderr = CleanConsole(stderr=True, soft_wrap=True)  # a message is one line, whatever the width
+
+
+class ConsoleLog(logging.Handler):
+    """Prints log records, such as asyncio's of a task that failed, which quote what others wrote."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See logging."""
+        stderr.print(f"{record.levelname.lower()}: {self.format(record)}")
+
+
+def print_error(problem: str) -> None:
+    """The one line that a command ends with when it could not do what it was asked."""
+    stderr.print(Text.assemble(("error:", "bold red"), f" {problem}"))
 
 
 def on_one_line(text: str) -> str:
@@ -49,8 +78,7 @@ def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:
 
 def print_json(document: Mapping[str, Any]) -> None:
     """One document on stdout, and nothing else there."""
-    json.dump(document, sys.stdout, indent=2)
-    sys.stdout.write("\n")
+    sys.stdout.write(escape_json(json.dumps(document, indent=2)) + "\n")
 
 
 class LiveProgress:
@@ -62,11 +90,11 @@ class LiveProgress:
     def __init__(self) -> None:
         self._bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("[dim]{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", style="dim", markup=False),
             console=stderr,
             transient=True,
             disable=not stderr.is_terminal,
@@ -99,10 +127,15 @@ class LiveProgress:
         if self._task is not None:
             self._bars.update(self._task, advance=n, figures=self._figures)
 
+    def running(self, what: str) -> None:
+        """What has just begun, beside the bar."""
+        if self._task is not None:
+            self._bars.update(self._task, figures=what)
+
     def say(self, line: str) -> None:
         """See Progress."""
         self._end()
-        stderr.print(f"[bold]{escape(line)}[/]")
+        stderr.print(Text(line, style="bold"))
 
     def _end(self, *, finished: bool = True) -> None:
         """Take the bar away and leave a line in its place."""
@@ -112,7 +145,8 @@ class LiveProgress:
         self._task = None
         if finished:
             took = time.monotonic() - self._started
-            stderr.print(f"  {self._label:<36} {self._done:>6,} {took:>6.1f} s  [dim]{self._figures}[/]")
+            done = f"  {self._label:<36} {self._done:>6,} {took:>6.1f} s  "
+            stderr.print(Text.assemble(done, (self._figures, "dim")))
 
 
 def percent(share: float) -> str:
@@ -123,12 +157,14 @@ def percent(share: float) -> str:
 def print_summary(document: Mapping[str, Any]) -> None:
     """The end of a loop: versions with success and decisions, failures before and after, what it took."""
     stdout.print()
-    stdout.print(_versions(document["versions"]))
+    stdout.print(_versions(document["versions"], document["control"]))
     stdout.print()
     if document["failures"]["before"] or document["failures"]["after"]:
         stdout.print(_failures(document["failures"]))
         stdout.print()
     stdout.print(_outcome(document), soft_wrap=True)
+    if document["control"]:
+        stdout.print(_lead(document))
     stdout.print(
         f"{counted(document['episodes'], 'episode')} and {counted(document['tool_calls'], 'tool call')} in "
         f"{document['sandbox']} ({document['isolation']}),\n{document['wall_s']:.0f} s wall, {document['cpu_s']:.0f} s "
@@ -137,20 +173,39 @@ def print_summary(document: Mapping[str, Any]) -> None:
     )
 
 
-def _outcome(document: Mapping[str, Any]) -> str:
+def _outcome(document: Mapping[str, Any]) -> Text:
     """From the first version to the live one, in one line."""
     before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
-    first = document["versions"][0]["number"]
-    live = next((v["number"] for v in document["versions"] if v["state"] == "live"), first)
+    first, live = document["versions"][0]["number"], _live(document)
     held_out = f"of {counted(document['heldout']['n'], 'held-out task')}"
     if live == first:
         others = ", ".join(f"v{v['number']}" for v in document["versions"] if v["number"] != live)
         why = f"{others} not shown to be better" if others else f"there is only v{live}"
-        return f"[bold]{after}[/] (v{live}, live) {held_out}; nothing was promoted: {why}"
-    return f"[bold]{before} (v{first}) -> {after} (v{live}, live)[/] {held_out}; the gate promoted v{live}"
+        return Text.assemble((after, "bold"), f" (v{live}, live) {held_out}; nothing was promoted: {why}")
+    change = f"{before} (v{first}) -> {after} (v{live}, live)"
+    return Text.assemble((change, "bold"), f" {held_out}; the gate promoted v{live}")
 
 
-def _versions(versions: list[Mapping[str, Any]]) -> Table:
+def _lead(document: Mapping[str, Any]) -> str:
+    """What the loop adds to its demonstrations."""
+    control = document["control"]
+    low, high = (f"{100 * edge:+.1f}" for edge in control["ahead_ci95"])
+    where = "ahead of" if control["ahead"] >= 0 else "behind"
+    return (
+        f"control: the same model, {control['steps']:,} steps on the {control['demonstrations']:,} demonstrations that "
+        f"passed;\nv{_live(document)} is {where} it by {abs(100 * control['ahead']):.1f} points "
+        f"(95% interval {low} to {high})"
+    )
+
+
+def _live(document: Mapping[str, Any]) -> int:
+    """Number of the version that is live; of the first one where nothing is."""
+    versions = document["versions"]
+    number: int = next((v["number"] for v in versions if v["state"] == "live"), versions[0]["number"])
+    return number
+
+
+def _versions(versions: list[Mapping[str, Any]], control: Mapping[str, Any] | None) -> Table:
     table = Table(title="Policy versions on the held-out tasks", title_justify="left", box=None, pad_edge=False)
     for heading in ("version", "success", "95% interval", "p", "decision"):
         table.add_column(heading, justify="right" if heading in {"success", "p"} else "left")
@@ -163,8 +218,11 @@ def _versions(versions: list[Mapping[str, Any]]) -> Table:
             percent(version["success"]),
             f"{percent(low)} to {percent(high)}",
             "" if version["p_better"] is None else f"{version['p_better']:.2g}",
-            f"[{colour}]{decision.replace('_', ' ')}[/]",
+            Text(decision.replace("_", " "), style=colour),
         )
+    if control is not None:
+        low, high = control["ci95"]
+        table.add_row("control", percent(control["success"]), f"{percent(low)} to {percent(high)}", "", style="dim")
     return table
 
 

@@ -37,6 +37,7 @@ class Scope(StrEnum):
     """What a key is for."""
 
     ingest = "ingest"
+    judge = "judge"
     read = "read"
     call = "call"
     admin = "admin"
@@ -113,7 +114,7 @@ def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
     from agentloop.sections import GatewaySection, from_environment
 
     settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
-    upstreams = [Upstream(urlsplit(url).netloc.rpartition("@")[2] or url, url.rstrip("/")) for url in urls]
+    upstreams = [Upstream(_host_of(url), url.rstrip("/")) for url in urls]
     for each in settings.upstream:
         given = each.model_dump(exclude={"api_key", "base_url", "dialects"})
         upstreams.append(
@@ -129,6 +130,14 @@ def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
         return None
     aliases = {alias.name: alias.to for alias in settings.alias}
     return Routes(upstreams, aliases, versions_of(Registry(store)))
+
+
+def _host_of(url: str) -> str:
+    """What an upstream without a name is called. Raises ConfigError for a URL that cannot be parsed."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2] or url
+    except ValueError as error:
+        raise ConfigError(f"--upstream {url!r} is not a URL ({error}); write http://HOST:PORT/v1") from None
 
 
 def _warn(routes: Routes) -> None:
@@ -170,7 +179,11 @@ def _listening(host: str, port: int) -> socket.socket:
 def add(
     project: Annotated[str, typer.Argument(help="The project (tenant) whose traces the key leads to.")],
     scope: Annotated[
-        list[Scope] | None, typer.Option(help="May be given more than once; default: ingest, read.")
+        list[Scope] | None,
+        typer.Option(
+            help="ingest: send spans. judge: say what traces are worth. read. call: models. admin: everything. "
+            "You may give it more than once; default: ingest, read."
+        ),
     ] = None,
     calls: MaxCalls = None,
     tokens: MaxTokens = None,
@@ -264,5 +277,26 @@ def revoke(key_id: Annotated[str, typer.Argument(help="The id that `keys ls` sho
     try:
         if not store.revoke_key(key_id):
             raise ConfigError(f"no key {key_id!r}; `agentloop keys ls` shows them")
+        n_left = store.n_keys()
     finally:
         store.close()
+    if not n_left:
+        stderr.print("no key is left; the service stays closed until `agentloop keys add` makes one")
+
+
+@keys.command("rotate-local")
+def rotate_local(where: Where = None) -> None:
+    """Make a new local token, with which you judge without a key.
+
+    The token is in a file beside the store that only you can read. Use it as
+    a key: curl -H "Authorization: Bearer $(cat traces/store.token)" …
+    A running service takes it at once, and no longer the old one.
+    """
+    from agentloop.api.local import rotate, token_file
+
+    store = open_store(where)
+    store.close()
+    if store.path is None:
+        raise ConfigError("a store on a server has no local token; use `agentloop keys add PROJECT --scope judge`")
+    rotate(token_file(store.path))
+    stderr.print(f"new token in {token_file(store.path)}", markup=False, soft_wrap=True)

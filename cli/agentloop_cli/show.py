@@ -10,7 +10,8 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import counted
-from agentloop_cli.render import AsJson, clean, on_one_line, print_block, print_json, stdout
+from agentloop.printable import clean
+from agentloop_cli.render import AsJson, on_one_line, print_block, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 from agentloop_cli.traces import GAP
 
@@ -170,6 +171,8 @@ def _print_end(trace: Trace, verdict: Verdict) -> None:
         print_block(Text(INDENT), Text(f"its last words: {clean(said)!r}"))  # above they may be far away
     for score in verdict.scores:
         gave = f"gave no number: {score.error}" if score.value is None else f"gave {score.value:g}"
+        if score.value is not None and score.value < 1 and score.why:
+            gave += f": {score.why}"
         who = f" ({score.source})" if score.source else ""
         style = "red" if score.value is None else ""
         print_block(Text(INDENT), Text(clean(f"verifier {score.verifier} {gave}{who}"), style=style))

@@ -14,11 +14,13 @@ from agentloop.config import known_secrets
 from agentloop.errors import ConfigError
 from agentloop.gate.bank import Bank, Runner, bank_path
 from agentloop.gate.cassette import SUFFIX, Mode, Tape, read_tape, write_tape
+from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Outcome, Settings, Side
-from agentloop.gate.taped import TapedTrials
+from agentloop.gate.taped import TapedTrials, refusal
 from agentloop.gate.trials import PAUSES_S, Actor
 from agentloop.protocols import Policy
 from agentloop.store.redact import Redactor
+from agentloop_cli.render import stderr
 
 
 class Tapes(StrEnum):
@@ -36,6 +38,7 @@ class Taped:
     tape: Tape
     side: Side
     mode: Mode
+    environment: Environment | None = None
     bank: Sequence[Outcome] = ()
     on_divergence: Literal["live", "stop"] = "live"
 
@@ -51,9 +54,10 @@ class Taped:
             actor.policy,
             self.tape,
             self.mode,
-            identity=actor.identity,
+            identity=actor.identity.hash,
             suite_hash=suite_hash,
             price=actor.price,
+            environment=self.environment,
             bank=self.bank,
             on_divergence=self.on_divergence,
             pauses_s=PAUSES_S,
@@ -66,22 +70,35 @@ def tape_path(bank: Path) -> Path:
 
 
 def playing(
-    found: Sequence[Any], banks: Sequence[Bank], candidates: Mapping[str, Actor], baseline: str, tapes: Tapes
+    found: Sequence[Any],
+    banks: Sequence[Bank],
+    candidates: Mapping[str, Actor],
+    environments: Mapping[str, Environment],
+    baseline: str,
+    tapes: Tapes,
 ) -> dict[str, Taped]:
-    """Suite -> its tape, where every suite has one and the candidate is the very policy and agent that it is of.
+    """Suite -> its tape, where every suite has one that may be played for the candidate; says why where it may not.
 
     All or none: a visit that plays is compared with one banked trial (`cassette.py`), which is a setting of the gate.
-    Whoever has changed asks other things from the first request on, and would only lose the larger bank.
+    A changed candidate asks other things from the first request on, and would only lose the larger bank.
     """
     paths = [tape_path(bank_path(one.evals, baseline)) for one in found]
-    same = all(candidates[bank.head.suite].identity == bank.head.identity for bank in banks)
-    if tapes is Tapes.off or not same or not all(path.is_file() for path in paths):
+    if tapes is Tapes.off or not all(path.is_file() for path in paths):
         return {}
+    for bank, path in zip(banks, paths, strict=True):
+        acting = candidates[bank.head.suite].identity
+        why = refusal(bank.head, acting)
+        if why is None and (changed := bank.head.difference(acting)) is not None:
+            why = f"the candidate is another version than was recorded (changed: {changed})"
+        if why is not None:
+            stderr.print(f"note: {path} is not played: {why}", markup=False, soft_wrap=True)
+            return {}
     return {
         one.evals.name: Taped(
             read_tape(path),
             Side.candidate,
             Mode.auto,
+            environments[one.evals.name],
             bank.outcomes,
             "stop" if tapes is Tapes.stop else "live",
         )
@@ -90,17 +107,24 @@ def playing(
 
 
 @contextmanager
-def recording(found: Any, bank: Path, project: Path, wanted: bool) -> Iterator[dict[str, Taped]]:
+def recording(
+    found: Any, bank: Path, project: Path, wanted: bool, actor: Actor, environment: Environment
+) -> Iterator[dict[str, Taped]]:
     """What `rolling` records while a bank is filled, and the tape on disk at the end, also of a run that was cut."""
     if not wanted:
         yield {}
         return
     if found.suite is None:
         raise ConfigError("--tape records suites of our own; Harbor tasks have none, so leave it out")
+    if actor.identity.unhashed:
+        raise ConfigError(
+            f"--tape: a recording is played only where every part has a content hash, and {actor.identity.unhashed[0]} "
+            "has none; leave --tape out"
+        )
     path = tape_path(bank)
     tape = read_tape(path) if path.is_file() else Tape()
     try:
-        yield {found.evals.name: Taped(tape, Side.baseline, Mode.record)}
+        yield {found.evals.name: Taped(tape, Side.baseline, Mode.record, environment)}
     finally:
         write_tape(path, tape, Redactor(token_bytes(32), known_secrets(project)))
 

@@ -192,8 +192,6 @@ def _agent(agent: Agent, settings: AgentSection, asked: PolicySection) -> TrialA
 
 
 def _show(found: Mapping[str, Any], out: Path) -> None:
-    from agentloop.gate.report import clean
-
     many = found["n_trials"] > found["n_tasks"]
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
@@ -202,17 +200,16 @@ def _show(found: Mapping[str, Any], out: Path) -> None:
         trials = [trial for trial in found["trials"] if trial["task"] == task["task"]]
         reward, time_s = task["mean_reward"], sum(trial["duration_s"] for trial in trials) / len(trials)
         shown = (
-            f"[yellow]{trials[0]['state']}[/]"
+            Text(trials[0]["state"], "yellow")
             if reward is None
-            else f"[{'green' if reward >= 1 else 'red'}]{reward:.3g}[/]"
+            else Text(f"{reward:.3g}", "green" if reward >= 1 else "red")
         )
         each = " ".join("-" if each is None else f"{each:.3g}" for each in task["rewards"])
-        # Names and reasons hold what tasks printed: no markup, and nothing that moves a terminal's cursor.
-        reason = next((trial["why"] for trial in trials if trial["why"]), "")
-        name, why = (Text(clean(text)) for text in (task["task"], reason))
-        table.add_row(name, shown, *([each] if many else []), f"{time_s:.1f} s", why)
+        why = next((trial["why"] for trial in trials if trial["why"]), "")
+        table.add_row(task["task"], shown, *([each] if many else []), f"{time_s:.1f} s", why)
     stdout.print(table)
-    mean = "" if found["mean_reward"] is None else f", mean reward [bold]{found['mean_reward']:.3f}[/]"
+    mean = () if found["mean_reward"] is None else (", mean reward ", (f"{found['mean_reward']:.3f}", "bold"))
     what = f"trials of {counted(found['n_tasks'], 'task')}" if many else "tasks"
-    stdout.print(f"{found['n_scored']} of {found['n_trials']} {what} scored by their own tests{mean}")
+    scored = f"{found['n_scored']} of {found['n_trials']} {what} scored by their own tests"
+    stdout.print(Text.assemble(scored, *mean))
     stdout.print(f"traces: agentloop traces ls --project {out}", markup=False, soft_wrap=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop_cli.leaves import check_types, known_types
-from agentloop_cli.render import AsJson, clean, on_one_line, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 # The store is imported when a command needs it: `--help` must answer at once.
@@ -97,7 +97,7 @@ def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list
             more = len(known[name]) > MAX_LISTED
             listed = ", ".join(known[name][:3] if more else known[name])
             listed += f", … {len(known[name])} in all" if more else ""
-            raise ConfigError(f"--{name}: no {value!r} (known: {clean(listed)}){did_you_mean(value, known[name])}")
+            raise ConfigError(f"--{name}: no {value!r} (known: {listed}){did_you_mean(value, known[name])}")
     check_types(filter, types)
     asked = [*([filter] if filter else []), *(f"--{name} {value}" for name, value in options.items())]
     return f"no trace with {' '.join(asked) or 'that --tenant'}"

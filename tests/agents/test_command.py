@@ -8,7 +8,10 @@ import os
 import random
 import re
 import socket
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.costs import price
 from agentloop.episode import Rollout, run_episode, with_files
-from agentloop.errors import CapabilityError, ConfigError, PolicyError, SandboxUnavailable
+from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, SandboxUnavailable, UpstreamUnavailable
 from agentloop.formats.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
@@ -399,10 +402,11 @@ def test_one_that_asks_on_after_its_limit_is_ended(
 # ------------------------------------------------------------------------- programs that fail
 
 
-def test_one_that_fails_is_a_result(backend: SandboxBackend, tmp_path: Path) -> None:
+def test_one_that_ends_with_another_exit_code_than_0_has_crashed(backend: SandboxBackend, tmp_path: Path) -> None:
     text = "ask([user(task)]); print('so far'); sys.exit('no idea')"
-    ended = ran(backend, Command(RUN, files=program(tmp_path / "p", text)))
-    assert (ended.stop, ended.answer) == (StopReason.no_tool_call, None)
+    ended = Ended()
+    with pytest.raises(AgentCrashed, match="ended with exit code 1: so far\nno idea"):
+        ran(backend, Command(RUN, files=program(tmp_path / "p", text)), ended=ended)
     assert ended.printed == "so far\nno idea"
     assert ended.steps[-1].results[-1].exit_code == 1
 
@@ -411,11 +415,9 @@ def test_one_that_fails_is_a_result(backend: SandboxBackend, tmp_path: Path) -> 
     ("command", "words"),
     [("nobody-has-this", "127 before a model answered"), ("python3 -c 'import nothing_like_it'", "No module named")],
 )
-def test_one_that_never_asked_says_nothing_of_the_policy(
-    bubblewrap: BubblewrapBackend, command: str, words: str
-) -> None:
+def test_one_that_ends_before_it_asked_has_crashed(bubblewrap: BubblewrapBackend, command: str, words: str) -> None:
     ended = Ended()
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(AgentCrashed, match=words):
         ran(bubblewrap, Command(command), ended=ended)
     assert ended.steps[0].copied
 
@@ -437,9 +439,9 @@ def test_the_task_s_time_outranks_the_agent_s_own(bubblewrap: BubblewrapBackend)
 
 
 def test_one_that_is_killed_by_the_box(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    text = "ask([user(task)]); os.kill(os.getpid(), 9)"
-    ended = ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)))
-    assert ended.stop is StopReason.no_tool_call
+    text, ended = "ask([user(task)]); os.kill(os.getpid(), 9)", Ended()
+    with pytest.raises(AgentCrashed, match="exit code 137"):
+        ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), ended=ended)
     assert ended.steps[-1].results[-1].exit_code == 137
 
 
@@ -448,8 +450,9 @@ def test_one_that_floods_its_output(
 ) -> None:
     monkeypatch.setattr("agentloop.agents.program.MAX_PRINTED", 1 << 20)
     text = "ask([user(task)])\nwhile True: print('x' * 1000)"
-    ended = ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), limits=Limits(max_output=500))
-    assert ended.stop is StopReason.no_tool_call
+    agent, ended = Command(RUN, files=program(tmp_path / "p", text)), Ended()
+    with pytest.raises(AgentCrashed, match="printed too much and was killed"):
+        ran(bubblewrap, agent, limits=Limits(max_output=500), ended=ended)
     assert len(ended.printed) < 1000
     assert "killed: it printed more than" in ended.printed
 
@@ -584,7 +587,7 @@ def test_a_long_instruction_is_a_file_alone(bubblewrap: BubblewrapBackend, tmp_p
 # --------------------------------------------------------------------------- models that fail
 
 
-def test_a_policy_that_fails_is_no_result(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_a_policy_that_raises_is_an_error_for_the_program(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
         if len(messages) > 1:
             raise KeyError("nothing there")
@@ -592,8 +595,8 @@ def test_a_policy_that_fails_is_no_result(bubblewrap: BubblewrapBackend, tmp_pat
 
     text = "m = [user(task)]; m.append(ask(m)); print(ask([*m, user('more')]))"
     ended = Ended()
-    with pytest.raises(PolicyError, match="nothing there"):
-        ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), ScriptedPolicy(script), ended=ended)
+    ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), ScriptedPolicy(script), ended=ended)
+    assert (ended.stop, ended.answer) == (StopReason.submitted, "first")
     assert [step.completion.message.content for step in ended.steps] == ["first"]
     assert "502" in ended.printed
 
@@ -603,8 +606,55 @@ def test_an_endpoint_that_is_not_there_is_no_result(bubblewrap: BubblewrapBacken
         taken.bind(("127.0.0.1", 0))
         policy = OpenAIPolicy(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "m")
         files = program(tmp_path / "p", "print(ask([user(task)]))")
-        with pytest.raises(PolicyError, match="cannot be reached"):
+        with pytest.raises(UpstreamUnavailable, match="cannot be reached"):
             ran(bubblewrap, Command(RUN, files=files), policy)
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[str]:
+    """The base URL of an endpoint that says the same to every call."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (429, '{"error": {"message": "slow down"}}', UpstreamUnavailable),
+        (500, '{"error": {"message": "oops"}}', UpstreamUnavailable),
+        (503, "loading", UpstreamUnavailable),
+        (400, '{"error": {"message": "failed to parse tool call"}}', AgentCrashed),
+        (400, '{"error": {"message": "no", "code": "content_filter"}}', AgentCrashed),
+        (403, '{"error": {"message": "forbidden"}}', AgentCrashed),
+        (200, '{"id": "x", "object": "chat.completion", "choices": []}', AgentCrashed),
+        (200, "not JSON", AgentCrashed),
+    ],
+)
+def test_only_an_unavailable_upstream_makes_a_program_that_gives_up_infrastructure(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, status: int, body: str, kind: type[Exception]
+) -> None:
+    text = "sys.exit('status' in ask([user(task)]))"
+    with answering(status, body) as url, pytest.raises(kind):
+        ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), OpenAIPolicy(url, "m"))
 
 
 def test_a_call_that_is_under_way_when_the_time_is_over_is_no_failure(
@@ -628,11 +678,11 @@ def test_an_endpoint_that_fails_until_the_time_is_over_is_no_result(
             if messages[-1].content == "2":
                 await asyncio.sleep(60)
             if messages[-1].content == "1":
-                raise KeyError("half the time")
+                raise UpstreamUnavailable("half the time", status=503)
             return await super().complete(messages, *given, **more)
 
     agent = Command(RUN, files=program(tmp_path / "p", "for n in range(3): ask([user(str(n))])"), timeout_s=1.5)
-    with pytest.raises(PolicyError, match="half the time"):
+    with pytest.raises(UpstreamUnavailable, match="half the time"):
         ran(bubblewrap, agent, Failing(echo))
 
 

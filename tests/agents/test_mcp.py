@@ -15,7 +15,7 @@ from environments import need
 
 from agentloop.agents.mcp import Mcp, strict_name
 from agentloop.agents.tools import Shell
-from agentloop.errors import ConfigError, SandboxError, SandboxGone
+from agentloop.errors import AgentCrashed, ConfigError, SandboxGone
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import Limits, SandboxSpec
 
@@ -117,12 +117,12 @@ def test_calls_that_only_read_are_made_together(bubblewrap: BubblewrapBackend, f
         ("python3 server.py silent", "no answer within 1 s"),
     ],
 )
-def test_a_server_that_does_not_start_is_no_fault_of_the_agent(
+def test_a_server_that_does_not_start_is_the_agents_own_failure(
     bubblewrap: BubblewrapBackend, files: Path, command: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "silent" in command:
         monkeypatch.setattr("agentloop.agents.mcp.START_S", 1.0)
-    with pytest.raises(SandboxError, match=why) as raised:
+    with pytest.raises(AgentCrashed, match=why) as raised:
         act(bubblewrap, [Mcp("x", command=command)], limits=LIMITS, spec=SandboxSpec(files=files))
     assert "\n" not in str(raised.value)
 
@@ -186,8 +186,8 @@ def test_a_server_by_streamable_http(bubblewrap: BubblewrapBackend, url: str) ->
     assert late.said == ["timed out after 2 s", "nobody"]
 
 
-def test_a_server_outside_that_is_gone_is_infrastructure(bubblewrap: BubblewrapBackend) -> None:
-    with serving() as address, pytest.raises(SandboxError, match=r"MCP server 'web' at http.* is gone") as raised:
+def test_a_server_outside_that_is_gone_is_the_agents_own_failure(bubblewrap: BubblewrapBackend) -> None:
+    with serving() as address, pytest.raises(AgentCrashed, match=r"MCP server 'web' at http.* is gone") as raised:
         act(bubblewrap, [Mcp("web", url=address)], asks("web__exit"), asks("web__add", a=1, b=1), limits=LIMITS)
     assert "\n" not in str(raised.value)
 
@@ -195,7 +195,7 @@ def test_a_server_outside_that_is_gone_is_infrastructure(bubblewrap: BubblewrapB
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/mcp", "http://no.such.host.invalid/mcp"])
 def test_nobody_at_an_address(bubblewrap: BubblewrapBackend, address: str) -> None:
     started = time.monotonic()
-    with pytest.raises(SandboxError, match="did not start"):
+    with pytest.raises(AgentCrashed, match="did not start"):
         act(bubblewrap, [Mcp("web", url=address)])
     assert time.monotonic() - started < 20
 

@@ -15,15 +15,28 @@ import pytest
 
 from agentloop.agents.arguments import understood
 from agentloop.agents.choose import tool_loop
+from agentloop.agents.delegate import Delegate
+from agentloop.agents.files import Files
+from agentloop.agents.foreign import is_foreign
+from agentloop.agents.python import Python
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.toolbox import bounded
 from agentloop.agents.tools import TOOLS, Shell
 from agentloop.agents.toolset import Place, Tool, ToolFailed, number, schema, text
-from agentloop.errors import PathError, PluginError, PolicyError
+from agentloop.errors import (
+    AgentCrashed,
+    PathError,
+    PluginError,
+    SandboxError,
+    SandboxGone,
+    StoreError,
+    UpstreamUnavailable,
+)
+from agentloop.faults import event_of, fault_of
 from agentloop.plugins import load_part
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sections import AgentSection, McpSection
-from agentloop.types import Limits, Message, StopReason, ToolCall, ToolSpec
+from agentloop.types import AttemptPhase, Limits, Message, StopReason, ToolCall, ToolSpec
 
 from .acting import act, asks, together
 from .box import calls
@@ -106,12 +119,79 @@ def test_what_a_tool_raises_is_what_it_has_to_say(bubblewrap: BubblewrapBackend,
     assert done.said == [shown]
 
 
-def test_what_is_not_the_agents_fault_ends_the_episode(bubblewrap: BubblewrapBackend) -> None:
-    with pytest.raises(PolicyError):
-        act(bubblewrap, [Other(it=raising(PolicyError("the endpoint is gone")))], asks("it"))
-    pair = together(("it", {}), ("it", {}))
-    with pytest.raises(PolicyError):
-        act(bubblewrap, [Other(together=True, it=raising(PolicyError("the endpoint is gone")))], pair)
+OURS = [
+    (StoreError("the store is gone"), "failed: StoreError: the store is gone"),
+    (UpstreamUnavailable("HTTP 503", status=503), "failed: UpstreamUnavailable: HTTP 503"),
+    (SandboxGone("the sandbox is gone"), "failed: SandboxGone: the sandbox is gone"),
+    (AgentCrashed("boom"), "failed: boom"),
+]
+"""Errors of agentloop's classes that would end an attempt, and what the policy reads of them."""
+
+
+@pytest.mark.parametrize(("error", "shown"), OURS, ids=lambda one: type(one).__name__)
+def test_an_error_of_agentloops_classes_that_a_foreign_tool_raises_is_a_failed_result(
+    bubblewrap: BubblewrapBackend, error: Exception, shown: str
+) -> None:
+    done = act(bubblewrap, [Other(it=raising(error))], asks("it"))
+    assert done.said == [shown]
+    assert (done.results[0].ok, done.trace.answer) == (False, "done")
+    pair = act(bubblewrap, [Other(together=True, it=raising(error))], together(("it", {}), ("it", {})))
+    assert pair.said == [shown] * 2
+
+
+def test_a_sandbox_that_ends_under_a_foreign_tool_ends_the_episode(bubblewrap: BubblewrapBackend) -> None:
+    class Closing(Other):
+        @asynccontextmanager
+        async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+            async def run(call: ToolCall, arguments: dict[str, Any]) -> str:
+                await place.sandbox.close()
+                return (await place.sandbox.exec("true")).stdout
+
+            yield [Tool(ToolSpec(name="it", description="", parameters=schema({})), run)]
+
+    with pytest.raises(SandboxError):
+        act(bubblewrap, [Closing()], asks("it"))
+
+
+class Breaking:
+    """A foreign toolset with an error of agentloop's classes outside its tools."""
+
+    name = "breaking"
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __iter__(self) -> Any:
+        self.fail("list")
+        return iter(())
+
+    def fail(self, where: str) -> None:
+        if where == self.where:
+            raise StoreError("on purpose")
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Any]:
+        self.fail("open")
+        yield self
+        self.fail("close")
+
+
+@pytest.mark.parametrize("where", ["open", "list", "close"])
+def test_an_error_of_a_foreign_toolset_is_the_agents(bubblewrap: BubblewrapBackend, where: str) -> None:
+    with pytest.raises(AgentCrashed, match="StoreError: on purpose") as raised:
+        act(bubblewrap, [Breaking(where)])
+    assert not fault_of(event_of(raised.value, AttemptPhase.agent)).ours
+
+
+def test_an_error_of_the_model_passes_a_foreign_toolset_unchanged(bubblewrap: BubblewrapBackend) -> None:
+    with pytest.raises(UpstreamUnavailable, match="HTTP 503"):
+        act(bubblewrap, [Breaking("nowhere")], UpstreamUnavailable("HTTP 503", status=503))
+
+
+def test_a_toolset_that_borrows_a_name_of_agentloops_is_foreign() -> None:
+    fake = type("Shell", (), {"__module__": "agentloop.agents.tools", "name": "shell"})
+    assert is_foreign(fake())
+    assert not any(map(is_foreign, (*TOOLS, Delegate(), Files(), Python())))
 
 
 def test_what_is_shown_is_bounded(bubblewrap: BubblewrapBackend) -> None:
@@ -152,9 +232,9 @@ def test_calls_are_made_together_where_the_tool_allows_it_and_answered_in_order(
 )
 def test_a_schema_of_others_costs_no_time_and_no_request(hostile: dict[str, Any]) -> None:
     tool, given = ToolSpec(name="x", description="", parameters=hostile), {"a": "a" * 40 + "!", "a" * 40 + "!": 1}
-    started = time.monotonic()
+    started = time.process_time()  # of this process alone: the machine may have other work
     understood(ToolCall(id="c", name="x", arguments=json.dumps(given)), [tool])
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_a_schema_of_others_leads_nobody_anywhere() -> None:

@@ -20,7 +20,7 @@ BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),
     "/v1/logs": {},
     "scores": {"value": 1},
-    "labels": {"evidence": "x"},
+    "labels": {"evidence": ""},
     "reward": {"reward": 1},
     "resolution": {"reward": 1, "why": "x", "by": "x"},
 }

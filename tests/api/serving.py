@@ -47,6 +47,7 @@ class Server:
         env: dict[str, str] | None = None,
         folder: Path | None = None,
     ):
+        self.store = store
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "agentloop_cli", "serve", "--store", str(store), "--port", str(self.port)]
@@ -77,6 +78,11 @@ class Server:
                 assert self.process.poll() is None, self.said
                 time.sleep(0.05)
         raise AssertionError(self.said)
+
+    @property
+    def judging(self) -> dict[str, str]:
+        """The headers with which this machine's user judges."""
+        return judging(Path(self.store))
 
     def rss_mb(self) -> float:
         """Its resident memory at its highest, and that is set back with `forget_peak`."""
@@ -113,13 +119,12 @@ def serving(store: Path | str, *options: str, **how: Any) -> Iterator[Server]:
 @contextmanager
 def serving_here(store: Path) -> Iterator[int]:
     """The port of a server in a thread of this process, whose limits a test can set."""
-    import uvicorn
-
     from agentloop.api.app import make_app
+    from agentloop.api.ending import Server as Service
     from agentloop.store.store import Store
 
     kept = Store(store)
-    server = uvicorn.Server(uvicorn.Config(make_app(kept), port=0, log_level="warning", timeout_graceful_shutdown=1))
+    server = Service(make_app(kept), "127.0.0.1", 0, print)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -183,6 +188,11 @@ def make_key(store: Path, project: str, *scopes: str) -> tuple[str, str]:
     kept.put_key(key)
     kept.close()
     return words, key.id
+
+
+def judging(store: Path) -> dict[str, str]:
+    """The headers with which this machine's user judges at a service over `store`."""
+    return bearer(store.with_suffix(".token").read_text().strip())
 
 
 def bearer(words: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ from store.rows import judged
 
 from agentloop.store.store import Store
 
-from .serving import serving, serving_here
+from .serving import bearer, judging, make_key, serving, serving_here
 
 pytestmark = pytest.mark.slow
 
@@ -83,12 +83,20 @@ def test_what_is_acknowledged_survives_a_kill(store: Path) -> None:
             assert httpx.get(f"{server.url}/api/v1/traces/{trace_id}").json()["summary"]["n_spans"] == 2
 
 
-def test_scores_labels_and_rewards_come_later_and_twice(service: str) -> None:
+def test_scores_labels_and_rewards_come_later_and_twice(service: str, store: Path) -> None:
     at = f"{service}/api/v1/traces/{export(service)}"
     for _ in range(2):
-        assert httpx.put(f"{at}/scores/human", json={"value": 0.25, "source": "ann"}).status_code == 200
-        assert httpx.put(f"{at}/labels/human/plan.repetition", json={"step": 0, "evidence": "seven"}).status_code == 200
-        told = httpx.put(f"{at}/reward", json={"reward": 0.25}).json()
+        assert (
+            httpx.put(f"{at}/scores/human", json={"value": 0.25, "source": "ann"}, headers=judging(store)).status_code
+            == 200
+        )
+        assert (
+            httpx.put(
+                f"{at}/labels/human/plan.repetition", json={"step": 0, "evidence": "seven"}, headers=judging(store)
+            ).status_code
+            == 200
+        )
+        told = httpx.put(f"{at}/reward", json={"reward": 0.25}, headers=judging(store)).json()
     assert [(s["verifier"], s["value"]) for s in told["scores"]] == [("human", 0.25)]
     assert [(f["type"], f["evidence"]) for f in told["failures"]] == [("plan.repetition", "seven")]
     assert (told["state"], told["reward"]) == ("scored", 0.25)
@@ -102,30 +110,66 @@ def test_an_episode_that_broke_gets_no_reward_by_any_way(store: Path) -> None:
     made.close()
     with serving_here(store) as port:
         at = f"http://127.0.0.1:{port}/api/v1/traces/a/reward"
-        assert httpx.put(at, json={"state": "infra_failed"}).status_code == 200
+        assert httpx.put(at, json={"state": "infra_failed"}, headers=judging(store)).status_code == 200
         for given in ({"reward": 1}, {"state": "unscored"}):
-            told = httpx.put(at, json=given)
+            told = httpx.put(at, json=given, headers=judging(store))
             assert (told.status_code, "run its task again" in told.text) == (409, True)
 
 
-def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
+def test_a_person_resolves_and_the_history_tells_who(service: str, store: Path) -> None:
     trace_id = export(service)
     at = f"{service}/api/v1/traces/{trace_id}"
-    assert httpx.put(f"{at}/reward", json={"state": "disputed"}).json()["state"] == "disputed"
+    assert httpx.put(f"{at}/reward", json={"state": "disputed"}, headers=judging(store)).json()["state"] == "disputed"
     [asked] = httpx.get(f"{service}/api/v1/queue").json()
     assert (asked["trace"]["id"], asked["why"]) == (trace_id, "disputed")
     for _ in range(2):
         word = {"reward": 0.5, "why": "half of it is there", "by": "ann"}
-        told = httpx.put(f"{at}/resolution", json=word).json()
+        told = httpx.put(f"{at}/resolution", json=word, headers=judging(store)).json()
         assert (told["state"], told["reward"]) == ("scored", 0.5)
     assert httpx.get(f"{service}/api/v1/queue").json() == []
     past = httpx.get(f"{at}/verdicts").json()
     assert [(row["by"], row["verdict"]["reward"]) for row in past] == [("api", None), ("ann", 0.5)]
     for name in ("judge", "import"):  # nobody else speaks in their name
-        told = httpx.put(f"{at}/scores/exact", json={"value": 1, "source": name})
+        told = httpx.put(f"{at}/scores/exact", json={"value": 1, "source": name}, headers=judging(store))
         assert (told.status_code, name in told.text) == (400, True)
-    httpx.put(f"{at}/reward", json={"state": "infra_failed"})
-    assert httpx.put(f"{at}/resolution", json={**word, "reward": 1}).status_code == 409
+
+
+def test_what_broke_cannot_be_resolved(service: str, store: Path) -> None:
+    at = f"{service}/api/v1/traces/{export(service)}"
+    httpx.put(f"{at}/reward", json={"state": "infra_failed"}, headers=judging(store))
+    assert (
+        httpx.put(f"{at}/resolution", json={"reward": 1, "why": "x", "by": "ann"}, headers=judging(store)).status_code
+        == 409
+    )
+
+
+def test_only_a_person_supersedes_a_persons_verdict(service: str, store: Path) -> None:
+    at, headers = f"{service}/api/v1/traces/{export(service)}", judging(store)
+
+    def put(path: str, body: dict[str, object]) -> httpx.Response:
+        return httpx.put(f"{at}/{path}", json=body, headers=headers)
+
+    put("resolution", {"reward": 0.0, "why": "it is empty", "by": "ann"})
+    for path, body in (
+        ("reward", {"reward": 1.0}),
+        ("reward", {"state": "unscored"}),
+        ("scores/human", {"value": 1.0, "source": "ann"}),
+        ("scores/human", {"value": 1.0}),
+        ("scores/human", {"error": "gone"}),
+    ):
+        refusal = put(path, body)
+        assert (refusal.status_code, "ann has judged it" in refusal.text) == (409, True), path
+    assert put("scores/exact", {"value": 1.0}).json()["reward"] == 0.0
+    for name in ("api", "Judge", " import "):
+        assert put("resolution", {"reward": 1.0, "why": "x", "by": name}).status_code == 400
+    for by, reward in (("ann", 0.25), ("bob", 1.0)):
+        assert put("resolution", {"reward": reward, "why": "x", "by": by}).json()["reward"] == reward
+    past = httpx.get(f"{at}/verdicts").json()
+    assert [(row["by"], row["verdict"]["reward"], row["supersedes"]) for row in past] == [
+        ("ann", 0.0, None),
+        ("ann", 0.25, None),
+        ("bob", 1.0, "ann"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -140,14 +184,16 @@ def test_a_person_resolves_and_the_history_tells_who(service: str) -> None:
         ("GET", "/api/v1/traces/ffff", None, 404),
         ("GET", "/api/v1/traces?filter=falure:x", None, 400),
         ("GET", "/api/v1/traces?cursor=x", None, 400),
+        ("GET", "/api/v1/traces?filter=id:" + ",".join("a" * 1000), None, 400),
+        ("GET", "/api/v1/traces?filter=" + "+".join(["error:" + ",".join("a" * 100)] * 2), None, 200),
         ("GET", "/api/v1/traces?limit=0", None, 422),
         ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 0.5}, 404),
         ("PUT", "/api/v1/traces/ffff/scores/human", {"value": 1.5}, 422),
         ("PUT", "/api/v1/traces/ffff/labels/human/plans.none", {}, 422),
     ],
 )
-def test_what_cannot_be_is_said(service: str, method: str, path: str, body: Any, code: int) -> None:
-    answer = httpx.request(method, service + path, json=body)
+def test_what_cannot_be_is_said(service: str, store: Path, method: str, path: str, body: Any, code: int) -> None:
+    answer = httpx.request(method, service + path, json=body, headers=judging(store))
     assert answer.status_code == code, answer.text
     assert answer.json()
 
@@ -191,7 +237,8 @@ def test_a_key_is_a_project_of_its_own(agentloop: Run, store: Path) -> None:
         assert httpx.get(f"{url}/api/v1/traces/{trace_id}", headers=keys["b"]).status_code == 404
         assert httpx.get(f"{url}/api/v1/traces", headers=keys["b"]).json()["traces"] == []
         path = f"{url}/api/v1/traces/{trace_id}/scores/x"
-        assert httpx.put(path, json={"value": 1}, headers=keys["b"]).status_code == 404
+        assert httpx.put(path, json={"value": 1}, headers=keys["b"]).status_code == 403
+        assert httpx.put(path, json={"value": 1}, headers=bearer(make_key(store, "b", "judge")[0])).status_code == 404
     assert "a" in agentloop("keys", "ls", "--store", str(store)).stdout
     assert made["a"]["key"] not in store.read_bytes().decode("latin-1")
     assert agentloop("keys", "revoke", made["a"]["id"], "--store", str(store)).returncode == 0

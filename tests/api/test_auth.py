@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import httpx
@@ -29,17 +30,20 @@ class Shelf:
     def key(self, key_id: str) -> Key | None:
         return self.kept.get(key_id)
 
-    def n_keys(self) -> int:
-        return len(self.kept)
+    def needs_key(self) -> bool:
+        return bool(self.kept)
 
 
 async def project(request: Request) -> JSONResponse:
     return JSONResponse(request.state.project)
 
 
-def asked(shelf: Shelf, method: str, path: str, clock: Any = None, **headers: str) -> tuple[int, Any]:
+def asked(
+    shelf: Shelf, method: str, path: str, clock: Any = None, uid: int | None = os.geteuid(), **headers: str
+) -> tuple[int, Any]:
+    """uid: of who asks, whom no kernel knows, as there is no connection."""
     routes = [Route("/{rest:path}", project, methods=["GET", "POST", "PUT", "DELETE"])]
-    guard = Guard(Starlette(routes=routes), shelf, *([clock] if clock else []))
+    guard = Guard(Starlette(routes=routes), shelf, uid_of=lambda _: uid, **({"clock": clock} if clock else {}))
 
     async def ask() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
@@ -75,8 +79,12 @@ def test_a_wrong_key_is_no_key(spoil: Any) -> None:
     assert "no such key" in said["error"]
 
 
-def test_without_keys_this_machine_is_served_and_nobody_else() -> None:
+def test_without_keys_this_machine_s_user_is_served_and_nobody_else() -> None:
     shelf = Shelf()
+    for uid, why in ((os.geteuid() + 1, "another user sent this"), (None, "cannot tell which user sent this")):
+        code, said = asked(shelf, "GET", "/api/v1/traces", uid=uid)
+        assert code == 403
+        assert f"{why}; without a key only the service's own user is answered; make one" in said["error"]
     assert asked(shelf, "POST", "/v1/traces") == (200, "default")
     assert (
         asked(shelf, "GET", "/x", host="127.0.0.1:8321")
@@ -104,7 +112,7 @@ def test_once_there_is_a_key_it_is_asked_for() -> None:
 def test_a_revoked_key_ends_within_seconds() -> None:
     shelf, now = Shelf(), [0.0]
     words = shelf.add("team", "read")
-    guard = Guard(Starlette(routes=[Route("/{rest:path}", project)]), shelf, lambda: now[0])
+    guard = Guard(Starlette(routes=[Route("/{rest:path}", project)]), shelf, clock=lambda: now[0])
 
     async def ask() -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(guard), base_url="http://localhost") as client:
@@ -125,7 +133,7 @@ def test_what_is_kept_does_not_open_the_door() -> None:
 def test_scopes_of_routes() -> None:
     """By hand, from the table of routes in docs/architecture.md; what is not in it needs `admin`."""
     assert needed_scope("POST", "/v1/traces") == needed_scope("POST", "/v1/logs") == "ingest"
-    assert needed_scope("PUT", "/api/v1/traces/1/scores/human") == "ingest"
+    assert needed_scope("PUT", "/api/v1/traces/1/scores/human") == "judge"
     assert needed_scope("GET", "/api/v1/traces") == "read"
     assert needed_scope("GET", "/metrics") == "admin", "it counts all projects"
     assert needed_scope("DELETE", "/api/v1/traces/1") == needed_scope("GET", "/v1/traces") == "admin"

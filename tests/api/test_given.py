@@ -21,11 +21,15 @@ pytestmark = pytest.mark.slow
 SENT, CAME = "ab" * 16, imported("a").trace.id
 
 
+KEY: dict[str, str] = {}
+"""The headers of who may judge at the server of this module."""
+
+
 @pytest.fixture(scope="module")
 def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     path: Path = tmp_path_factory.mktemp("given") / "traces.db"
     store = Store(path)
-    store.put_imported("default", [imported("a"), imported("b"), imported("c")])
+    store.put_imported("default", [imported(name) for name in "abcd"])
     for name, reward in (("b", 0.5), ("c", 1.0)):
         store.put_reward("default", imported(name).trace.id, RewardState.scored, reward)
     store.put_judged("turn-1", [judged("own")])
@@ -33,11 +37,12 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with serving(path) as server:
         sent = httpx.post(f"{server.url}/v1/traces", json=request({**SPAN, "traceId": SENT}))
         assert (sent.status_code, sent.json()) == (200, {})
+        KEY.update(server.judging)
         yield f"{server.url}/api/v1"
 
 
 def put(at: str, where: str, **body: Any) -> tuple[int, Any]:
-    answer = httpx.put(f"{at}/traces/{where}", json=body)
+    answer = httpx.put(f"{at}/traces/{where}", json=body, headers=KEY)
     return answer.status_code, answer.json()
 
 
@@ -46,8 +51,12 @@ def put(at: str, where: str, **body: Any) -> tuple[int, Any]:
     [
         (CAME, {"step": 1}, "step: 1 is none of the trace's, which has steps 0 to 0; without one all is meant"),
         ("own", {"step": 7}, "step: 7 is none of the trace's"),
-        (CAME, {"evidence": "nobody said this"}, "evidence: these words are not in the trace as it is stored"),
-        ("own", {"step": 0, "evidence": "line 3"}, "evidence: these words are not in the trace"),
+        (CAME, {"evidence": "nobody said this"}, "evidence: the trace as it is stored does not have these words"),
+        ("own", {"step": 0, "evidence": "line 3"}, "evidence: step 0 of the trace as it is stored"),
+        ("own", {"step": 0, "evidence": "How much?"}, "evidence: step 0 of the trace"),  # that is the task
+        ("own", {"step": 0, "evidence": "in"}, "evidence: step 0 of the trace has these words, but they are too short"),
+        (SENT, {"step": 3}, "step: 3 is none of the trace's"),
+        (SENT, {"evidence": "nobody said this"}, "evidence: the trace"),
     ],
 )
 def test_a_label_of_what_the_trace_has_not_is_refused(at: str, where: str, body: dict[str, Any], said: str) -> None:
@@ -62,10 +71,9 @@ def test_a_label_of_what_the_trace_has_not_is_refused(at: str, where: str, body:
         (CAME, {"step": 0, "evidence": "nothing found"}),
         ("own", {"step": 0, "evidence": "line 1 \n line 2"}),  # however it is spaced
         ("own", {"evidence": "cat f1"}),
-        (SENT, {"step": 3, "evidence": "what a later span may say"}),
     ],
 )
-def test_a_label_of_what_it_has_or_may_get_is_taken(at: str, where: str, body: dict[str, Any]) -> None:
+def test_a_label_of_what_it_has_is_taken(at: str, where: str, body: dict[str, Any]) -> None:
     code, told = put(at, f"{where}/labels/bob/plan.repetition", **body)
     assert code == 200, told
     assert body["evidence"] in {failure["evidence"] for failure in told["failures"]}
@@ -87,6 +95,36 @@ def test_the_first_label_of_a_failed_trace_is_its_failure(at: str) -> None:
     assert [cluster["type"] for cluster in survey["clusters"]] == ["plan.repetition"]
     assert critical(f"{failed}/ann/call.malformed", critical=True) == ["call.malformed"]
     assert critical(f"{won}/ann/plan.repetition") == [], "what succeeded has no failure that decided it"
+
+
+def test_a_persons_label_has_a_history_as_on_the_command_line(at: str) -> None:
+    labelled = imported("d").trace.id
+    for kind in ("obs.misread", "obs.misread", "plan.repetition"):
+        code, told = put(at, f"{labelled}/labels/human:ann/{kind}", step=0, evidence="nothing found", confidence=0.5)
+        assert code == 200, told
+    assert put(at, f"{labelled}/labels/bot/call.malformed", critical=True)[0] == 200
+    code, told = put(at, f"{labelled}/labels/human:ben/obs.misread", critical=False)
+    labels = {(one["detector"], one["type"], one["confidence"]): one["critical"] for one in told["failures"]}
+    assert labels == {
+        ("human:ann", "plan.repetition", 0.5): True,
+        ("bot", "call.malformed", 1.0): False,
+        ("human:ben", "obs.misread", 1.0): False,
+    }
+    history = httpx.get(f"{at}/traces/{labelled}/verdicts").json()
+    assert [past["by"] for past in history] == ["label:ann", "label:ann", "label:ben"]
+
+
+@pytest.mark.parametrize(
+    ("detector", "said"),
+    [
+        ("Human:ann", "detector 'Human:ann': a person's label is under human:NAME, with `human` in lower case"),
+        ("human:judge", "by 'judge': give the name of the person"),
+        ("human: ", "by ' ': give the name of the person"),
+    ],
+)
+def test_a_label_of_nobody_is_refused(at: str, detector: str, said: str) -> None:
+    code, told = put(at, f"{imported('d').trace.id}/labels/{detector}/obs.misread")
+    assert (code, told["error"][: len(said)]) == (400, said)
 
 
 def test_an_id_of_otlp_is_found_whatever_its_case(at: str) -> None:
@@ -115,7 +153,7 @@ def test_what_is_missing_and_what_is_not_known_is_named(
 
 @pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
 def test_json_under_another_name_is_said(at: str, headers: dict[str, str]) -> None:
-    answer = httpx.put(f"{at}/traces/{SENT}/reward", content=b'{"reward": 0.25}', headers=headers)
+    answer = httpx.put(f"{at}/traces/{SENT}/reward", content=b'{"reward": 0.25}', headers={**headers, **KEY})
     assert (answer.status_code, answer.json()) == (
         422, {"error": "body: send JSON, and the header `content-type: application/json` with it"},
     )  # fmt: skip

@@ -25,9 +25,8 @@ def test_our_episodes_as_otlp_and_back(tmp_path: Path) -> None:
     with serving(tmp_path / "ours.db") as ours_served, serving(tmp_path / "theirs.db") as theirs_served:
         mine, theirs = f"{ours_served.url}/api/v1", f"{theirs_served.url}/api/v1"
         for line in 2 * httpx.get(f"{mine}/export", params={"format": "otlp"}).content.splitlines():  # as if sent again
-            told = httpx.post(
-                f"{theirs_served.url}/v1/traces", content=line, headers={"content-type": "application/json"}
-            )
+            headers = {"content-type": "application/json", **theirs_served.judging}
+            told = httpx.post(f"{theirs_served.url}/v1/traces", content=line, headers=headers)
             assert (told.status_code, told.json()) == (200, {})
         for name, reward in EPISODES.items():
             before = httpx.get(f"{mine}/traces/{name}").json()

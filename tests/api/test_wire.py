@@ -15,7 +15,20 @@ import pytest
 from agentloop.api import bounded
 from agentloop.api.bounded import MAX_JSON, MAX_SENT
 
-from .serving import SPAN, Server, answer, dumped, numbered, posted, raw, request, serving, serving_here, status
+from .serving import (
+    SPAN,
+    Server,
+    answer,
+    dumped,
+    judging,
+    numbered,
+    posted,
+    raw,
+    request,
+    serving,
+    serving_here,
+    status,
+)
 
 BODY = dumped(request(SPAN))
 
@@ -137,7 +150,7 @@ def test_chunks_are_counted(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/traces", content=chunks(7), headers=headers).status_code == 200
     told = httpx.post(f"{server.url}/v1/traces", content=chunks(8), headers=headers)
     assert (told.status_code, told.json()["message"][:34]) == (413, "a body of more than 8,388,608 byte")
-    put = httpx.put(f"{server.url}/api/v1/traces/x/reward", content=chunks(1), headers=headers)
+    put = httpx.put(f"{server.url}/api/v1/traces/x/reward", content=chunks(1), headers={**headers, **server.judging})
     assert (put.status_code, put.json()["error"][:20]) == (413, "a body of more than ")
 
 
@@ -157,9 +170,10 @@ def test_bodies_that_drip_in_are_given_up(tmp_path: Path, monkeypatch: pytest.Mo
     """On every route; the time is that of the whole body, so that a byte now and then does not help."""
     monkeypatch.setattr(bounded, "BODY_S", 0.5)
     with serving_here(tmp_path / "traces.db") as port:
+        token = "Authorization: " + judging(tmp_path / "traces.db")["Authorization"]
         for path, method in (("/v1/traces", b"POST"), ("/api/v1/traces/x/reward", b"PUT")):
             with socket.create_connection(("127.0.0.1", port), 10) as connection:
-                connection.sendall(posted(b"", path=path, length=1000).replace(b"POST", method))
+                connection.sendall(posted(b"", token, path=path, length=1000).replace(b"POST", method))
                 began = time.monotonic()
                 for _ in range(4):
                     connection.sendall(b" ")
@@ -185,7 +199,9 @@ def test_protobuf_is_refused_in_protobuf(server: Server) -> None:
 @pytest.mark.parametrize("content", [b'{"value": NaN}', b'{"value": 1e999}', b"[" * 100_000, b"\xff", b"9" * 5000])
 def test_json_that_is_hardly_any(server: Server, content: bytes) -> None:
     told = httpx.put(
-        f"{server.url}/api/v1/traces/x/scores/y", content=content, headers={"Content-Type": "application/json"}
+        f"{server.url}/api/v1/traces/x/scores/y",
+        content=content,
+        headers={"Content-Type": "application/json", **server.judging},
     )
     assert told.status_code in (400, 422), told.text
     assert list(told.json()) == ["error"]
@@ -197,7 +213,7 @@ def test_texts_that_no_database_takes_are_taken(server: Server) -> None:
     assert httpx.post(f"{server.url}/v1/traces", json=request({**SPAN, "traceId": trace_id})).status_code == 200
     words = b'{"error": "a\\ud800b\\u0000c", "version": "\\udfff", "source": "\\u0000"}'
     at = f"{server.url}/api/v1/traces/{trace_id}/scores"
-    told = httpx.put(f"{at}/some%2Fname", content=words, headers={"Content-Type": "application/json"})
+    told = httpx.put(f"{at}/some%2Fname", content=words, headers={"Content-Type": "application/json", **server.judging})
     assert told.status_code == 200, told.text
     (score,) = told.json()["scores"]
     assert (score["verifier"], score["error"], score["version"]) == ("some/name", "a?b\ufffdc", "?")
@@ -217,14 +233,16 @@ def test_a_score_is_a_number_or_says_why_there_is_none(
 ) -> None:
     trace_id = "f" * 32
     assert httpx.post(f"{server.url}/v1/traces", json=request({**SPAN, "traceId": trace_id})).status_code == 200
-    told = httpx.put(f"{server.url}/api/v1/traces/{trace_id}/scores/x", json=body)
+    told = httpx.put(f"{server.url}/api/v1/traces/{trace_id}/scores/x", json=body, headers=server.judging)
     assert (told.status_code, told.json()["error"][:27]) == said
     assert httpx.get(f"{server.url}/api/v1/traces/{trace_id}").json()["verdict"]["scores"] == []
 
 
 def test_a_refusal_does_not_repeat_what_was_sent(server: Server) -> None:
     """It may be a secret, and goes to logs of clients."""
-    told = httpx.put(f"{server.url}/api/v1/traces/x/scores/y", json={"value": "hunter2-hunter2"})
+    told = httpx.put(
+        f"{server.url}/api/v1/traces/x/scores/y", json={"value": "hunter2-hunter2"}, headers=server.judging
+    )
     assert (told.status_code, told.json()) == (422, {"error": "body value: Input should be a valid number"})
 
 

@@ -18,7 +18,7 @@ from tests.gate.forge import TOKEN, Comments, forge
 from tests.gate.test_report import Page
 
 from .runner import ROOT, Ran, action, run
-from .scratch import change, make
+from .scratch import change, commit, git, make
 
 PULL_REQUEST = {"pull_request": {"number": 7}}
 ASKED = {"suite": "evals/coin", "baseline": "main", "candidate": "scripted:policy.py:policy", "sandbox": "bubblewrap"}
@@ -114,6 +114,35 @@ def test_without_a_verdict_or_a_pull_request_there_is_no_comment(tmp_path: Path)
         {**ASKED, "pr-comment": "false", "artifact": ""}, tmp_path / "work", tmp_path / "temp", event=PULL_REQUEST
     )
     assert off.steps == ["Install agentloop", "Gate"]
+
+
+def test_a_pull_request_is_gated_beside_the_program_of_its_base(tmp_path: Path) -> None:
+    temp, work = tmp_path / "temp", tmp_path / "work"
+    work.mkdir()
+    seen = spied(temp)
+    git(work, "init", "--quiet", "--initial-branch=main")
+    (work / "agent.py").write_text("SKILL = 0.9\n")
+    commit(work, "before")
+    base = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=work, text=True).strip()
+    (work / "agent.py").write_text("SKILL = 0.7\n")
+    commit(work, "after")
+    git(work, "remote", "add", "origin", str(work))
+    event = {"pull_request": {"number": 7, "base": {"sha": base}}}
+    for _ in range(2):  # two gates of one job share the folder
+        ran = run({**ASKED, "pr-comment": "false"}, work, temp, event=event)
+        assert (temp / "baseline" / "agent.py").read_text() == "SKILL = 0.9\n", ran.log
+    for line in seen.read_text().splitlines():
+        assert f"--baseline-project={temp / 'baseline'}" in json.loads(line)["argv"]
+
+
+def test_without_the_base_the_gate_runs_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    seen = spied(tmp_path / "temp")
+    event = {"pull_request": {"number": 7, "base": {"sha": "0" * 40}}}
+    ran = run({**ASKED, "pr-comment": "false"}, tmp_path / "work", tmp_path / "temp", event=event)
+    assert "the base branch cannot be checked out" in ran.log
+    assert ran.outputs["verdict"] == "FAIL"
+    assert "--baseline-project" not in seen.read_text()
 
 
 # ------------------------------------------------------------------------------ a real pull request

@@ -45,7 +45,7 @@ def test_from_labels_to_a_scorer_that_judging_asks(labels: Path, agentloop: Run)
     document = json.loads(fitted.stdout)
     assert (document["n_labels"], document["n_tasks"]) == (30, 15)
     step, kind = document["detectors"]
-    assert (step["detector"], step["on"], step["precision"]["n_right"]) == ("learned.critical@1 step", True, 30)
+    assert (step["detector"], step["on"], step["precision"]["n_right"]) == ("learned.critical@2 step", True, 30)
     assert kind["recall"]["share"] > 0.8
 
     again = json.loads(agentloop("judge", "--json").stdout)
@@ -59,7 +59,7 @@ def test_from_labels_to_a_scorer_that_judging_asks(labels: Path, agentloop: Run)
     rows = {line.split("  ")[0]: line for line in shown.stdout.splitlines()}
     assert "unmeasured" in rows["rules.unknown_tool@2"]
     assert " off " in rows["rules.error_ignored@1"]
-    assert " on " in rows["learned.critical@1 step"]
+    assert " on " in rows["learned.critical@2 step"]
 
 
 def test_detectors_are_told_without_labels(agentloop: Run) -> None:

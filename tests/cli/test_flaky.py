@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from agentloop.errors import ConfigError
 from agentloop.gate.bank import bank_path, evals_of, fill_bank, new_head
+from agentloop.gate.environment import Environment
 from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.suite import load_suite
+from agentloop.identity import Identity
 from agentloop.types import RewardState
 
 
@@ -37,7 +39,7 @@ def lay(folder: Path, tasks: list[str], tags: str = "") -> None:
         reward = float(task == "a" or (trial % 4 > 0) == (task != "c"))
         return Outcome(task_id=task, policy=side, trial=trial, reward=reward, state=RewardState.scored)
 
-    head = new_head(evals, "v1", "i", 16)
+    head = new_head(evals, "v1", Identity("i", {}), 16, Environment())
     asyncio.run(fill_bank(bank_path(evals, "main"), head, evals.tasks, runner, n_concurrent=1))
 
 

@@ -73,10 +73,15 @@ def test_judging_again_after_a_verifier_was_changed(mini: Path, agentloop: Run) 
     tasks.write_text(tasks.read_text().replace('"expected": "100"', '"expected": "101"'))
     done = agentloop("judge", "-p", mini)
     assert done.returncode == 0, done.stderr
-    assert "2 traces: 2 scored again" in done.stdout
+    assert done.stdout.splitlines()[0].startswith("2 traces: ")
+    assert "judged 2, skipped 0 that are judged already; verifiers ran for 2; 2 verdicts changed" in done.stdout
     assert "scored -> disputed" in done.stdout
     assert "disputed -> scored" in done.stdout
-    assert "2 judged by the same before" in agentloop("judge", "-p", mini).stdout
+    assert "judged 0, skipped 2 that are judged already" in agentloop("judge", "-p", mini).stdout
+    assert (
+        "verifiers ran for 2; 0 verdicts changed, 0 with other failures"
+        in agentloop("judge", "--all", "-p", mini).stdout
+    )
     document = json.loads(agentloop("judge", "state:scored", "--verifier", "exact", "-p", mini, "--json").stdout)
     assert (document["n"], document["n_rescored"]) == (1, 1)
 

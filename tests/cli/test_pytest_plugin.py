@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.store.store import Store
+
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow  # each a pytest of its own
 N = 16
@@ -44,11 +46,6 @@ def stumbling(tasks):
         right = messages[0].content.split()[-1]
         n_asked[0] += right == "w1"
         return call_message("submit", answer="wrong" if right == "w1" and n_asked[0] <= 2 else right)
-    return ScriptedPolicy(script)
-
-def dead(tasks):
-    def script(messages, rng):
-        raise OSError("nobody is there")
     return ScriptedPolicy(script)
 """
 TESTS = """
@@ -129,14 +126,15 @@ def test_a_start_without_marked_tests_loads_no_part_of_agentloop(pytester: pytes
     run(pytester).assert_outcomes(passed=1)
 
 
-def test_recorded_once_and_played_by_an_unchanged_policy(pytester: pytest.Pytester, recorded: Path) -> None:
+@pytest.mark.usefixtures("bubblewrap")
+def test_recorded_once_and_played_by_an_unchanged_policy(pytester: pytest.Pytester, project: Path) -> None:
+    recorded, held = project, "--agentloop-sandbox=bubblewrap"
+    assert run_all(pytester, held, "--agentloop-mode=record").ret == 0
     names = {path.name for path in (recorded / "evals" / "words" / "baseline").iterdir()}
     assert names == {"main.jsonl", "main.tape.jsonl"}
-    # A sandbox that is not there: nothing is run.
-    done = run_all(
-        pytester, "--agentloop-sandbox=nowhere", "--agentloop-report=out", f"--junitxml={recorded / 'j.xml'}"
-    )
+    done = run_all(pytester, held, "--agentloop-report=out", f"--junitxml={recorded / 'j.xml'}")
     assert done.ret == 0
+    assert not list((recorded / "out").rglob("store.db")), "nothing is run"
     done.assert_outcomes(passed=N + 1)
     done.stdout.fnmatch_lines(["*agentloop: PASS*", f"{12 * N} of {12 * N} trials played from the tape"])
     cases = list(ElementTree.parse(recorded / "j.xml").iter("testcase"))
@@ -144,6 +142,27 @@ def test_recorded_once_and_played_by_an_unchanged_policy(pytester: pytest.Pytest
     outcomes = [p.get("value") for p in cases[0].iter("property") if p.get("name") == "agentloop.outcome"]
     assert [json.loads(value or "")["trial"] for value in outcomes] == list(range(12))
     assert all(json.loads(value or "")["played"] for value in outcomes)
+
+
+def test_on_a_machine_without_a_sandbox_each_trial_runs_with_the_tape_s_answers(
+    pytester: pytest.Pytester, recorded: Path
+) -> None:
+    """No hash covers a machine on which commands run unconfined, so a trial there may end in another way."""
+    done = run_all(pytester, "--agentloop-report=out")
+    assert done.ret == 0
+    done.stdout.fnmatch_lines([f"{12 * N} of {12 * N} trials played from the tape"])
+    store = Store(next((recorded / "out").rglob("store.db")), create=False)
+    assert store.n_traces() == 12 * N
+    store.close()
+
+
+def test_a_tape_of_before_is_not_played(pytester: pytest.Pytester, recorded: Path) -> None:
+    bank = recorded / "evals" / "words" / "baseline" / "main.jsonl"
+    bank.write_text(bank.read_text().replace('"format":2', '"format":1', 1))
+    done = run_all(pytester)
+    assert done.ret == 2
+    assert "main.tape.jsonl is not played: it was recorded for an unknown program" in said(done)
+    assert "--agentloop-mode=live" in said(done)
 
 
 def test_another_policy_is_never_asked_in_replay(pytester: pytest.Pytester, recorded: Path) -> None:
@@ -175,10 +194,13 @@ def test_workers_and_one_process_come_to_the_same_bytes(pytester: pytest.Pyteste
 
 
 def test_what_is_lost_is_skipped_and_ends_the_run_as_infrastructure(pytester: pytest.Pytester, recorded: Path) -> None:
-    done = run_all(pytester, "--agentloop-mode=live", "-k", "t1 or ordinary", "--agentloop-trials=1", policy="dead")
+    endpoint = '[policy]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
+    (recorded / "gone.toml").write_text(endpoint)
+    options = ("-k", "t1 or ordinary", "--agentloop-trials=1", "--agentloop-policy=gone.toml")
+    done = run_all(pytester, "--agentloop-mode=live", *options)
     assert done.parseoutcomes().get("failed") is None
     assert done.ret == 4
-    assert "nobody is there" in said(done)
+    assert "127.0.0.1:9" in said(done)
 
 
 def test_a_bank_that_is_missing_or_not_named_is_said_before_anything_runs(

@@ -19,6 +19,7 @@ def document(versions: list[dict[str, Any]], n: int = 150, count: int = 2) -> di
         "versions": versions,
         "heldout": {"n": n, "before": {"success": 0.295}, "after": {"success": 0.95}},
         "failures": {"before": {}, "after": {}},
+        "control": None,
         **dict.fromkeys(("episodes", "tool_calls", "infra_failed", "failed_tasks"), count),
         **dict.fromkeys(("wall_s", "cpu_s"), 1.0),
         "sandbox": "bubblewrap",
@@ -58,3 +59,17 @@ def test_one_of_a_thing_is_not_many(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 episode and 1 tool call in bubblewrap" in out
     assert "1 infrastructure failure, 1 failed task kept" in out
     assert "1 infrastructure failures" not in out
+
+
+def test_the_control_arm_stands_below_the_versions_and_says_what_the_loop_adds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    control = {"success": 0.4, "ci95": [0.3, 0.5], "demonstrations": 650, "steps": 1020}
+    control |= {"ahead": 0.55, "ahead_ci95": [0.472, 0.619], "p_ahead": 1e-9}
+    versions = [version(1, None), version(2, "promote", live=True)]
+    print_summary({**document(versions), "control": control})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["v1", "v2", "control"]
+    assert lines[5].split() == ["control", "40.0%", "30.0%", "to", "50.0%"]
+    assert "control: the same model, 1,020 steps on the 650 demonstrations that passed;" in lines
+    assert "v2 is ahead of it by 55.0 points (95% interval +47.2 to +61.9)" in lines

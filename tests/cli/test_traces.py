@@ -196,7 +196,7 @@ def rich_episode() -> Judged:
         for n, (message, result) in enumerate(turns)
     )
     scores = (
-        Score(verifier="exact", version="1", value=0.0),
+        Score(verifier="exact", version="1", value=0.0, why="expected '7', got 'x\\ny'"),
         Score(verifier="same_[word]", version="1", value=None, error="KeyError: 'expected' " + "as it was " * 20),
     )
     whole = verdict.failures[0].model_copy(
@@ -253,7 +253,7 @@ def test_a_pipe_gets_long_lines_whole(agentloop: Run, tmp_path: Path) -> None:
         "  │ error: no",
         "",
         r"submitted 'x\ny', no reward: unscored",
-        "    verifier exact gave 0",
+        r"    verifier exact gave 0: expected '7', got 'x\ny'",
         f"    verifier same_[word] gave no number: KeyError: 'expected' {('as it was ' * 20).strip()}",
         "  · infra.grader_failure “KeyError” rules.misread@1",
     ]

@@ -76,7 +76,7 @@ def test_the_agent_to_gate_is_right_as_often_as_its_skill(notes: Path) -> None:
         ]
         right = fmean(message == call_message("submit", answer="x") for message in said)
         assert abs(right - float(skill)) < 0.1
-        found.append(actor.identity)
+        found.append(actor.identity.hash)
     assert len(set(found)) == 2
 
 

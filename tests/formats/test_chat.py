@@ -44,6 +44,17 @@ def test_messages_become_steps_and_the_rest_is_kept(tmp_path: Path) -> None:
     assert found.raw.keys() == {"messages[1].content", "messages[5].annotations", "tools"}
 
 
+def test_calls_that_share_an_id_keep_their_results(tmp_path: Path) -> None:
+    results = [{"role": "tool", "tool_call_id": "c1", "content": words} for words in ("one", "two")]
+    done = {"role": "assistant", "content": "done"}
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [CALL, CALL]}, *results, done]
+    (found,) = read(tmp_path, json.dumps({"messages": messages}))
+    assert isinstance(found, Imported)
+    first, last = found.trace.steps
+    assert [result.content for result in first.results] == ["one", "two"]
+    assert last.heard == ()
+
+
 def test_what_is_said_after_the_last_answer_is_kept(tmp_path: Path) -> None:
     (found,) = read(tmp_path, json.dumps({"messages": [*RECORD["messages"], {"role": "user", "content": "bye"}]}))
     assert isinstance(found, Imported)
@@ -79,3 +90,11 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert said[3].endswith("line 4: messages: text where a list should be")
     assert "line 5: NaN is no number" in said[4]
     assert "line 6: 1e999 is more than any number" in said[5]
+
+
+def test_a_row_may_say_its_task_and_what_it_was_worth(tmp_path: Path) -> None:
+    row = {"messages": RECORD["messages"], "reward": 0.5, "task_id": "owls"}
+    (imported,) = read(tmp_path, json.dumps(row))
+    assert isinstance(imported, Imported)
+    assert imported.trace.task_id == "owls"
+    assert [(score.verifier, score.value) for score in imported.scores] == [("chat:reward", 0.5)]

@@ -124,6 +124,31 @@ def test_results_are_told_by_messages_where_tools_have_no_spans() -> None:
     assert trace.steps[0].results == (ToolResult(call_id="c1", name="shell", content="a b", ok=True),)
 
 
+def test_calls_that_share_an_id_keep_their_results() -> None:
+    """Spans of tools are matched by their arguments, messages by their order; and so they come back from an export."""
+    commands = ("ls a", "ls b", "ls c")
+    parts = [part for command in commands for part in call("c", command=command)["parts"]]
+    said = {"role": "assistant", "parts": parts}
+    told = {"role": "tool", "parts": [part for command in commands for part in gave("c", f"of {command}")["parts"]]}
+    answers = [
+        chat(2, 1, 1, ASKED, said),
+        chat(6, 6, 1, [*ASKED, said, told], text("assistant", "done")),
+    ]
+    tools = [
+        tool(3 + n, 2 + n, 1, "c", f"of {command}", tool__call__arguments=json.dumps({"command": command}))
+        for n, command in enumerate(reversed(commands))
+    ]
+    for spans in ([RUN[0], *answers], [RUN[0], answers[0], *tools, answers[1]], [RUN[0], *tools, *answers]):
+        trace = trace_of(spans)
+        results = {json.loads(c.arguments)["command"] for c in trace.steps[0].completion.message.tool_calls}
+        assert results == set(commands)
+        assert sorted(result.content for result in trace.steps[0].results) == [f"of {c}" for c in commands]
+        back = trace_of(spans_of(trace))
+        assert [step.results for step in back.steps] == [step.results for step in trace.steps]
+    exported = [restored(s)["attributes"] for s in spans_of(trace_of([RUN[0], *answers])) if s.kind == "tool"]
+    assert [json.loads(each["gen_ai.tool.call.arguments"])["command"] for each in exported] == list(commands)
+
+
 def test_a_result_is_what_the_policy_was_told_of_it() -> None:
     trace = trace_of([RUN[0], RUN[1], tool(3, 2, 1, "c1", '{"stdout": "a b"}', error="exit 1"), RUN[3]])
     assert trace.steps[0].results == (ToolResult(call_id="c1", name="shell", content="a b", ok=False, duration_s=1.0),)
@@ -469,3 +494,15 @@ def test_a_long_run_does_not_repeat_itself_for_ever() -> None:
     spans = spans_of(trace)
     assert sum(len(s.bodies) for s in spans) < 50_000
     assert trace_of(spans) == trace
+
+
+def test_the_tools_that_a_call_was_offered_stand_at_the_first_step_that_has_them() -> None:
+    one, two = ({"type": "function", "function": {"name": name, "parameters": {}}} for name in ("ls", "cat"))
+    offers = [json.dumps([one]), [json.dumps(one)], None, "no list", [one, two]]
+    spans = [
+        chat(n, n, 9, [*ASKED, text("user", f"{n}?")], text("assistant", f"{n}."), tool__definitions=offer)
+        for n, offer in enumerate(offers, start=1)
+    ]
+    trace = trace_of([span(9, "agent", 0, end=9), *spans])
+    assert [step.tools for step in trace.steps] == [(one,), (), (), (), (one, two)]
+    assert [step.tools for step in trace_of(spans_of(trace)).steps] == [step.tools for step in trace.steps]

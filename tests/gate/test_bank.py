@@ -11,12 +11,16 @@ import pytest
 
 from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.bank import Bank, BankHead, Evals, bank_path, evals_of, fill_bank, load_bank, new_head
+from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines
 from agentloop.gate.suite import load_suite
+from agentloop.identity import Identity
 from agentloop.types import RewardState, Split
 
 TASKS = ("a", "b", "c")
 TRIALS = 4
+VERSION = Identity("1d" * 32, {"policy": "2c" * 32})
+HERE = Environment(parts={"sandbox": "docker (container)"})
 
 
 def evals(folder: Path, **changed: object) -> Evals:
@@ -35,7 +39,7 @@ async def right(task: str, side: Side, trial: int) -> Outcome:
 
 
 def fill(path: Path, of: Evals, runner: Callable[..., object] = right, trials: int = TRIALS, **options: object) -> Bank:
-    head = new_head(of, "scripted:p.py:steady", "1d" * 32, trials)
+    head = new_head(of, "scripted:p.py:steady", VERSION, trials, HERE)
     return asyncio.run(fill_bank(path, head, of.tasks, runner, n_concurrent=3, **options))  # type: ignore[arg-type]
 
 
@@ -46,8 +50,9 @@ def test_a_bank_has_every_trial_of_every_task_in_order(tmp_path: Path) -> None:
     assert path == tmp_path / "baseline" / "main.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows[0]["bank"] | {"created_at": ""} == {
-        "format": 1, "suite": "words", "suite_hash": "5f" * 32, "policy": "scripted:p.py:steady",
-        "identity": "1d" * 32, "verifiers": ["exact@1"], "trials": 4, "created_at": "",
+        "format": 2, "suite": "words", "suite_hash": "5f" * 32, "policy": "scripted:p.py:steady",
+        "identity": "1d" * 32, "parts": {"policy": "2c" * 8}, "verifiers": ["exact@1"], "trials": 4, "created_at": "",
+        "environment": {"parts": {"sandbox": "docker (container)"}, "outside": []},
     }  # fmt: skip
     assert [(row["task_id"], row["trial"]) for row in rows[1:]] == [(t, n) for t in "abc" for n in range(4)]
     assert all(row["policy"] == "baseline" and row["reward"] == row["trial"] % 2 for row in rows[1:])
@@ -111,7 +116,68 @@ def test_a_trial_without_a_reward_fills_no_bank(tmp_path: Path, state: RewardSta
     assert not path.exists()
 
 
+def test_an_endpoint_that_refuses_most_trials_fills_no_bank_and_leaves_nothing_to_continue_with(tmp_path: Path) -> None:
+    n_asked, path = 0, bank_path(evals(tmp_path), "main")
+
+    async def refuses(task: str, side: Side, trial: int) -> Outcome:
+        nonlocal n_asked
+        n_asked += 1
+        await asyncio.sleep(0.001)
+        return outcome(task, trial, reward=0.0, refused=True, why="ModelRefused: http://host/v1: HTTP 401: bad key")
+
+    with pytest.raises(ConfigError, match=r"3 of the latest 3 trials: .*HTTP 401: bad key; correct the API key"):
+        fill(path, evals(tmp_path), refuses)
+    assert n_asked <= 2 * len(TASKS), "of 12 trials, those that had begun when the third was refused"
+    assert not path.exists()
+    bank = fill(path, evals(tmp_path))
+    assert sum(one.reward or 0.0 for one in bank.outcomes) == len(TASKS) * TRIALS / 2, "no refused trial was kept"
+
+
+def test_a_key_that_ends_while_a_bank_is_filled_costs_no_trial_that_was_scored(tmp_path: Path) -> None:
+    path, again = bank_path(evals(tmp_path), "main"), list[tuple[str, int]]()
+
+    async def ends(task: str, side: Side, trial: int) -> Outcome:
+        ended: dict[str, object] = {"reward": 0.0, "refused": True} if trial else {}
+        return outcome(task, trial, **ended)
+
+    async def works(task: str, side: Side, trial: int) -> Outcome:
+        again.append((task, trial))
+        return outcome(task, trial)
+
+    with pytest.raises(ConfigError, match="2 of the latest 3 trials"):
+        fill(path, evals(tmp_path), ends)
+    fill(path, evals(tmp_path), works)
+    assert sorted(again) == [(task, trial) for task in TASKS for trial in range(1, TRIALS)]
+
+
+def test_an_endpoint_that_refuses_one_task_is_an_outcome_of_that_task(tmp_path: Path) -> None:
+    async def filters(task: str, side: Side, trial: int) -> Outcome:
+        refused: dict[str, object] = {"reward": 0.0, "refused": True} if task == "a" else {}
+        return outcome(task, trial, **refused)
+
+    bank = fill(bank_path(evals(tmp_path), "main"), evals(tmp_path), filters)
+    assert [one.reward for one in bank.outcomes if one.task_id == "a"] == [0.0] * TRIALS
+
+
 # ------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_policy_that_crashes_in_every_trial_fills_no_bank(tmp_path: Path, survives: bool) -> None:
+    """A gate would pass whatever is compared with it."""
+    path = bank_path(evals(tmp_path), "main")
+
+    async def crashes(task: str, side: Side, trial: int) -> Outcome:
+        if survives and (task, trial) == ("a", 0):
+            return outcome(task, trial)
+        return outcome(task, trial, reward=0.0, failure="agent.crashed", why="ValueError: kaputt")
+
+    if survives:
+        assert fill(path, evals(tmp_path), crashes)
+        return
+    with pytest.raises(ConfigError, match=r"each of the 12 trials ended with .*crashed: ValueError: kaputt; no bank"):
+        fill(path, evals(tmp_path), crashes)
+    assert list(path.parent.iterdir()) == []
 
 
 def changed_head(path: Path, **keys: object) -> None:

@@ -142,7 +142,7 @@ def test_a_task_without_a_prefix_has_the_hash_it_had(tmp_path: Path) -> None:
     [
         ('kind = "full"', 'kind = "whole"', "key 'kind'"),
         ('kind = "full"', 'kinds = "full"', "key 'kinds'.*did you mean 'kind'"),
-        ("step = 1", "step = one", "no case that can be read"),
+        ("step = 1", "step = one", "not TOML: Invalid value"),
         ("-00000000", "-11111111", "key 'id' is 'wrong_arguments-t-11111111' in the folder"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from random import Random
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, norm
 
 from agentloop.errors import ConfigError
-from agentloop.gate.decide import GRID, decide, difference_ci95, paired_differences, sign_flip_p, success
+from agentloop.gate.decide import GRID, charged, decide, difference_ci95, paired_differences, sign_flip_p, success
 from agentloop.intervals import wilson
 from agentloop.types import Action, Decision, EvalReport
 
@@ -203,6 +204,60 @@ def test_a_large_share_of_infrastructure_failures_is_held(n_infra: int, action: 
     assert ("4 of 34 episodes of version" in decision.reasons[0]) is (action is Action.hold)
 
 
+def redrawn(report: EvalReport, tasks: Sequence[str]) -> EvalReport:
+    """The first attempt at each of `tasks` was lost, and the reward is that of the second."""
+    return report.model_copy(update={"n_lost": dict.fromkeys(tasks, (1,))})
+
+
+def lossy(n_better: int, n_lost: int) -> Decision:
+    """45 tasks of which the candidate solves so many more, so many of these at a second attempt."""
+    baseline, candidate = paired(n_better, 0, 45 - n_better)
+    return decide(baseline, redrawn(candidate, [f"t{n}" for n in range(n_lost)]), now=NOW)
+
+
+def test_a_candidate_that_is_better_only_where_it_lost_attempts_is_held() -> None:
+    # 6 better: p = 1/64. Four of them were lost first, and as failures they are equal: p = 1/4.
+    assert lossy(6, 0).action is Action.promote
+    decision = lossy(6, 4)
+    assert (decision.action, decision.p_better) == (Action.hold, 0.25)
+    words = "4 episodes of version 2 lost an attempt to the infrastructure: +0.044 mean reward with each as a failure"
+    assert any(reason.startswith(words) for reason in decision.reasons)
+    assert lossy(10, 4).action is Action.promote, "the six others show it alone"
+
+
+def test_a_candidate_that_is_worse_only_where_it_lost_attempts_is_not_rolled_back() -> None:
+    baseline, candidate = paired(0, 6, 39)
+    assert decide(baseline, candidate, now=NOW).action is Action.roll_back
+    decision = decide(baseline, redrawn(candidate, ["t0", "t1", "t2", "t3"]), now=NOW)
+    assert (decision.action, decision.p_worse) == (Action.hold, 0.25)
+
+
+def test_an_episode_that_lost_all_attempts_is_charged_too() -> None:
+    baseline, candidate = paired(6, 0, 39)
+    rewards = {task: own for task, own in candidate.rewards.items() if task not in ("t43", "t44")}
+    update = {"rewards": rewards, "n_infra": 2, "n_lost": {"t43": (3,), "t44": (3,)}}
+    lost = candidate.model_copy(update=update)
+    assert paired_differences(baseline, charged(lost, 0.0))["t43"] == -1.0
+    assert paired_differences(baseline, charged(lost, 1.0))["t43"] == 0.0
+    # 6 better and 2 worse of 8: (1 + 8 + 28) / 256
+    assert decide(baseline, lost, now=NOW).p_better == pytest.approx(37 / 256)
+
+
+def test_no_charged_episode_is_cut_off_where_the_baseline_has_fewer() -> None:
+    candidate = eval_report({"a": (1.0, 1.0)}, 2, n_lost={"a": (0, 2, 3)})
+    assert charged(candidate, 0.0).rewards == {"a": (0.0, 0.0, 1.0)}
+    assert paired_differences(eval_report({"a": (1.0, 1.0)}), charged(candidate, 0.0)) == {"a": -1.0}
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_an_attempt_that_was_tried_again_counts_as_lost(side: int) -> None:
+    reports = list(paired(30, 0, 0))
+    reports[side] = redrawn(reports[side], [f"t{n}" for n in range(4)])  # 4 of 30: 13%
+    decision = decide(*reports, now=NOW)
+    assert decision.action is Action.hold
+    assert "4 of 30 episodes of version" in decision.reasons[0]
+
+
 def test_no_common_task_is_held() -> None:
     decision = decide(eval_report({"a": (1.0,)}), eval_report({"b": (1.0,)}), now=NOW)
     assert (decision.action, decision.n_tasks, decision.difference) == (Action.hold, 0, 0.0)
@@ -246,6 +301,20 @@ def test_laws_of_a_decision(
     assert -1 <= low <= decision.difference + 1e-12
     assert decision.difference - 1e-12 <= high <= 1
     assert decision.reasons
+
+
+@given(reports, reports, st.data())
+def test_losing_an_attempt_is_never_better_than_failing_it(
+    a: dict[str, tuple[float, ...]], b: dict[str, tuple[float, ...]], data: st.DataObject
+) -> None:
+    lost = {task: tuple(data.draw(st.integers(0, 1)) for _ in own) for task, own in b.items() if own}
+    failed = {t: tuple(r * (not n) for r, n in zip(b[t], lost[t], strict=True)) for t in lost}
+    baseline, better = eval_report(a, 1), eval_report(b, 2, n_lost=lost)
+    hid = decide(baseline, better, n_min=1, max_infra=1.0, now=NOW)
+    crashed = decide(baseline, eval_report({t: tuple(sorted(failed[t])) for t in failed}, 2), n_min=1, now=NOW)
+    if all(len(a.get(t, ())) >= len(own) for t, own in failed.items()):  # else what is cut off differs
+        assert hid.p_better >= crashed.p_better
+    assert hid.p_better + hid.p_worse >= 1
 
 
 @given(st.integers(0, 19), st.integers(0, 1))

@@ -90,11 +90,17 @@ def test_duplicates_change_nothing_but_their_count(seed: int) -> None:
 
 @LAW
 @given(SEEDS)
-def test_tries_that_were_lost_change_nothing(seed: int) -> None:
-    made, rng = header(20, 4), random.Random(seed)
-    rows = [*bank(SAME, 4), *in_schedule(made, WORSE, 80, seed)]
-    struck = [one for row in rows for one in [outcome(row.task_id, row.trial, None, row.policy)] * rng.choice((0, 2))]
-    assert fold(made, struck + rows) == fold(made, rows) == fold(made, [*rows, *struck])
+def test_attempts_that_were_lost_and_drawn_again_never_help_a_claim(seed: int) -> None:
+    made, rng = header(20, 4, max_infra=1), random.Random(seed)
+    rows = [*bank(SAME, 4), *in_schedule(made, SAME, 80, seed)]
+    struck = [outcome(row.task_id, row.trial, None) for row in rows[80:] if rng.random() < 0.1]
+    plain, charged = fold(made, rows), fold(made, [*struck, *rows])
+    assert charged.n_lost <= len(struck)
+    for look, other in zip(plain.suites[0].looks, charged.suites[0].looks, strict=False):
+        assert other.mean == look.mean, "the reward of the second attempt counts where losses are left out"
+        assert other.e_fail <= look.e_fail + 1e-9
+        assert other.e_pass <= look.e_pass + 1e-9
+    assert fold(made, [*rows, *struck]) == plain, "after its reward came, nothing is lost"
 
 
 def test_a_reward_that_differs_the_second_time_is_said() -> None:
@@ -111,15 +117,20 @@ def test_a_retry_counts_at_its_trials_place() -> None:
     at = 16 * 20 + 3
     lost = outcome(rows[at].task_id, 0, None)
     late = [*rows[:at], lost, *rows[at + 1 :], rows[at]]
-    assert fold(None, late) == fold(None, rows)
+    assert fold(None, late) == fold(None, [*rows[:at], lost, *rows[at:]])
+    assert fold(None, late).n_lost == 1
 
 
 def test_who_hides_failures_as_lost_trials_does_not_pass() -> None:
-    """The same policy, were its lost trials left out: they are, and then nothing is claimed."""
+    """Without its lost trials it is no worse than the baseline; with them as failures it is."""
     hidden = [outcome(r.task_id, r.trial, None) if r.reward == 0 else r for r in rounds(WORSE, 16)]
     rows = [*bank(SAME, 16), *hidden]
     assert fold(None, rows).verdict is GateVerdict.infra
-    assert fold(None, rows, settings=Settings(max_infra=1, per_visit=1)).verdict is GateVerdict.passed
+    allowed = fold(None, rows, settings=Settings(max_infra=1, per_visit=1))
+    assert allowed.verdict is not GateVerdict.passed
+    look, bounds = allowed.suites[0].looks[-1], allowed.suites[0].bounds
+    assert bounds is not None
+    assert bounds[0] < -0.1 < 0 < look.mean <= bounds[1]
     gone = [row for row in rows if row.reward is not None]
     kept = fold(None, gone)
     assert (kept.verdict, kept.n_missing > 0.1 * kept.n_candidate) == (GateVerdict.infra, True)
@@ -130,7 +141,7 @@ def test_a_dead_endpoint_ends_the_gate_early() -> None:
     result = fold(None, [*bank(SAME, 4), *dead])
     assert (result.verdict, result.n_lost, result.n_rollouts) == (GateVerdict.infra, 20, 20)
     told = [row.model_copy(update={"why": "no route to host."}) for row in dead]
-    assert "it is said: no route to host. Mend what failed" in fold(None, [*bank(SAME, 4), *told]).reasons[0]
+    assert "; the first: no route to host. Fix the cause" in fold(None, [*bank(SAME, 4), *told]).reasons[0]
     dead_bank = [outcome(r.task_id, r.trial, None, Side.baseline) for r in bank(SAME, 4)]
     assert fold(None, dead_bank + rounds(SAME, 1)).verdict is GateVerdict.infra
 
@@ -146,7 +157,7 @@ def test_few_losses_are_left_out_and_counted() -> None:
 def test_after_the_bank_fresh_pairs_decide_and_whoever_has_none_does_not() -> None:
     alone = fold(None, [*bank(SAME, 4), *rounds(SAME, 6)])
     assert (alone.n_candidate, alone.suites[0].n_visits, alone.verdict) == (80, 80, GateVerdict.inconclusive)
-    assert any("40 candidate trials found no baseline" in reason for reason in alone.reasons)
+    assert any("40 candidate trials had no baseline trial left" in reason for reason in alone.reasons)
     fresh = [outcome(row.task_id, row.trial + 4, row.reward, Side.baseline) for row in rounds(SAME, 2, seed=9)]
     paired = fold(None, [*bank(SAME, 4), *rounds(SAME, 6), *fresh])
     assert (paired.n_candidate, paired.n_fresh, paired.n_rollouts) == (120, 40, 160)
@@ -216,7 +227,8 @@ def test_gaps_in_numbers_of_the_whole_file_count_where_they_are() -> None:
     holes = [row for row in mine if row.trial < 160 or row.trial % 3]
     assert fold(None, bank(SAME, 64) + holes) == whole
     early = fold(None, bank(SAME, 64) + [row for row in mine if row.trial % 3])
-    assert (early.verdict, early.n_missing) == (GateVerdict.infra, 106)
+    assert early.verdict is GateVerdict.infra
+    assert early.n_missing < 50, "a third of all attempts is clearly above 15% soon"
     with pytest.raises(ConfigError, match="2,147,483,646 are missing"):
         fold(None, [*bank(SAME, 4), outcome("t00", 0, 1.0), outcome("t01", 2**31 - 1, 1.0)])
 

@@ -59,7 +59,7 @@ def test_the_verdict_is_in_words_and_flips_come_before_charts() -> None:
         "count-017 14 of 16 88% 0 of 1 obs.misread Read the file's size",
         "1 clear, 1 undecided, 1 broken",
         "duplicates, ignored 3",
-        "lost for our reasons 2",
+        "lost attempts 2",
         "missing 1",
         "played back at no cost 12",
         "cost $1.50",
@@ -75,7 +75,7 @@ def test_the_verdict_is_in_words_and_flips_come_before_charts() -> None:
     [
         (passing, "No regression: a drop of 5 points or more is ruled out"),
         (inconclusive, "do not rule one out"),
-        (infra, "too much was lost for reasons that are not the candidate's"),
+        (infra, "too many attempts were lost"),
     ],
 )
 def test_each_verdict_is_said(make, words: str) -> None:

@@ -27,6 +27,16 @@ def gate(n_cases: int, *, beside_a_mean: bool = False) -> Fold:
     return made
 
 
+def test_cases_alone_need_no_fresh_attempts_in_a_changed_environment() -> None:
+    part = SuitePart(name="s", must_pass=("m0", "m1"))
+    made = Fold(Header(suites=(part,), bank_trials=BANK, environment="changed", controls=1), looks=False)
+    made.add(outcome("m0", 0, 1.0))
+    result = made.result()
+    assert result.verdict is GateVerdict.inconclusive
+    assert result.distrust is None
+    assert not any("fresh attempt" in reason for reason in result.reasons)
+
+
 def broken(n_cases: int, n_banked: int, passes: float, *, beside_a_mean: bool) -> float:
     """Probability that a case with `n_banked` of BANK trials passed is found broken, over all runs there can be."""
     made = gate(n_cases, beside_a_mean=beside_a_mean)

@@ -13,7 +13,6 @@ from agentloop.gate.report import (
     Attempt,
     Quote,
     ReportData,
-    clean,
     clip,
     render,
     shown_evidence,
@@ -245,22 +244,6 @@ def test_an_attempt_without_a_score_is_shown_as_one() -> None:
     lost = pair.before.verdict.model_copy(update={"state": RewardState.infra_failed, "reward": None, "failures": ()})
     pair = pair.model_copy(update={"before": pair.before.model_copy(update={"verdict": lost})})
     assert "infra_failed" in Page(render(report_data().model_copy(update={"pairs": (pair,)}))).text
-
-
-@pytest.mark.parametrize(
-    ("dirty", "plain"),
-    [
-        ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]0;title\x07text", "text"),
-        ("\x1b]8;;x\x1b\\link", "link"),
-        ("a\x00b\x08c\rd\x7fe\x9bf", "abcdef"),
-        ("tab\tline\n", "tab\tline\n"),
-        ("\u202eabc\u2066\ud800", "abc"),
-        ("ünïcode 🙂", "ünïcode 🙂"),
-    ],
-)
-def test_clean(dirty: str, plain: str) -> None:
-    assert clean(dirty) == plain
 
 
 def test_clip_says_how_much_it_left_out() -> None:

@@ -79,6 +79,7 @@ def test_a_relative_path_loads_as_an_absolute_one(tmp_path: Path, monkeypatch: p
 
 def test_what_is_written_loads_as_it_was(tmp_path: Path) -> None:
     suite = load_suite(lay(tmp_path / "evals" / "repo"))
+    (tmp_path / "agentloop.toml").touch()
     copy = write_suite(tmp_path / "elsewhere" / "copy", "copy", suite.tasks)
     assert (copy.tasks, copy.hash, copy.name) == (suite.tasks, suite.hash, "copy")
     text = (copy.folder / "tasks.jsonl").read_text() + (copy.folder / "suite.toml").read_text()
@@ -91,6 +92,39 @@ def test_what_is_written_loads_as_it_was(tmp_path: Path) -> None:
 def test_names_survive_toml(tmp_path: Path, name: str) -> None:
     task = Task(id="t", instruction="x", verifiers=(Part(kind="exact"),))
     assert write_suite(tmp_path / "s", name, [task]).name == name
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_no_box_starts_with_the_solutions(tmp_path: Path, name: str) -> None:
+    folder = lay(tmp_path / "evals" / "repo")
+    (folder / "suite.toml").write_text(f'[sandbox]\nfiles = "{name}"\n')
+    with pytest.raises(ConfigError, match="key 'files': the suite and its solutions are in the folder"):
+        load_suite(folder)
+
+
+@pytest.mark.parametrize("name", ["a\\u0000b", "x" * 5000, "a\\nb"])
+def test_a_name_that_no_path_can_be_is_one_line(tmp_path: Path, name: str) -> None:
+    folder = lay(tmp_path / "evals" / "repo")
+    (folder / "suite.toml").write_text(f'[sandbox]\nfiles = "{name}"\n')
+    with pytest.raises(ConfigError, match=r"key 'files': ") as caught:
+        load_suite(folder)
+    assert str(caught.value).isprintable()
+
+
+def test_a_task_names_no_file_outside_of_its_project(tmp_path: Path) -> None:
+    (tmp_path / "check.py").write_text("class Check: ...\n")
+    folder = lay(tmp_path / "project" / "evals" / "repo")
+    (tmp_path / "project" / "agentloop.toml").touch()
+    for kind in ("../../../check.py:Check", f"{tmp_path}/check.py:Check", f"{Path(shutil.__file__)}:rmtree"):
+        row = {"id": "a", "instruction": "x", "verifiers": [{"kind": kind}]}
+        (folder / "tasks.jsonl").write_text(json.dumps(row))
+        with pytest.raises(ConfigError, match=f"is not a file of the project in {tmp_path}/project; move it there"):
+            load_suite(folder)
+    (tmp_path / "project" / "agentloop.toml").unlink()  # without a project: what lies beside the suite
+    row["verifiers"] = [{"kind": "../check.py:Check"}]
+    (folder.parent / "check.py").write_text("class Check: ...\n")
+    (folder / "tasks.jsonl").write_text(json.dumps(row))
+    assert load_suite(folder).tasks[0].verifiers[0].kind == f"{folder.parent}/check.py:Check"
 
 
 # ------------------------------------------------------------------------------------------- hash

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.errors import PolicyError
+from agentloop.errors import ModelRefused, UpstreamUnavailable
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import Actor, Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
@@ -102,14 +102,14 @@ class Failing:
         self.n_asked += 1
         self.left -= 1
         if self.left >= 0:
-            raise PolicyError("the endpoint is gone")
+            raise UpstreamUnavailable("the endpoint is gone")
         return await self.then.complete(messages, tools, max_tokens=max_tokens, seed=seed)
 
 
 def test_what_was_lost_is_tried_again(tmp_path: Path) -> None:
     one, kept = task(tmp_path / "files"), list[Judged]()
     [found] = roll(who(Failing(2, oracle([one]))), one, (Side.candidate, 0), kept=kept)
-    assert (found.reward, len(kept)) == (1.0, 3)
+    assert (found.reward, found.n_lost, len(kept)) == (1.0, 2, 3)
     assert len({judged[2].id for judged in kept}) == 1, "the last attempt takes the place of the others"
 
 
@@ -118,8 +118,37 @@ def test_what_stays_lost_has_no_reward(tmp_path: Path) -> None:
     policy = Failing(99, oracle([one]))
     [found] = roll(who(policy), one, (Side.candidate, 0))
     assert (found.reward, found.state, policy.n_asked) == (None, RewardState.infra_failed, 3)
+    assert found.n_lost == 3
     assert found.why is not None
     assert "the endpoint is gone" in found.why
+
+
+def test_a_candidate_that_crashes_is_scored_0_and_never_tried_again(tmp_path: Path) -> None:
+    n_asked = 0
+
+    def script(messages: Sequence[Message], rng: random.Random) -> Message:
+        nonlocal n_asked
+        n_asked += 1
+        raise RuntimeError("boom")
+
+    one = task(tmp_path / "files")
+    [found] = roll(who(ScriptedPolicy(script)), one, (Side.candidate, 0))
+    assert (found.reward, found.state, found.n_lost, n_asked) == (0.0, RewardState.scored, 0, 1)
+    assert (found.failure, found.why) == ("agent.crashed", "agent.crashed: RuntimeError: boom")
+
+
+def test_an_endpoint_that_refuses_the_first_request_is_an_outcome_that_says_so(tmp_path: Path) -> None:
+    class Refusing:
+        name = "refusing"
+
+        async def complete(self, messages, tools, *, max_tokens, seed):  # type: ignore[no-untyped-def]
+            raise ModelRefused("http://host/v1: HTTP 401: bad key", status=401)
+
+    one = task(tmp_path / "files")
+    [found] = roll(who(Refusing()), one, (Side.baseline, 0))
+    assert (found.reward, found.state, found.refused) == (0.0, RewardState.scored, True)
+    assert found.why is not None
+    assert "HTTP 401: bad key" in found.why
 
 
 def test_what_no_verifier_could_score_is_not_tried_again(tmp_path: Path) -> None:

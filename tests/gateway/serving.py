@@ -16,6 +16,7 @@ import httpx
 
 from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
+from agentloop.api.connection import Connection
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes, Upstream, versions_of
 from agentloop.registry.versions import Registry
@@ -100,7 +101,13 @@ def gateway_here(
     store = Store(where)
     routes = Routes(upstreams, aliases, versions_of(Registry(store)))
     config = uvicorn.Config(
-        make_app(store, routes, price), port=0, log_level="warning", timeout_graceful_shutdown=1, lifespan="on"
+        make_app(store, routes, price),
+        port=0,
+        http=Connection,
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=1,
+        lifespan="on",
     )
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []

@@ -20,6 +20,7 @@ from tests.gateway.upstream import ODD, TOO_LONG, ModelServer, model_server
 NATIVE = frozenset({"chat", "responses", "messages"})
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 API, CONTEXT = "infra.model_api_error", "budget.context_overflow"
+CRASHED, MALFORMED = "agent.crashed", "call.malformed"
 
 
 class Wrong(NamedTuple):
@@ -39,10 +40,11 @@ def both(said: str, status: int, kind: str, words: str = "not now", failure: str
 
 WRONG = [
     both("status 429 7", 429, "rate_limit"),
-    *(both(f"status {status}", status, f"http_{status}") for status in (400, 404, 500, 503, 529)),
-    *(both(f"status {status}", 502, f"http_{status}") for status in (401, 402, 403)),
+    *(both(f"status {status}", status, f"http_{status}") for status in (500, 503, 529)),
+    *(both(f"status {status}", status, f"http_{status}", failure=CRASHED) for status in (400, 404)),
+    *(both(f"status {status}", 502, f"http_{status}", failure=CRASHED) for status in (401, 402, 403)),
     both("context", 400, "http_400", TOO_LONG, CONTEXT),
-    both("redirect", 502, "http_302", ""),
+    both("redirect", 502, "http_302", "", CRASHED),
     both("hang", 504, "silent", "said nothing"),
     both("drop", 502, "broken_off", "broke off"),
     both("nojson", 502, "no_answer", ""),
@@ -108,7 +110,9 @@ def test_an_upstream_that_fails(dialect: str, stream: bool, either: Gateway, mod
     asyncio.run(rejudge(either.store, {}))
     for n, wrong in enumerate(WRONG):
         (document,) = either.traces(f"episode:run-{n}")
-        assert [failure["type"] for failure in document["verdict"]["failures"]] == [wrong.failure], wrong.said
+        _, kind = wrong.streamed if stream else wrong.whole
+        expected = MALFORMED if kind == "no_answer" else wrong.failure
+        assert [failure["type"] for failure in document["verdict"]["failures"]] == [expected], wrong.said
     assert until(lambda: model.n_open == 0 and either.n_tasks() == n_tasks)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
@@ -127,6 +130,39 @@ def test_methods(method: str, gateway: Gateway) -> None:
     refused = httpx.request(method, f"{gateway.url}/v1/messages")
     assert refused.status_code == 405
     assert refused.json()["type"] == "error"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/e/run-1/v1/responses", "/v1/chat/completions"])
+def test_a_websocket_is_refused_with_the_status_that_codex_falls_back_on(path: str, gateway: Gateway) -> None:
+    """By a real client's handshake. 426 from RFC 9110, 15.5.22, which asks for the header `Upgrade`, too."""
+
+    async def handshake() -> aiohttp.WSServerHandshakeError:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+                await session.ws_connect(gateway.url + path, headers={"OpenAI-Beta": "responses_websockets=2026-02-06"})
+            return refused.value
+
+    began = time.monotonic()
+    refused = asyncio.run(handshake())
+    assert refused.status == 426
+    assert refused.headers is not None
+    assert (refused.headers["upgrade"], refused.headers["connection"]) == ("HTTP/1.1", "close")
+    dialect = "chat" if "chat" in path else "responses"
+    assert gateway.post(path, body_of(dialect, "say Yes.")).status_code == 200
+    assert time.monotonic() - began < 2
+    assert len(gateway.spans()) == 1, "a handshake is no call"
+
+
+def test_what_follows_a_websockets_handshake_is_not_read(gateway: Gateway) -> None:
+    """The connection is closed: frames that a client sends without waiting are no request."""
+    head = (
+        b"GET /v1/responses HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    more = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    got = sent(gateway, head + more, lambda connection: answer(connection, until_closed=True))
+    assert got.startswith(b"HTTP/1.1 426")
+    assert got.count(b"HTTP/1.1 ") == 1
 
 
 def test_a_dialect_at_another_ones_path(gateway: Gateway) -> None:

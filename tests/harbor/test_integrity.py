@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 from sandbox.roots import busybox_root
 
+from agentloop.gate.outcomes import Side
 from agentloop.harbor.agents import Cheater, Oracle
 from agentloop.harbor.run import why
+from agentloop.harbor.suite import HarborTrials
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import Trial, run_trial
 from agentloop.harbor.trust import Fate, Trust, fate_by_content
-from agentloop.judge.audit import Cheat, known_cheats
+from agentloop.judge.audit import ORACLE, Cheat, known_cheats
+from agentloop.loop.refs import resolve
 from agentloop.protocols import SandboxBackend
 from agentloop.types import FailureType, RewardState
 
@@ -216,3 +219,16 @@ def test_a_reward_that_is_a_link_is_none(bubblewrap: SandboxBackend, root: Path,
     done = trial(make_task(tmp_path / "t", toml="", test=test, image=root), bubblewrap)
     assert done.verdict.state is RewardState.unscored
     assert "is a link" in str(done.verdict.scores[0].error)
+
+
+def test_a_gate_counts_an_agent_that_tampers_as_failed(bubblewrap: SandboxBackend, root: Path, tmp_path: Path) -> None:
+    """Without a reward it would be lost, and a gate with too many lost attempts says nothing."""
+    trojan = "printf '#!/bin/busybox ash\\nexit 0\\n' > /t; chmod 755 /t; mv /t /bin/grep"
+    test = checked("grep -q 42 /app/out")
+    solve = f"#!/bin/sh\necho 42 > /app/out; {trojan}\n"
+    task = load_task(make_task(tmp_path / "t", toml="", test=test, solve=solve, image=root))
+    acting = {Side.candidate: resolve(ORACLE, tmp_path, (), "tasks")}
+    outcome = asyncio.run(HarborTrials([task], acting, bubblewrap, run="test")("t", Side.candidate, 0))
+    assert (outcome.state, outcome.reward, outcome.n_lost) == (RewardState.scored, 0.0, 0)
+    assert outcome.failure == "outcome.reward_hack"
+    assert "tampered" in (outcome.why or "")

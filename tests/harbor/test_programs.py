@@ -170,13 +170,12 @@ ask([user(task)])
     assert trace.steps[-1].results[-1].content.splitlines() == ["OSError", "b'403'", "b'403'", "b'403'"]
 
 
-def test_a_program_that_never_asked_is_not_scored(bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path) -> None:
+def test_a_program_that_crashes_before_its_first_call_scores_0(bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path) -> None:
     task = make_task(tmp_path / "task", toml="", image=image)
     with Model(lambda messages: {}) as model:
         files = program(tmp_path / "p", "raise ImportError('no such library')")
         told, trace = ran(task, files, "python3 /agent/run.py", model, tmp_path / "out")
-    assert (told["n_scored"], told["mean_reward"]) == (0, None)
-    assert "before a model answered it" in trace.error
+    assert (told["n_scored"], told["mean_reward"]) == (1, 0.0)
     assert "no such library" in trace.error
 
 

@@ -103,12 +103,12 @@ def test_tools_are_chosen_by_settings(
     assert endpoint.offered == ["shell", "python", "submit"]
 
 
-def test_a_server_that_does_not_start_is_infrastructure(
+def test_a_server_that_does_not_start_is_the_agents_own_failure(
     bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, endpoint: Endpoint
 ) -> None:
     need("mcp")
     code, told, _ = run(tmp_path, image, endpoint, "--mcp", "x=no-such-server")
-    assert (code, told["n_scored"], told["trials"][0]["state"]) == (4, 0, "infra_failed")
+    assert (code, told["mean_reward"], told["trials"][0]["state"]) == (0, 0.0, "scored")
     assert "MCP server 'x' (no-such-server) did not start" in told["trials"][0]["why"]
 
 

@@ -11,14 +11,17 @@ from parts import lacking
 from sandbox.processes import with_word
 from sandbox.roots import busybox_root
 
+from agentloop.errors import MalformedAnswer, ModelRefused, SandboxGone, UpstreamUnavailable
 from agentloop.harbor.agents import Nobody, Oracle
-from agentloop.harbor.task import load_task
+from agentloop.harbor.room import Room
+from agentloop.harbor.run import why
+from agentloop.harbor.task import HarborTask, load_task
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Record, SandboxBackend
 from agentloop.sandbox import cgroups
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
-from agentloop.types import EpisodeState, RewardState
+from agentloop.types import EpisodeState, FailureType, RewardState, StopReason
 
 from .folders import PASS, make_task
 
@@ -75,7 +78,6 @@ def test_rewards_are_read(
         ("#!/bin/sh\npytset; exit 1\n", "pytset: "),
         ("#!/no/such/shell\n", "cannot be run (exit code 127; its first line is '#!/no/such/shell')"),
         ("#!/bin/sh\r\nexit 0\n", "its first line is '#!/bin/sh\\r'"),
-        ("#!/bin/sh\nsleep 60\n", "took more than 1 s"),
         ("#!/bin/sh\necho 2 > /logs/verifier/reward.txt\n", "reward.txt: 2.0 is not a number from 0 to 1"),
         (
             "#!/bin/sh\nhead -c 70000 /dev/zero > /logs/verifier/reward.txt\n",
@@ -92,6 +94,16 @@ def test_what_is_no_reward_is_never_a_0(
     done = trial(make_task(tmp_path / "t", toml=toml, test=test, image=root), Nobody(), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
     assert words in str(done.verdict.scores[0].error)
+
+
+def test_tests_that_take_too_long_are_the_agents_outcome(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
+) -> None:
+    toml, test = "[verifier]\ntimeout_sec = 1\n", "#!/bin/sh\necho waiting; sleep 60\n"
+    done = trial(make_task(tmp_path / "t", toml=toml, test=test, image=root), Nobody(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
+    assert done.verdict.scores[0].why == "tests/test.sh took more than 1 s; it printed: waiting"
+    assert why(done) == done.verdict.scores[0].why
 
 
 @pytest.mark.slow
@@ -144,12 +156,12 @@ def test_a_separate_verifier_has_the_limits_of_its_own_environment(
         lacking(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
     made = make_task(tmp_path / "t", toml=f'{own}workdir = "/own"\nmemory_mb = 64\n', test=test, image=root)
     done = trial(made, Nobody(), bubblewrap)
-    assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
-    assert "it printed: /own" in str(done.verdict.scores[0].error)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
+    assert done.verdict.scores[0].why.startswith("tests/test.sh ran out of memory; it printed: /own")
 
 
 @pytest.mark.parametrize("left", ["many", "deep", "large"])
-def test_who_leaves_more_than_is_taken_has_no_reward_and_blames_no_machine(
+def test_an_agent_that_leaves_more_than_is_taken_has_the_reward_0(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
 ) -> None:
     leave = {
@@ -161,8 +173,56 @@ def test_who_leaves_more_than_is_taken_has_no_reward_and_blames_no_machine(
     toml = (folder / "task.toml").read_text()
     (folder / "task.toml").write_text(f'artifacts = ["/app"]\nverifier.environment_mode = "separate"\n{toml}')
     done = trial(folder, Oracle(), bubblewrap)
-    assert (done.verdict.state, done.verdict.reward, done.trace.error) == (RewardState.unscored, None, None)
-    assert "what the agent left is more than is taken" in str(done.verdict.scores[0].error)
+    assert (done.verdict.state, done.verdict.reward, done.verdict.scores) == (RewardState.scored, 0.0, ())
+    assert done.episode.state is EpisodeState.finished
+    assert done.verdict.critical is not None
+    assert done.verdict.critical.type is FailureType.budget_limit_reached
+    assert str(done.trace.error).startswith("TransferLimit: ")
+
+
+class Raising:
+    """Works for one step, then breaks."""
+
+    name = "raising"
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("boom"), FailureType.agent_crashed),
+        (SystemExit(1), FailureType.agent_crashed),
+        (ModelRefused("HTTP 400: content_filter", status=400), FailureType.agent_crashed),
+        (MalformedAnswer("choices is empty"), FailureType.call_malformed),
+        (SandboxGone("gone", cause="memory"), FailureType.budget_limit_reached),
+        (SandboxGone("gone"), FailureType.infra_sandbox_failure),
+        (UpstreamUnavailable("HTTP 429", status=429), FailureType.infra_model_api_error),
+    ],
+)
+def test_an_error_during_the_agents_phase_is_judged_by_the_rule(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, error: BaseException, kind: FailureType
+) -> None:
+    done = trial(make_task(tmp_path / "t", toml="", image=root), Raising(error), bubblewrap)
+    state, reward = (RewardState.infra_failed, None) if kind.is_infra else (RewardState.scored, 0.0)
+    assert (done.verdict.state, done.verdict.reward) == (state, reward)
+    assert (done.episode.state is EpisodeState.infra_failed) == kind.is_infra
+    assert done.verdict.critical is not None
+    assert done.verdict.critical.type is kind
+
+
+@pytest.mark.parametrize("left", ["rm -rf /logs; ln -s /tmp /logs", "mkdir -p /logs/verifier; chmod 0 /logs"])
+def test_what_an_agent_puts_in_the_tests_way_is_never_infrastructure(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
+) -> None:
+    folder = make_task(tmp_path / "t", toml="", solve=f"#!/bin/sh\n{left}\n", image=root)
+    done = trial(folder, Oracle(), bubblewrap)
+    assert done.verdict.state is not RewardState.infra_failed
+    assert done.episode.state is EpisodeState.finished
 
 
 def with_user(root: Path, folder: Path) -> Path:
@@ -200,6 +260,19 @@ def test_a_user_that_cannot_be_had_is_never_a_0(
     done = trial(make_task(tmp_path / "t", toml=f"[{phase}]\nuser = {user}\n", image=image), Oracle(), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
     assert words.format(tmp_path / "t/task.toml", phase) in str(done.trace.error)
+
+
+@pytest.mark.parametrize("user", ['"nosuchuser"', "4322"])
+def test_a_user_that_the_verifiers_own_image_lacks_is_never_a_0(
+    bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, user: str
+) -> None:
+    image = with_user(root, tmp_path / "image")
+    own = f'[verifier.environment]\ndocker_image = "{image}"\n'
+    toml = f'[verifier]\nenvironment_mode = "separate"\nuser = {user}\n{own}'
+    done = trial(make_task(tmp_path / "t", toml=toml, image=root), Oracle(), bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
+    words = f"ConfigError: {tmp_path / 't/task.toml'}: [verifier] the image cannot run the tests as user"
+    assert words in str(done.trace.error)
 
 
 def test_an_agent_that_overruns_is_judged_by_what_it_left(

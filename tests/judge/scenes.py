@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from agentloop.types import (
     Completion,
+    Graded,
     Message,
     Part,
     Step,
@@ -128,3 +129,8 @@ def trace(
         error=error,
         started_at=STARTED_AT,
     )
+
+
+def number(score: float | Graded) -> float | None:
+    """What a verifier gave, as a number; None where it gave none."""
+    return score.value if isinstance(score, Graded) else score

@@ -138,22 +138,39 @@ def test_a_test_command_in_a_box_that_the_agent_never_had(
         ("no-such-program", "ended with 127"),
     ],
 )
-def test_tests_that_do_not_end_by_themselves_give_no_number(
+def test_tests_that_the_agent_can_break_are_its_outcome(
     bubblewrap: BubblewrapBackend, tmp_path: Path, command: str, words: str
 ) -> None:
     part = Part(kind="command", options={"command": command, "artifacts": SQUARE, "timeout_s": 1.0})
     verdict = after(bubblewrap, tmp_path, [], part)
-    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
-    assert words in (verdict.scores[0].error or "")
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
+    assert words in verdict.scores[0].why
 
 
-def test_an_artifact_that_is_too_large_is_told_and_is_no_zero(
+def test_an_artifact_that_is_too_large_is_worth_nothing_and_says_why(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentloop.judge.artifacts.MAX_BYTES", 1000)
     verdict = after(bubblewrap, tmp_path, ["head -c 5000 /dev/zero > out"], of(expected={"out": {"contains": ""}}))
-    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
-    assert "more than 1,000 bytes" in (verdict.scores[0].error or "")
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
+    assert "/work/out cannot be judged: more than 1,000 bytes" in verdict.scores[0].why
+
+
+def test_a_file_above_the_limit_of_the_verifier_is_worth_nothing(
+    bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Files, "max_bytes", 1000)
+    verdict = after(bubblewrap, tmp_path, ["head -c 5000 /dev/zero > out"], of(expected={"out": {"contains": ""}}))
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0), verdict.scores
+
+
+def test_a_file_with_two_names_is_judged_under_both(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    part = Part(
+        kind="command",
+        options={"command": "cmp /work/out/a /work/out/b && grep -q right /work/out/b", "artifacts": ["/work/out"]},
+    )
+    verdict = after(bubblewrap, tmp_path, ["mkdir out; echo right > out/a; ln out/a out/b"], part)
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict.scores
 
 
 def test_without_the_box_there_is_no_number() -> None:

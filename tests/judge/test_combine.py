@@ -40,6 +40,7 @@ def scores(**values: float | None) -> list[Score]:
         ({}, {"a": 1.0, "b": None}, U, None),
         ({}, {"a": 1.0, "b": 0.0, "c": None}, U, None),
         ({"combine": "weighted", "weights": {"a": 3.0}}, {"a": 1.0, "b": 0.5}, S, 0.875),
+        ({"combine": "weighted", "weights": {"a": 1e308, "b": 1e308}}, {"a": 1.0, "b": 0.5}, S, 0.75),
         ({"combine": "weighted", "weights": {"b": 0.0}}, {"a": 1.0, "b": 0.0}, S, 1.0),
         ({"combine": "weighted", "weights": {"b": 0.0}}, {"a": 1.0, "b": None}, S, 1.0),
         ({"combine": "weighted"}, {"a": 1.0, "b": 0.0}, D, None),

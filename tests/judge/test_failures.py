@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.agents.tools import argument, refused
+from agentloop.faults import fault_in
 from agentloop.judge.failures.critical import classify
 from agentloop.judge.failures.evidence import MAX_QUOTE, quote, texts
 from agentloop.judge.failures.reference import is_reference, prints_answer
@@ -398,7 +399,7 @@ def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool)
     assert (verdict.reward is None) == (verdict.state is not RewardState.scored)
     n_critical = sum(failure.critical for failure in verdict.failures)
     if verdict.state is RewardState.scored:
-        assert verdict.reward == value
+        assert verdict.reward == (value if fault_in(seen) is None else 0.0)
         assert n_critical == (verdict.reward != 1.0)
         assert verdict.critical is None or not verdict.critical.type.is_infra
     else:
@@ -409,10 +410,14 @@ def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool)
 
 @settings(max_examples=100, deadline=None)
 @given(any_trace())
-def test_a_broken_trace_is_never_scored_and_a_timeout_alone_never_masks(seen: Trace) -> None:
-    verdict = asyncio.run(judge(TASK.model_copy(update={"solution": ()}), seen, [Exact("95")]))
-    broken = seen.error is not None or seen.stop_reason is ERROR
-    assert (verdict.state is RewardState.infra_failed) == broken
+def test_only_infrastructure_masks_and_a_crash_is_0(seen: Trace) -> None:
+    verdict = asyncio.run(judge(TASK, seen, [Exact("95")]))
+    fault = fault_in(seen)
+    assert (verdict.state is RewardState.infra_failed) == bool(fault and fault.ours)
+    if fault and not fault.ours:
+        assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
+        assert verdict.critical is not None
+        assert verdict.critical.type is fault.type
 
 
 @settings(max_examples=100, deadline=None)

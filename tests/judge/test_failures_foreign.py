@@ -32,6 +32,8 @@ from agentloop.types import (
     Trace,
 )  # fmt: skip
 
+from .test_signs import quoted_at_its_step
+
 DONE = ("", None, "It is done.")
 """A turn of words alone."""
 Turn = tuple[str, str | None, str]
@@ -65,7 +67,7 @@ def labels(item: Imported) -> list[tuple[str, int | None]]:
 WRONG = ("outcome.wrong_or_unverified", 1)
 WORDS = {
     "HTTPError: 429 Client Error: Too Many Requests for url": "infra.model_api_error",
-    '{"error": "Unauthorized error...", "response": ""}': "infra.model_api_error",
+    '{"error": "Unauthorized error...", "response": ""}': "call.wrong_arguments",
     "Error: status code 503": "infra.model_api_error",
     "Error: 503 Service Unavailable": "infra.model_api_error",
     "Error: request timed out": "infra.tool_timeout",
@@ -140,7 +142,7 @@ def test_a_terminals_words_belong_to_who_wrote_the_code() -> None:
         ("outcome.wrong_or_unverified", 1, False),
     ]
     assert found[0].evidence.startswith("exitcode: 1")
-    assert found[1].detector == "rules.wrong_answer.contradicted@2"
+    assert found[1].detector == "rules.wrong_answer.contradicted@3"
 
 
 def test_hashes_of_arguments_show_a_repetition_where_nothing_else_was_kept() -> None:
@@ -368,16 +370,23 @@ def test_wilson_interval_of_a_known_case() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no sample traces here; set AGENTLOOP_SHARED")
 def test_real_traces_of_every_format() -> None:
-    """Each quote is in its trace, each failed run with expected actions has a type, successes have hardly a label."""
+    """Quotes are in their traces, critical ones at their step; most failed runs have a type, successes no label."""
     items = [entry.imported for entry in read_folder(Path(SHARED))]
-    won = labelled = 0
+    won = labelled = lost = open_ = 0
     for item in items:
         found, reading = classify_imported(item), read_imported(item)
         everything = list(texts(item.trace))
         assert all(any(f.evidence in text for text in everything) for f in found), item.trace.source
         if reading.expected is not None and reading.lost:
             assert next(f for f in found if f.critical).type is not FailureType.unclassified
+        for critical in (failure for failure in found if failure.critical and any(everything)):
+            assert critical.evidence
+            assert quoted_at_its_step(item.trace, critical), item.trace.source
+            lost += reading.lost
+            open_ += reading.lost and critical.type.value in ("unclassified", "outcome.wrong_or_unverified")
         won += reading.won
         labelled += reading.won and bool(found)
     assert won > 100
-    assert labelled <= 0.05 * won
+    assert labelled <= 0.02 * won
+    assert lost > 250
+    assert open_ <= 0.30 * lost

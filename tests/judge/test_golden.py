@@ -68,8 +68,9 @@ def test_every_file_is_named_after_its_critical_type() -> None:
 
 def test_taxonomy_describes_every_type_once() -> None:
     assert sorted(leaf.type for leaf in TAXONOMY) == sorted(FailureType)
-    assert len(TAXONOMY) == 19 + 1
-    assert {leaf.group for leaf in TAXONOMY} == {"infra", "budget", "call", "obs", "plan", "outcome", "unclassified"}
+    assert len(TAXONOMY) == 20 + 1
+    groups = {"infra", "agent", "budget", "call", "obs", "plan", "outcome", "unclassified"}
+    assert {leaf.group for leaf in TAXONOMY} == groups
 
 
 @pytest.mark.parametrize("kind", FailureType)

@@ -284,7 +284,7 @@ def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) ->
         (json.dumps(looping), "children must come after"),
         (json.dumps(shared), "two parents"),
         (json.dumps(other_columns), "fitted on other columns"),
-        (json.dumps({**document, "version": 2}), "version"),
+        (json.dumps({**document, "version": 1}), "version"),
     ):
         path.write_text(text)
         if why is None:
@@ -354,6 +354,7 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
     found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=scorer.guess)
     (critical,) = [failure for failure in found if failure.critical]
     assert (critical.detector, critical.step, critical.type) == (DETECTOR, item.step, item.category)
+    assert critical.evidence in item.trace.steps[item.place or 0].completion.message.content
     won = classify(TASK, item.trace, RewardState.scored, 1.0, guess=scorer.guess)
     unknown = classify(TASK, item.trace, RewardState.unscored, guess=scorer.guess)
     assert not any(failure.detector == DETECTOR for failure in (*won, *unknown))
@@ -361,6 +362,37 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
     found = classify(TASK, known, RewardState.scored, 0.0, guess=scorer.guess)
     assert found == classify(TASK, known, RewardState.scored, 0.0)
     assert found[0].type is FailureType.call_wrong_arguments
+
+
+def test_a_step_is_named_where_no_type_was_learned(labelled: list[Labelled]) -> None:
+    """The step needs no type: it is the critical failure, with its probability and a quote that stands at it."""
+    steps_only = fit([replace(item, category=None) for item in labelled])
+    assert steps_only.steps is not None
+    assert steps_only.categories is None
+    for item in runs(5, seed=11):
+        found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=steps_only.guess)
+        [critical] = [failure for failure in found if failure.critical]
+        assert (critical.detector, critical.step) == (DETECTOR, item.step)
+        assert 0.5 < critical.confidence <= 1.0
+        assert critical.evidence
+        assert critical.evidence in item.trace.steps[item.place or 0].completion.message.content
+
+
+@pytest.mark.parametrize(
+    "last", ["TERMINATE", " **TERMINATE**\n", "Done.", "", "Task completed. TERMINATE", "###STOP###"]
+)
+def test_a_word_that_only_ends_the_run_is_never_the_critical_step(scorer: Scorer, last: str) -> None:
+    for item in runs(5, seed=12):
+        n = len(item.trace.steps)
+        ended = item.trace.model_copy(update={"steps": (*item.trace.steps, said(n, last))})
+        assert scorer.suspects(ended)[-1] == 0.0
+        assert math.isclose(sum(scorer.suspects(ended)), 1.0)
+        [failure] = scorer.failures(ended)
+        assert failure.step != n
+        assert failure.evidence
+    alone = Trace(id="0", messages=(), steps=(said(0, last),))
+    assert scorer.suspects(alone) == [1.0], "one that says nothing else has no other step"
+    assert [failure.step for failure in scorer.failures(alone)] == [None], "and nobody names it"
 
 
 def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Path, bubblewrap: object) -> None:

@@ -76,11 +76,17 @@ def test_what_it_costs_is_as_the_tables_of_prices_say() -> None:
     [
         ([DRIFT, OTHER, NONE], ""),
         ([NONE], ""),
-        ([DRIFT, MADE_UP, NO_STEP], "a vote quotes of step 0 what it has not: '95 is the largest'"),
-        ([ELSEWHERE], "a vote quotes of step 1 what it has not: 'sort -n ages'"),
+        (
+            [DRIFT, MADE_UP, NO_STEP],
+            "step 0: the quote is not in the step, or too short to show which place it is from: '95 is the largest'",
+        ),
+        (
+            [ELSEWHERE],
+            "step 1: the quote is not in the step, or too short to show which place it is from: 'sort -n ages'",
+        ),
         ([NO_STEP], "a vote on step 7, which is not there"),
         ([NO_TYPE], "a vote on 'plan.lazy', which is no type"),
-        (["no idea"], "m gave no verdict of the form asked for: 'no idea'"),
+        (["no idea"], "m did not answer with one JSON object of the form that was asked for: 'no idea'"),
         ([400], ""),
     ],
 )

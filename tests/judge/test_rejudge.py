@@ -82,7 +82,7 @@ def test_a_changed_verifier_rescores_history_and_keeps_it(store: Store) -> None:
     assert (account.n, account.n_rescored, dict(account.changed)) == (1, 1, {"1 -> 0": 1})
     old, new = store.history("default", "a")
     assert (old.verdict, old.by) == (first, "judge")
-    assert (new.verdict.reward, new.verdict.taxonomy, new.verdict.scores[0].version) == (0.0, "1", "1")
+    assert (new.verdict.reward, new.verdict.taxonomy, new.verdict.scores[0].version) == (0.0, "2", "1")
     assert new.given_at >= old.given_at
     row, _, stored = store.trace("a")
     known = {"trace_id", "state", "reward", "scores", "failures"}
@@ -94,6 +94,52 @@ def test_a_changed_verifier_rescores_history_and_keeps_it(store: Store) -> None:
     again(store, of(EXACT))
     assert store.verdict("default", "a").failures == (), "a success takes its labels with it"
     assert (store.row("default", "a").failure, len(store.history("default", "a"))) == (None, 3)
+
+
+CRASHED = "RuntimeError: no such note"
+
+
+def stored_by_version_1(store: Store, task: Task, *errors: str) -> list[Trace]:
+    """Traces as taxonomy 1 stored them: whatever ended a run was infrastructure, and no facts were kept."""
+    traces = []
+    for n, error in enumerate(errors):
+        seen = trace([shell("ls", "f03")], stop_reason=StopReason.error, error=error)
+        seen = seen.model_copy(update={"id": f"{n:032x}", "episode_id": f"e{n}"})
+        label = Failure(
+            type=FailureType.infra_sandbox_failure, step=None, evidence=error, detector="rules.infrastructure@2",
+            critical=True,
+        )  # fmt: skip
+        verdict = Verdict(
+            trace_id=seen.id, state=RewardState.infra_failed, reward=None, failures=(label,), taxonomy="1"
+        )
+        episode = Episode(
+            id=f"e{n}", task_id=task.id, group="g", purpose=Purpose.train, policy_version=1, seed=n,
+            state=EpisodeState.infra_failed,
+        )  # fmt: skip
+        store.put_judged("s", [(task, episode, seen, verdict)], first=n)
+        traces.append(seen)
+    return traces
+
+
+@pytest.mark.parametrize("has_task", [True, False])
+def test_a_crash_that_an_older_version_masked_becomes_0_when_it_is_judged_again(store: Store, has_task: bool) -> None:
+    task = of(EXACT)
+    crash, gone, refusal = stored_by_version_1(
+        store, task, CRASHED, "SandboxGone: it died", "PolicyError: http://x: HTTP 400: content_filter"
+    )
+    _, _, before = store.trace(crash.id)
+    assert (before.state, before.taxonomy) == (RewardState.infra_failed, "1"), "nothing changes by itself"
+    account = asyncio.run(rejudge(store, {task.id: task} if has_task else {}))
+    assert account.changed == {"infra_failed -> scored": 2}
+    for one in (crash, refusal):
+        _, _, verdict = store.trace(one.id)
+        assert (verdict.state, verdict.reward, verdict.taxonomy) == (RewardState.scored, 0.0, "2")
+        assert verdict.critical is not None
+        assert (verdict.critical.type, verdict.critical.evidence) == (FailureType.agent_crashed, one.error)
+    _, _, verdict = store.trace(gone.id)
+    assert (verdict.state, verdict.reward, verdict.taxonomy) == (RewardState.infra_failed, None, "2")
+    assert verdict.critical is not None
+    assert verdict.critical.type is FailureType.infra_sandbox_failure
 
 
 def test_what_was_judged_by_the_same_is_passed_over_and_adds_no_history(store: Store) -> None:
@@ -150,7 +196,7 @@ def test_a_group_is_compared_again_whole_and_once(store: Store) -> None:
         assert [store.row("default", name).reward for name in "abcd"] == [0.5, 1.0, 0.0, None]
         assert [past.verdict.reward for past in store.history("default", "b")] == [None, 1.0]
         account = again(store, task, again=True)
-        assert account.why_not["ranking 1 costs money and has not changed; --verifier ranking asks it"] == 3
+        assert account.why_not["ranking 2 costs money and has not changed; --verifier ranking asks it"] == 3
         again(store, task, "id:b", only=["ranking"])
         assert len(server.asked) == 6, "the same pairs are remembered"
     assert store.row("default", "b").reward == 1.0
@@ -173,12 +219,12 @@ def test_what_needs_a_box_keeps_its_score_and_is_told(store: Store) -> None:
 
 
 def test_a_judge_model_is_asked_again_only_when_it_is_named(store: Store) -> None:
-    with serving(lambda system, user: ruling((True, "95"))) as server:
+    with serving(lambda system, user: ruling((True, "answer: 95"))) as server:
         part = Part(kind="rubric", options={"criteria": "x", "model": "m", "base_url": server.url, "votes": 1})
         put(store, of(part), named("a"))
         account = again(store, of(part), again=True)
         assert len(server.asked) == 1
-        assert list(account.why_not) == ["rubric 1 costs money and has not changed; --verifier rubric asks it"]
+        assert list(account.why_not) == ["rubric 2 costs money and has not changed; --verifier rubric asks it"]
         assert again(store, of(part), only=["rubric"]).n_rescored == 1
 
 
@@ -192,7 +238,7 @@ def test_traces_of_no_task_are_classified_and_keep_what_they_are_worth(store: St
     store.put_label("default", foreign.id, human)
     for _ in range(2):
         account = asyncio.run(rejudge(store, {}, again=True))
-        assert (account.n, account.why_not) == (1, {"of no task here": 1})
+        assert (account.n, account.why_not) == (1, {"their task is not in the suite": 1})
         verdict = store.verdict("default", foreign.id)
         assert human in verdict.failures, "what a person said stays"
         assert FailureType.call_wrong_arguments in {failure.type for failure in verdict.failures}

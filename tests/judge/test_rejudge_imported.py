@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from pathlib import Path
 
 import pytest
 
@@ -59,13 +61,56 @@ def test_what_its_source_said_decides_and_explains(store: Store) -> None:
     """It expected another call, which only the source knows; a plain reading of the steps would not find that."""
     put(store, 0.0)
     account = again(store)
-    assert (account.n, account.n_relabelled, account.changed) == (1, 1, {"unscored -> scored": 1})
+    assert (account.n, account.n_relabelled, account.changed) == (1, 1, {}), "its reward counts from the import on"
     assert known(store) == ("scored", 0.0, "call.wrong_arguments")
     [failure] = store.verdict("default", "t").failures
     assert (failure.detector, failure.evidence, failure.critical) == (
         "rules.expected.unexpected_tool@1", PAID.arguments, True,
     )  # fmt: skip
     assert again(store).n_same == 1
+
+
+def test_judging_again_with_nothing_changed_reports_no_change_and_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = Store(path)
+    put(store, 0.0)
+    put(store, 1.0, id="u")
+    put(store, None, id="v")
+    first = again(store)
+    assert (first.n_changed, first.n_unknown) == (3, 1)
+    assert first.worth == {"failed": 1, "succeeded": 1, "unscored": 1}
+
+    def dump() -> list[str]:
+        with sqlite3.connect(path) as connection:
+            return list(connection.iterdump())
+
+    before = dump()
+    for _ in range(2):
+        account = asyncio.run(rejudge(store, {}, again=True))
+        assert (account.n, account.n_same) == (3, 0)
+        assert (account.n_changed, account.n_relabelled, account.changed) == (0, 0, {})
+        assert account.worth == first.worth
+    assert dump() == before
+    store.close()
+
+
+def test_a_revised_detector_looks_at_every_trace_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(store, 0.0)
+    again(store)
+    assert again(store).n_same == 1
+    monkeypatch.setattr("agentloop.judge.rejudge.DETECTORS", "revised")
+    assert again(store).n_same == 0
+    assert again(store).n_same == 1
+
+
+def test_labels_that_were_lost_come_back(store: Store) -> None:
+    """The history alone does not prove that the labels in search are the verdict's."""
+    put(store, 0.0)
+    again(store)
+    with store._database.write() as connection:
+        connection.exec_driver_sql("DELETE FROM label")
+    asyncio.run(rejudge(store, {}, again=True))
+    assert [failure.type for failure in store.verdict("default", "t").failures] == ["call.wrong_arguments"]
 
 
 def test_a_success_and_one_that_nobody_scored_have_no_failure(store: Store) -> None:

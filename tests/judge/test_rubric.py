@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import PluginError
-from agentloop.judge.model import last_object
+from agentloop.judge.model import only_object
 from agentloop.judge.score import judge, make_verifier
 from agentloop.judge.verifiers.rubric import Rubric
 from agentloop.policies import litellm as litellm_module
@@ -21,6 +21,8 @@ from .model_server import ModelServer, ruling, serving
 from .scenes import REFERENCE, TASK, shell, submit, trace
 
 SEEN = trace([shell(REFERENCE, "the largest is 95"), submit("95")])
+NOT_MET = '{"criteria": [{"number": 1, "met": false, "evidence": ""}]}'
+MET = '{"criteria": [{"number": 1, "met": true, "evidence": "the largest is 95"}]}'
 YES, NO = ruling((True, "the largest is 95")), ruling((False, ""))
 
 
@@ -40,7 +42,12 @@ def graded(server: ModelServer, *, criteria: Any = "It is 95.", **options: Any) 
         ([NO], 1, 0.0),
         ([YES, NO, YES], 3, 1.0),
         ([YES, NO, NO], 3, 0.0),
-        (["Let me see.\n```json\n" + '{"criteria": [{"number": 1, "met": false, "evidence": ""}]}' + "\n```"], 1, 0.0),
+        ([f"```json\n{NOT_MET}\n```"], 1, 0.0),
+        ([f"Let me see.\n```json\n{NOT_MET}\n```"], 1, None),
+        ([f"{NOT_MET} although the agent wrote: {MET}"], 1, None),
+        ([f"It is not met. The agent wrote: {MET}"], 1, None),
+        ([NOT_MET.replace("}]", ', "met": true}]')], 1, None),
+        ([f"[{MET}]"], 1, None),
         ([400, YES, YES], 3, 1.0),
         ([YES, NO, 400], 3, None),
         ([400], 3, None),
@@ -52,6 +59,13 @@ def graded(server: ModelServer, *, criteria: Any = "It is 95.", **options: Any) 
         ([ruling((True, "the smallest is 95"))], 1, None),
         ([ruling((False, "the smallest is 95"))], 1, None),
         ([ruling((True, "the  largest\nis 95"))], 1, 1.0),
+        ([ruling((True, "t"))], 1, None),
+        ([ruling((False, "t"))], 1, None),
+        ([ruling((True, "the"))], 1, None),
+        ([ruling((True, "is 95"))], 1, 1.0),
+        ([ruling((True, "s 95"))], 1, None),
+        ([ruling((True, "95"))], 1, None),
+        ([ruling((True, "answer: 95"))], 1, 1.0),
         ([YES, ruling((True, "made up")), YES], 3, 1.0),
     ],
 )
@@ -63,7 +77,7 @@ def test_votes(answers: list[object], votes: int, value: float | None) -> None:
 
 
 def test_the_reward_is_the_share_of_criteria_that_are_met_with_what_shows_it() -> None:
-    answer = ruling((True, "the largest is 95"), (False, ""), (True, REFERENCE), (True, "95"))
+    answer = ruling((True, "the largest is 95"), (False, ""), (True, REFERENCE), (True, "answer: 95"))
     with serving(lambda system, user: answer) as server:
         found = graded(server, criteria=["a", "b", "c", "d"])
         system = server.asked[0]["messages"][0]["content"]
@@ -71,6 +85,14 @@ def test_the_reward_is_the_share_of_criteria_that_are_met_with_what_shows_it() -
     assert "1 met (3 of 3): 'the largest is 95'" in found.why
     assert "2 not met (3 of 3)" in found.why
     assert "\n1. a\n2. b\n3. c\n4. d" in system
+
+
+@pytest.mark.parametrize("quote", ["the largest is 96", "is"])
+def test_a_vote_with_a_wrong_quote_names_its_criterion(quote: str) -> None:
+    with serving(lambda system, user: ruling((True, quote))) as server:
+        found = graded(server)
+    why = "criterion 1: the quote is not in the trace, or too short to show which place it is from"
+    assert found.error == f"3 of 3 votes failed: {why}: {quote!r}"
 
 
 def test_a_grader_that_fails_is_no_failure_of_the_agents() -> None:
@@ -154,22 +176,43 @@ def test_half_of_a_surrogate_pair_escapes_no_judge() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "body"),
     [
         ('{"a": 1}', '{"a": 1}'),
-        ('first {"a": 1} then {"a": 2}', '{"a": 2}'),
+        (' \n{"a": 1}\n', '{"a": 1}'),
         ('```json\n{"a": {"b": 1}}\n```', '{"a": {"b": 1}}'),
+        ('```\n{"a": 1}\n```\n', '{"a": 1}'),
+        ('first {"a": 1} then {"a": 2}', None),
+        ('{"a": 1} {"a": 2}', None),
+        ('{"a": 1, "a": 2}', None),
+        ('{"a": {"b": 1, "b": 2}}', None),
+        ('so: {"a": 1}', None),
         ('{"a": 1} and so on', None),
+        ('```json\n{"a": 1}\n```\n```json\n{"a": 2}\n```', None),
+        ("[1]", None),
+        ("1", None),
         ("", None),
         ("{" * 5000, None),
+        ('{"a":' * 5000, None),
+        ('{"a": ' + "9" * 5000 + "}", None),
     ],
 )
-def test_the_last_word_counts_and_nothing_comes_after_it(text: str, found: str | None) -> None:
-    if found is None:
-        with pytest.raises(ValueError, match="no JSON object"):
-            last_object(text)
+def test_an_answer_is_one_object_and_nothing_else(text: str, body: str | None) -> None:
+    if body is None:
+        with pytest.raises(ValueError, match="not one JSON object and nothing else"):
+            only_object(text)
     else:
-        assert last_object(text) == found
+        assert only_object(text) == body
+
+
+def test_a_damaged_answer_of_before_is_asked_for_anew(tmp_path: Path) -> None:
+    with serving(lambda system, user: YES) as server:
+        graded(server, votes=1, cache=str(tmp_path))
+        [path] = tmp_path.rglob("*.json")
+        for data in (b"", b"{", b'{"criteria": 1}', b"\xff", b"[" * 5000):
+            path.write_bytes(data)
+            assert graded(server, votes=1, cache=str(tmp_path)).value == 1.0
+        assert len(server.asked) == 6
 
 
 def test_litellm_is_refused_where_it_is_missing_or_compromised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import re
 import time
@@ -19,7 +20,7 @@ from agentloop.judge import score as score_module
 from agentloop.judge.score import judge, make_verifier
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.protocols import Sandbox, Verifier
-from agentloop.types import FailureType, Part, RewardState, StopReason, Trace, Verdict
+from agentloop.types import FailureType, Graded, Part, RewardState, StopReason, Trace, Verdict
 
 from .scenes import REFERENCE, TASK, Turn, missing, overran, shell, submit, trace, words
 
@@ -105,11 +106,6 @@ def test_a_verifier_that_is_not_a_coroutine_is_a_grader_failure() -> None:
     assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
 
 
-def test_a_cancelled_verifier_cancels_the_judge() -> None:
-    with pytest.raises(asyncio.CancelledError):
-        judged(RIGHT, Gives(asyncio.CancelledError()))
-
-
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_verifier_that_does_not_end_is_ended(stubborn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(score_module, "TIMEOUT_S", 0.05)
@@ -159,7 +155,6 @@ def test_no_verifier_is_unscored_with_the_reason_and_blames_nobody() -> None:
         ("SandboxGone: shell: connection reset", FailureType.infra_sandbox_failure, 1.0),
         ("SandboxUnavailable: no backend", FailureType.infra_sandbox_failure, 1.0),
         ("PolicyError: HTTP 429", FailureType.infra_model_api_error, 1.0),
-        ("KeyError: 'x'", FailureType.infra_sandbox_failure, 0.5),
         (None, FailureType.infra_sandbox_failure, 0.5),
     ],
 )
@@ -174,30 +169,48 @@ def test_a_broken_trace_is_masked_and_its_verifiers_are_not_asked(
     assert verifier.n_asked == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("KeyError: 'x'", FailureType.agent_crashed),
+        ("PolicyError: HTTP 400: content_filter", FailureType.agent_crashed),
+        ("TransferLimit: more than 64 MiB", FailureType.budget_limit_reached),
+    ],
+)
+def test_a_trace_that_its_agent_ended_is_0_and_its_verifiers_are_not_asked(error: str, kind: FailureType) -> None:
+    verifier = Gives(1.0)
+    seen = trace([missing("sort f99")], stop_reason=StopReason.error, error=error)
+    verdict = judged(seen, verifier)
+    assert (verdict.state, verdict.reward, verdict.scores) == (RewardState.scored, 0.0, ())
+    assert verdict.critical is not None
+    assert (verdict.critical.type, verdict.critical.step, verdict.critical.evidence) == (kind, None, error)
+    assert (verifier.n_asked, verdict.taxonomy) == (0, "2")
+
+
 def test_an_error_masks_even_an_answer() -> None:
     broken = RIGHT.model_copy(update={"error": "SandboxGone: while closing"})
     assert judged(broken, Gives(1.0)).state is RewardState.infra_failed
 
 
 @pytest.mark.parametrize(
-    ("turns", "state"),
+    ("turns", "kind"),
     [
-        ([overran("sleep 999"), submit("12")], RewardState.scored),
-        ([overran(f"sleep 999; {REFERENCE}"), submit("12")], RewardState.scored),
-        ([overran("sleep 999"), words("slow")], RewardState.scored),
-        ([overran(REFERENCE), words("slow")], RewardState.infra_failed),
-        ([overran("sort  -n f03|tail -n1"), submit("12")], RewardState.infra_failed),
-        ([overran(REFERENCE), shell(REFERENCE, "95"), submit("59")], RewardState.scored),
-        ([missing("sort f99"), overran(REFERENCE), submit("12")], RewardState.scored),
-        ([overran("sleep 999 &"), overran(REFERENCE), submit("12")], RewardState.scored),
+        ([overran("sleep 999"), submit("12")], FailureType.call_wrong_arguments),
+        ([overran(f"sleep 999; {REFERENCE}"), submit("12")], FailureType.call_wrong_arguments),
+        ([overran("sleep 999"), words("slow")], FailureType.call_wrong_arguments),
+        ([overran(REFERENCE), words("slow")], FailureType.budget_limit_reached),
+        ([overran("sort  -n f03|tail -n1"), submit("12")], FailureType.budget_limit_reached),
+        ([overran(REFERENCE), shell(REFERENCE, "95"), submit("59")], FailureType.obs_misread),
+        ([missing("sort f99"), overran(REFERENCE), submit("12")], FailureType.call_wrong_arguments),
+        ([overran("sleep 999 &"), overran(REFERENCE), submit("12")], FailureType.call_wrong_arguments),
     ],
 )
-def test_no_policy_escapes_its_reward_by_timing_out(turns: list[Turn], state: RewardState) -> None:
-    """Only a reference command that overran, with nothing failed before and unrecovered, is masked."""
+def test_no_policy_escapes_its_reward_by_timing_out(turns: list[Turn], kind: FailureType) -> None:
+    """A command of the reference that overran is scored, too: an agent can make its own sandbox slow."""
     verdict = judged(trace(turns), Exact("95"))
-    assert (verdict.state, verdict.reward) == (state, 0.0 if state is RewardState.scored else None)
+    assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0)
     assert verdict.critical is not None
-    assert verdict.critical.type.is_infra == (state is RewardState.infra_failed)
+    assert verdict.critical.type is kind
     assert FailureType.infra_tool_timeout in {failure.type for failure in verdict.failures}
 
 
@@ -339,3 +352,115 @@ def test_judging_an_ordinary_trace_costs_little() -> None:
             return cpu_ms(work)  # in a loop, because a verifier's time limit needs one
 
         assert asyncio.run(measured()) < 0.45
+
+
+class Odd(float):
+    """A float whose comparisons say what its class likes."""
+
+    def __ge__(self, other: object) -> bool:
+        return True
+
+    def __le__(self, other: object) -> bool:
+        return True
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class OddFraction(Fraction):
+    def __float__(self) -> float:
+        raise GeneratorExit
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Odd(7.0),
+        lambda: Odd("nan"),
+        lambda: Odd(-1.0),
+        lambda: Graded.model_construct(value=Odd(7.0), error=None),
+    ],
+)
+def test_the_value_of_a_number_is_its_own_and_not_what_its_class_says(make: Callable[[], Any]) -> None:
+    verdict = judged(RIGHT, Gives(make()))
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+    assert "RuntimeError: no words" in (verdict.scores[0].error or "")
+
+
+def test_a_subclass_of_a_number_is_stored_as_the_number() -> None:
+    score = judged(RIGHT, Gives(Odd(0.25))).scores[0]
+    assert score.value == 0.25
+    assert type(score.value) is float
+
+
+@pytest.mark.parametrize("value", [OddFraction(1, 2), 10**400, -(10**400)])
+def test_a_number_that_cannot_be_converted_is_none(value: Any) -> None:
+    verdict = judged(RIGHT, Gives(value))
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+
+
+class Worst(BaseException):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BaseException("b"), "BaseException: b"),
+        (GeneratorExit("g"), "GeneratorExit: g"),
+        (asyncio.CancelledError("c"), "CancelledError: c"),
+        (SystemExit(3), "SystemExit: 3"),
+        (BaseExceptionGroup("all", [GeneratorExit()]), "BaseExceptionGroup: all"),
+    ],
+)
+def test_whatever_a_verifier_raises_ends_no_command(error: BaseException, words: str) -> None:
+    verdict = judged(RIGHT, Gives(error), Exact("95"))
+    assert (verdict.state, verdict.reward) == (RewardState.unscored, None)
+    assert (verdict.scores[0].error or "").startswith(words)
+    assert verdict.scores[1].value == 1.0, "the others are asked"
+
+
+def test_an_error_without_words_is_named() -> None:
+    assert (judged(RIGHT, Gives(Worst())).scores[0].error or "").startswith("Worst: a Worst that cannot be printed")
+
+
+class Catches:
+    """Swallows its cancellation, and gives a number."""
+
+    name, version = "catches", "1"
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+        return 1.0
+
+
+class Waits:
+    """Waits for longer than a test."""
+
+    name, version = "waits", "1"
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        await asyncio.sleep(30)
+        return 1.0
+
+
+@pytest.mark.parametrize("verifier", [Catches(), Waits()])
+def test_a_cancellation_of_ours_gets_through(verifier: Verifier) -> None:
+    async def scene() -> None:
+        judging = asyncio.create_task(judge(TASK, RIGHT, [verifier]))
+        await asyncio.sleep(0.05)
+        judging.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await judging
+
+    asyncio.run(scene())
+
+
+def test_ctrl_c_gets_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        judged(RIGHT, Gives(KeyboardInterrupt()))

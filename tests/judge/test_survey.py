@@ -13,6 +13,7 @@ from agentloop.errors import ConfigError
 from agentloop.judge.failures.clusters import OWN_WORDS
 from agentloop.judge.failures.remedies import FOUND, REMEDIES, remedy
 from agentloop.judge.failures.rules import ALL
+from agentloop.judge.failures.signs import SIGNS
 from agentloop.judge.failures.survey import rate, survey, trend
 from agentloop.store.store import Judged, Store
 from agentloop.types import Failure, FailureType, Purpose, RewardState
@@ -185,5 +186,5 @@ def test_purposes_are_told_because_they_do_different_tasks(store: Store) -> None
 def test_each_type_has_a_remedy_and_each_gloss_a_detector() -> None:
     assert set(REMEDIES) == set(FailureType)
     assert "agentloop.toml" in remedy("plan.handoff")
-    names = {each.id.partition("@")[0] for each in ALL}
+    names = {each.id.partition("@")[0] for each in (*ALL, *SIGNS)}
     assert {name for name in FOUND if not any(name.startswith(known) for known in names)} == set()

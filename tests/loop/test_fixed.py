@@ -15,6 +15,7 @@ from agentloop.loop.learners import make_learner
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
 from agentloop.policies import openai
+from agentloop.registry.versions import Registry
 
 from .mini import N_HELDOUT, N_TRAIN, Recorder, make_mini, opened
 
@@ -64,7 +65,7 @@ def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> No
     told, finished = run(folder)
     assert told == "train tasks: 4 right, 0 wrong, 0 unscored"
     assert finished.startswith(
-        'finished: policy "the tasks\' own solutions" is as it was at v1, and its weights are not ours'
+        'finished: policy "the tasks\' own solutions" and its agent are unchanged since v1, and its weights are not'
     )
     with opened(folder) as project:
         assert (len(project.registry.all()), project.store.n_traces()) == (1, n_traces)
@@ -85,16 +86,36 @@ def test_a_changed_setting_is_a_candidate_that_is_gated(tmp_path: Path) -> None:
         assert len({v.sha256 for v in project.registry.all()}) == 3
 
 
+def test_a_program_that_was_edited_before_it_was_registered_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_mini(tmp_path / "mini")
+    (folder / "mine.py").write_text(SCRIPT.format(command="cat q1"))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Registry, "add", stopped)  # the one moment between the two
+        with pytest.raises(KeyboardInterrupt):
+            run(folder)
+    (folder / "mine.py").write_text(SCRIPT.format(command="cat q*"))
+    assert run(folder)[0] == "train tasks: 0 right, 4 wrong, 0 unscored", "before it was 1 right"
+
+
 BREAKS_ON = """
+from agentloop.errors import UpstreamUnavailable
 from agentloop.policies.scripted import ScriptedPolicy, oracle
 
-def make(tasks):
-    right = oracle(tasks)
-    def script(messages, rng):
+class Breaks(ScriptedPolicy):
+    async def complete(self, messages, tools, **more):
         if messages[0].content.split()[-1].strip("?") in {broken!r}:
-            raise RuntimeError("out of\\nmemory")
-        return right.script(messages, rng)
-    return ScriptedPolicy(script, name="breaks")
+            raise UpstreamUnavailable("nobody\\nanswers")
+        return await super().complete(messages, tools, **more)
+
+def make(tasks):
+    return Breaks(oracle(tasks).script, name="breaks")
 """
 FUSSY = '''
 class Fussy:
@@ -146,7 +167,7 @@ def test_what_the_machine_lost_of_the_train_tasks_is_told(tmp_path: Path) -> Non
     settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
     counts, lost, *_ = run(folder)
     assert counts == "train tasks: 3 right, 0 wrong, 0 unscored, 1 lost to the infrastructure"
-    assert lost.startswith("  lost: 'read-q1'; RuntimeError: out of memory; `agentloop traces show ")
+    assert lost.startswith("  lost: 'read-q1'; UpstreamUnavailable: nobody answers; `agentloop traces show ")
 
 
 def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
@@ -183,7 +204,7 @@ def test_a_gate_that_cannot_decide_names_the_verifier_or_the_machine(
         run(folder)
     message = words.format(
         unscored=f"{n_unscored} of 30 episodes could not be scored: verifier 'fussy': KeyError: 'x' (fussy.py:9)",
-        infra=f"{n_infra} of 30 held-out episodes of v1 failed for infrastructure reasons",
+        infra=f"{n_infra} of 30 held-out episodes of v1 lost an attempt to the infrastructure",
     )
     assert message in str(caught.value)
 
@@ -233,15 +254,20 @@ def test_an_endpoint_that_does_not_answer_ends_in_one_line(tmp_path: Path, monke
         assert project.registry.all() == [], "no version is registered on nothing"
 
 
-def test_an_error_of_the_sandbox_stays_one_under_the_lock(tmp_path: Path) -> None:
+def test_an_agent_that_always_crashes_is_scored_0_and_stops_no_loop(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     (folder / "broken.py").write_text(
         "from agentloop.policies.scripted import ScriptedPolicy\n"
         "def make(tasks): return ScriptedPolicy(lambda m, r: 1 / 0)\n"
     )
     settings(folder, 'kind = "scripted"\nscript = "broken.py:make"')
-    with pytest.raises(SandboxError, match="4 of 4 episodes failed outside the agent: ZeroDivisionError"):
-        run(folder)
+    counts, wrong, *_ = run(folder)
+    assert counts == "train tasks: 0 right, 4 wrong, 0 unscored"
+    assert wrong.startswith("  wrong: 'read-q0'")
+    with opened(folder) as project:
+        document = Summary(project, sandbox="b", command="c").json()
+    assert (document["infra_failed"], document["heldout"]["before"]["success"]) == (0, 0.0)
+    assert document["failures"]["before"] == {"agent.crashed": N_HELDOUT}
 
 
 @pytest.mark.parametrize(

@@ -117,3 +117,16 @@ def test_the_agent_of_a_loop_may_be_any_program(bubblewrap: BubblewrapBackend, t
     (folder / "knows.py").write_text(KNOWS)
     found = {(answer, reward) for _, answer, reward, _ in run(folder, bubblewrap)}
     assert found == {("100", 1.0), ("101", 1.0), ("102", 1.0)}
+
+
+@pytest.mark.slow
+def test_a_wrong_port_costs_one_episode(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """Three attempts at the first task, and none at the other nine."""
+    endpoint = 'kind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
+    folder = settings(make_mini(tmp_path, n_train=10, n_heldout=1), endpoint)
+    with open_project(folder, bubblewrap, Silent()) as project:
+        with pytest.raises(PolicyError, match=r"1 of 1 episodes failed .*127\.0\.0\.1:9"):
+            asyncio.run(run_loop(project, make_learner(project)))
+        [row] = project.store.find_traces(limit=100)
+    assert row.task_id == "read-q0"
+    assert row.reward_state == "infra_failed"

@@ -13,6 +13,8 @@ from agentloop.episode import plan
 from agentloop.errors import ConfigError, PluginError
 from agentloop.gate.suite import load_suite, write_suite
 from agentloop.gate.trials import Actor
+from agentloop.identity import identity
+from agentloop.loop.acting import agent_parts
 from agentloop.loop.learners import fixed_policy
 from agentloop.loop.refs import resolve
 from agentloop.policies.openai import OpenAIPolicy
@@ -130,9 +132,13 @@ def test_what_is_no_policy(tmp_path: Path, ref: str, words: str) -> None:
 def project(folder: Path) -> Path:
     (folder / "agentloop.toml").write_text('[policy]\nkind = "scripted"\nscript = "p.py:says"\n')
     (folder / "p.py").write_text(SCRIPT)
-    _, identity = fixed_policy(load_config(folder).policy, folder, [TASK], "words")
+    config = load_config(folder)
+    _, parts = fixed_policy(config.policy, folder, [TASK], "words")
+    acting = identity({**parts, **agent_parts(config.agent, folder, [TASK])})
     store = Store(folder / STORE)
-    Registry(store).add(number=1, parent=None, kind="scripted", artifact=None, sha256=identity, config_hash="", note="")
+    Registry(store).add(
+        number=1, parent=None, kind="scripted", artifact=None, sha256=acting.hash, config_hash="", note=""
+    )
     store.close()
     return folder
 
@@ -145,7 +151,7 @@ def test_a_version_of_others_weights(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no policy 'latest'.*\(versions in .*: v1\)"):
         named("latest", folder)
     (folder / "p.py").write_text(SCRIPT + "\n# another\n")
-    with pytest.raises(ConfigError, match=r"v1 \(v1\) was a policy with other settings"):
+    with pytest.raises(ConfigError, match=r"v1 \(v1\) was another policy or agent than .*; restore them"):
         named("v1", folder)
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.gate.failed import read_failed
 from agentloop.gate.suite import load_suite
 from agentloop.loop.project import FAILED, Project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
+from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.types import Action, PolicyState, PolicyVersion, Purpose, Split
+from agentloop.types import Action, Completion, Message, PolicyState, PolicyVersion, Purpose, Split, ToolSpec
 
-from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, make_mini, opened, run, solves
+from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, Recorder, make_mini, opened, run, solves
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
@@ -70,6 +72,43 @@ def test_a_candidate_is_promoted_held_or_rolled_back(
     assert states(folder) == after
 
 
+class Redrawing(ScriptedPolicy):
+    """Solves the first 15 held-out tasks; the last three of these only after it lost its first attempt."""
+
+    def __init__(self) -> None:
+        super().__init__(solves(15).script, name="redrawing")
+        self.lost: set[str] = set()
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        question = messages[0].content
+        if question in {f"What is in q{N_TRAIN + n}?" for n in (12, 13, 14)} - self.lost:
+            self.lost.add(question)
+            raise UpstreamUnavailable("HTTP 503", status=503)
+        return await super().complete(messages, tools, max_tokens=max_tokens, seed=seed)
+
+
+class Redrawn(PlannedLearner):
+    """Its second version is `Redrawing`."""
+
+    def policy(self, version: PolicyVersion) -> ScriptedPolicy:
+        return Redrawing() if version.number == 2 else super().policy(version)
+
+
+def test_a_candidate_that_loses_attempts_is_not_promoted_for_its_second_ones(folder: Path) -> None:
+    with opened(folder) as project:
+        asyncio.run(run_loop(project, Redrawn(project, (10, 15))))
+        decision = project.store.decisions()[2]
+        report = project.store.report(project.suite.hash, 2)
+    assert report is not None
+    assert sum(reward for (reward,) in report.rewards.values()) == 15
+    assert report.n_lost == {f"read-q{N_TRAIN + n}": (1,) for n in (12, 13, 14)}
+    # 5 better of 5 is p = 1/32; with the three as failures, 2 of 2 is p = 1/4.
+    assert (decision.action, decision.p_better) == (Action.hold, 0.25)
+    assert any(reason.startswith("3 episodes of version 2 lost an attempt") for reason in decision.reasons)
+
+
 def test_each_candidate_meets_the_live_version_not_the_one_before_it(folder: Path) -> None:
     run(folder, (5, 20, 4, 28))
     assert actions(folder) == {2: "promote", 3: "roll_back", 4: "promote"}
@@ -120,7 +159,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     with opened(folder) as project:
         document = Summary(project, sandbox="bubblewrap", command="c").json()
         store = project.store.path
-    assert set(document) == {*DOCUMENTED, "infra_failed", "unscored"}
+    assert set(document) == {*DOCUMENTED, "control", "infra_failed", "unscored"}
     assert set(document["heldout"]) == {"n", "before", "after"}
     assert document["heldout"]["n"] == N_HELDOUT
     assert set(document["heldout"]["before"]) == set(document["heldout"]["after"]) == {"success", "ci95"}
@@ -262,3 +301,16 @@ def test_a_candidate_without_a_champion_is_refused_not_promoted(folder: Path) ->
         project.store.put_version(only.model_copy(update={"state": PolicyState.candidate}))
         with pytest.raises(ValueError, match="no version is live beside candidate v1"):
             asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+
+
+# ------------------------------------------------------------------------------------ before a run
+
+
+@pytest.mark.parametrize(("n_heldout", "warns"), [(19, True), (20, False)])
+def test_a_suite_that_can_promote_nothing_says_so_before_the_first_episode(
+    tmp_path: Path, n_heldout: int, warns: bool
+) -> None:
+    progress = Recorder()
+    with opened(make_mini(tmp_path / "mini", n_heldout=n_heldout), progress) as project:
+        asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+    assert ("promotes nothing on fewer than 20: add 1 task" in progress.said[0]) is warns

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from agentloop.errors import UpstreamUnavailable
 from agentloop.policies.lockstep import BatchPolicy, Lockstep, Request, Seat
 from agentloop.types import Completion, Message
 
@@ -118,7 +119,9 @@ async def failures(policy: BatchPolicy) -> list[object]:
 
 def test_an_error_reaches_everyone_who_waits() -> None:
     error = RuntimeError("out of memory")
-    assert asyncio.run(failures(Broken(error))) == [error] * 3
+    found = asyncio.run(failures(Broken(error)))
+    assert [type(one) for one in found] == [UpstreamUnavailable] * 3
+    assert "RuntimeError: out of memory" in str(found[0])
 
 
 def test_too_few_answers_are_an_error_and_leave_nobody_waiting() -> None:

@@ -126,6 +126,35 @@ def test_what_is_no_file_is_left_behind_and_named(bubblewrap: BubblewrapBackend,
     assert not Path("/etc/planted").exists()
 
 
+def test_every_name_of_a_file_arrives(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    async def scene(box: Box) -> None:
+        made = await box.exec(
+            "mkdir -p /tmp/out/sub; printf text > /tmp/out/b; ln /tmp/out/b /tmp/out/sub/a; chmod 755 /tmp/out/b"
+        )
+        assert made.exit_code == 0
+        manifest = await box.download("/tmp/out", tmp_path / "out")
+        assert (manifest.n_files, manifest.n_bytes, manifest.skipped) == (2, 8, ())
+
+    run(bubblewrap, scene)
+    places = [tmp_path / "out" / "b", tmp_path / "out" / "sub" / "a"]
+    assert [place.read_text() for place in places] == ["text", "text"]
+    assert [place.stat().st_mode & 0o777 for place in places] == [0o755, 0o755]
+    assert [place.stat().st_nlink for place in places] == [1, 1]
+
+
+def test_names_of_one_file_are_no_way_around_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    """A thousand names of 100 KiB are 100 MB on the host."""
+    names = "for n in $(seq 1000); do ln /tmp/out/0 /tmp/out/$n; done"
+
+    async def scene(box: Box) -> None:
+        assert (await box.exec(f"mkdir /tmp/out; head -c 102400 /dev/zero > /tmp/out/0; {names}")).exit_code == 0
+        with pytest.raises(TransferLimit, match="more than 1,048,576 bytes"):
+            await box.download("/tmp/out", tmp_path / "out", max_bytes=MIB)
+
+    run(bubblewrap, scene)
+    assert tree(tmp_path) == {}
+
+
 def test_a_million_entries_end_at_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     one = entry("out/e", tarfile.SYMTYPE, linkname="x")
 

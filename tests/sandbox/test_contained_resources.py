@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.errors import CapabilityError, SandboxGone, TransferLimit
+from agentloop.errors import CapabilityError, TransferLimit
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import cgroups
 from agentloop.sandbox.box import Box
@@ -92,19 +92,16 @@ def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxB
 
 @pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
 def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) -> None:
-    """Either the folder is full or a writer is ended; if even PID 1 has no room, the box is gone and says so."""
+    """The folder is full, and the box goes on."""
     fill = f"head -c 500000000 /dev/zero > {place}/big; code=$?; wc -c < {place}/big; exit $code"
 
     async def scene() -> None:
         async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=400)) as box:
-            try:
-                done = await box.exec(fill)
-                assert done.exit_code != 0
-                assert int(done.stdout.split()[-1] if done.stdout else 0) <= MEMORY_MB << 20
-                await box.exec(f": > {place}/big")
-                assert await seconds(box) < 1.0
-            except SandboxGone:
-                assert backend.name == "bubblewrap"  # docker's folders are sized to leave room
+            done = await box.exec(fill)
+            assert done.exit_code != 0
+            assert int(done.stdout.split()[-1]) <= MEMORY_MB << 20
+            await box.exec(f": > {place}/big")
+            assert await seconds(box) < 1.0
 
     asyncio.run(scene())
 

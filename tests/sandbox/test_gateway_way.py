@@ -319,3 +319,60 @@ def test_a_box_whose_first_process_is_a_shell_says_that_it_cannot(
                 box.set_gateway(Path("/tmp/x"))
 
     asyncio.run(go())
+
+
+FLOODS = {
+    "half a request": "s.sendall(b'GET /x HT')",
+    "a head without an end": "s.sendall(b'GET /x HTTP/1.1\\r\\nx: ' + b'y' * 40000)",
+    "nothing": "pass",
+    "a slow answer that nobody awaits": "s.sendall(b'GET /slow HTTP/1.1\\r\\n\\r\\n')",
+    "half a tunnel": "s.sendall(b'CONNECT up.test:%d HTTP/1.1\\r\\n')",
+    "a tunnel that says nothing": "s.sendall(b'CONNECT up.test:%d HTTP/1.1\\r\\n\\r\\n'); s.recv(99)",
+    "a host that says nothing": "s.sendall(b'GET http://up.test:%d/hold HTTP/1.1\\r\\n\\r\\n')",
+    "a host that never hangs up": "s.sendall(b'GET http://up.test:%d/deaf HTTP/1.1\\r\\n\\r\\n')",
+    "garbage": "s.sendall(bytes(range(256)) * 300)",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_a_flood_of_connections_ends_with_its_program(
+    backend: SandboxBackend, names: dict[str, list[str]], flood: str
+) -> None:
+    """The program holds all that it can get, and is ended; then the next one gets its answer at once."""
+
+    async def scene(box: Box, found: Gateway) -> None:
+        async with serving() as server:
+            box.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
+            text = f"""
+                import socket
+                held = []
+                for n in range(300):
+                    try:
+                        s = socket.create_connection(("127.0.0.1", 3128), timeout=0.5)
+                        held.append(s)
+                        {flood % server.port if "%d" in flood else flood}
+                    except OSError:
+                        pass
+                print(len(held))
+                """
+            done = await python(box, text)
+            assert int(done.stdout) > 100, done.stderr
+            answer = await python(
+                box,
+                """
+                import time, urllib.request
+                started = time.monotonic()
+                while time.monotonic() - started < 20:
+                    try:
+                        print(urllib.request.urlopen("http://127.0.0.1:3128/after").read())
+                        break
+                    except OSError as error:
+                        last = error
+                        time.sleep(0.1)
+                print(time.monotonic() - started < 5)
+                """,
+            )
+            assert answer.stdout == "b'GET /after HTTP/1.1'\nTrue\n", answer
+
+    in_box(backend, scene)

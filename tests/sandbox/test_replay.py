@@ -29,6 +29,7 @@ from agentloop.errors import (
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.journal import Player, Recorder
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import RecordedBox, Recording, ReplayBackend
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw
@@ -329,6 +330,7 @@ RECORDER = """
 import asyncio, sys
 from pathlib import Path
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.journal import Player, Recorder
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording
 from agentloop.types import SandboxSpec
@@ -454,3 +456,16 @@ def test_no_recording_and_anothers(bubblewrap: BubblewrapBackend, tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="no recording can be made in"):
         Recording(bubblewrap, tmp_path / "file")
+
+
+def test_the_cause_of_an_end_is_replayed(tmp_path: Path) -> None:
+    async def ends() -> None:
+        raise SandboxGone("the sandbox is gone: its supervisor ended", cause="memory")
+
+    recorder = Recorder(tmp_path, "a")
+    with pytest.raises(SandboxGone):
+        asyncio.run(recorder.call("exec", {"command": "x"}, ends))
+    recorder.close(is_whole=True)
+    with pytest.raises(SandboxGone, match="its supervisor ended") as gone:
+        asyncio.run(Player(tmp_path / "a.jsonl").call("exec", {"command": "x"}, ends))
+    assert gone.value.cause == "memory"

@@ -55,6 +55,7 @@ def numbers(machine: str) -> dict[str, int]:
 def test_every_number_is_the_kernels(machine: str) -> None:
     known, column = numbers(machine), list(HEADERS).index(machine)
     special = {"clone": seccomp.CLONE, "clone3": seccomp.CLONE3, "socket": seccomp.SOCKET}
+    special |= {name.split()[0]: pair for name, (pair, _, _) in seccomp.OF_A_PROCESS.items()}
     ours = {**seccomp.CALLS, **special, "socketpair": seccomp.SOCKETPAIR}
     wrong = {
         name: (pair[column], known.get(name))
@@ -113,6 +114,10 @@ def test_the_program_reads_arguments_as_the_kernel_does(machine: str) -> None:
         families = {n for n in range(256) if run_filter(program, arch, known[call], n) == ALLOW}
         assert families == set(AF_ALLOWED)
         assert run_filter(program, arch, known[call], 1 << 32 | 40) == EPERM, "the kernel drops the upper half"
+    of_limits = {pid: run_filter(program, arch, known["prlimit64"], pid) for pid in (0, 1, 2, 1 << 32 | 1)}
+    assert of_limits == {0: ALLOW, 1: EPERM, 2: ALLOW, 1 << 32 | 1: EPERM}
+    of_priority = [run_filter(program, arch, known["setpriority"], *who) for who in ((0, 0), (0, 1), (1, 1), (2, 1000))]
+    assert of_priority == [ALLOW, EPERM, EPERM, EPERM]
 
 
 def test_calls_of_another_machine_are_fatal_and_those_of_x32_are_unknown() -> None:
@@ -165,6 +170,8 @@ def test_the_profile_says_what_the_program_says(machine: str) -> None:
     known, program, arch = numbers(machine), seccomp.program(), AUDIT_ARCH[machine]
     tries: list[tuple[str, tuple[int, ...]]] = [(name, ()) for name in known if name not in ("socket", "socketpair")]
     tries += [("clone", (flag,)) for flag in (A_FORK, A_THREAD, *NAMESPACES.values())]
+    for name in {name.split()[0] for name in seccomp.OF_A_PROCESS}:
+        tries += [(name, (first, second)) for first in range(4) for second in (0, 1, 2, 1 << 32 | 1)]
     families = [n + high for n in range(seccomp.MAX_FAMILIES) for high in (0, 1 << 32)]
     tries += [(call, (family,)) for call in ("socket", "socketpair") for family in families]
     differ = [

@@ -38,6 +38,8 @@ class Server:
     async def body(self, path: str, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if path == "/hold":
             await reader.read()
+        elif path == "/deaf":
+            await asyncio.sleep(30.0)
         elif path == "/endless":
             while True:
                 writer.write(bytes(MIB))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
-from agentloop.types import RewardRule, RewardState, Score
+from agentloop.types import Failure, FailureType, RewardRule, RewardState, Score
 
 from .rows import judged
 from .span_rows import imported
@@ -40,3 +41,30 @@ def test_of_one_that_was_imported(either: Store) -> None:
     assert either.verdict("p", item.trace.id).scores[0] == Score(verifier="exact", version="2", value=1.0)
     either.put_reward("p", item.trace.id, RewardState.scored, 0.5)
     assert either.verdict("p", item.trace.id).rule == VERDICT.rule
+
+
+def test_an_episode_written_again_keeps_what_a_person_said(either: Store) -> None:
+    task, episode, trace, verdict = judged("own", reward=1.0)
+    either.put_judged("turn-1", [(task, episode, trace, verdict)])
+    corrected = verdict.model_copy(update={"reward": 0.25})
+    either.resolve("default", "own", corrected, 0.25, by="ann", why="a quarter of it")
+    label = Failure(type=FailureType.obs_misread, step=0, evidence="line 1", detector="", critical=True)
+    either.put_person_label("default", "own", label, by="ann", why="")
+    before, history = either.verdict("default", "own"), either.history("default", "own")
+    for _ in range(2):
+        either.put_judged("turn-1", [(task, episode, trace, verdict)])
+        row = either.row("default", "own")
+        assert (row.reward_state, row.reward, row.failure) == ("scored", 0.25, "obs.misread")
+        assert either.verdict("default", "own") == before
+        assert unpack(row.body) == (trace, corrected)
+        assert either.history("default", "own") == history
+
+
+def test_an_episode_written_again_keeps_a_persons_label(either: Store) -> None:
+    task, episode, trace, verdict = judged("own", reward=0.0)
+    either.put_judged("turn-1", [(task, episode, trace, verdict)])
+    label = Failure(type=FailureType.plan_goal_drift, step=0, evidence="line 1", detector="", critical=True)
+    either.put_person_label("default", "own", label, by="ann", why="")
+    before = either.verdict("default", "own")
+    either.put_judged("turn-1", [(task, episode, trace, verdict)])
+    assert (either.row("default", "own").failure, either.verdict("default", "own")) == ("plan.goal_drift", before)

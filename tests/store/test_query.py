@@ -172,6 +172,8 @@ def test_pages_go_on_where_they_ended_while_traces_arrive(store: Store) -> None:
         ("tool:\ud800", r"surrogate"),
         ("tool:" + "a" * 5000, r"at most 4000"),
         ("reward<1 " * 51, r"51 terms, at most 50"),
+        ("id:" + "a," * 999 + "a", r"1,000 values, at most 200 are allowed"),
+        ("id:" + "a," * 150 + "a tool:" + "b," * 49, r"201 values, at most 200"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_place(filter: str, message: str) -> None:

@@ -171,6 +171,7 @@ def test_versions_reports_decisions_and_stages_come_back(store: Store) -> None:
         policy_version=2,
         rewards={"b": (1.0, 0.0), "a": (1 / 3,)},
         n_infra=1,
+        n_lost={"b": (0, 1, 3)},
         failures={"obs.misread": 1},
     )
     decision = Decision(
@@ -299,9 +300,8 @@ def test_a_read_only_folder_is_named_with_the_next_move(tmp_path: Path) -> None:
             Store(folder / "store.db")
     finally:
         folder.chmod(0o755) if not as_root else subprocess.run(["chattr", "-i", folder], check=True)
-    assert str(caught.value) == (
-        f"{folder / 'store.db'}: unable to open database file; choose a folder that can be written"
-    )
+    why = "Operation not permitted" if as_root else "Permission denied"
+    assert str(caught.value) == f"{folder / 'store.db'}: {why}; choose a folder that can be written"
 
 
 # ------------------------------------------------------------------------------ one writer, durable

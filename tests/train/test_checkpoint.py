@@ -10,7 +10,7 @@ import torch
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.train import checkpoint
-from agentloop.train.checkpoint import TRAINER, WEIGHTS, folder_hash, load_trainer, save_version
+from agentloop.train.checkpoint import ACTING, TRAINER, WEIGHTS, folder_hash, load_trainer, save_version
 from agentloop.train.grpo import Grpo
 from agentloop.types import Sample
 
@@ -74,7 +74,7 @@ def test_a_draft_and_a_version_that_were_left_behind_are_replaced(tmp_path: Path
     sha256 = save_version(tmp_path / "v1", policy(), None, {})
     assert sha256 == save_version(tmp_path / "v2", policy(), None, {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["v1", "v2"]
-    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == [TRAINER, WEIGHTS]
+    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == [ACTING, TRAINER, WEIGHTS]
     assert not (tmp_path / "v1" / WEIGHTS / "junk").exists()
 
 

@@ -39,10 +39,10 @@ class ChatListener:
         if isinstance(usage, dict):
             self._usage = usage
         choices = event.get("choices")
-        for said in choices if isinstance(choices, list) else ():
+        for position, said in enumerate(choices) if isinstance(choices, list) else ():
             if isinstance(said, dict):
                 index = said.get("index")
-                index = index if isinstance(index, int) else 0
+                index = index if isinstance(index, int) else position
                 choice = self._choices.get(index)
                 if choice is None:
                     choice = self._choices[index] = Choice()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.judge.failures.call import broken
-from agentloop.judge.failures.detector import Found, detector
+from agentloop.judge.failures.detector import LIKELY, Found, detector
 from agentloop.judge.failures.infra import SAID
 from agentloop.judge.failures.reading import Reading
+from agentloop.judge.failures.reference import is_reference
 from agentloop.judge.failures.words import CONTEXT, LIMIT
 from agentloop.types import FailureType, StopReason
 
@@ -32,7 +33,7 @@ def context_overflow(reading: Reading) -> Iterator[Found]:
     error = reading.trace.error
     if reading.trace.stop_reason is StopReason.context_limit and not (reading.foreign and reading.won):
         yield Found(reading.last_step)
-    elif error and (found := CONTEXT.search(error.lower())) and not error.startswith("SandboxError"):
+    elif error and reading.foreign and (found := CONTEXT.search(error.lower())):
         yield Found(reading.last_step, (error,), at=found.start())
 
 
@@ -47,6 +48,17 @@ def limit_reached(reading: Reading) -> Iterator[Found]:
         yield Found(reading.last_step, (reading.trace.error,), SAID, found.start())
 
 
+@detector("slow_call", FailureType.budget_limit_reached, version="1")
+def slow_call(reading: Reading) -> Iterator[Found]:
+    """A command of the reference solution overran its limit. `failing_call` names every other call that did.
+
+    The run is scored all the same: an agent can make its sandbox slow, so the overrun is not provably ours.
+    """
+    for index, call, result in [] if reading.by_words else reading.calls:
+        if result is not None and result.timed_out and is_reference(reading.task, call):
+            yield Found(index, (result.content, call.arguments), LIKELY)
+
+
 @detector(
     "ended",
     FailureType.budget_limit_reached,
@@ -54,6 +66,7 @@ def limit_reached(reading: Reading) -> Iterator[Found]:
     FailureType.call_malformed,
     FailureType.call_wrong_arguments,
     FailureType.outcome_premature_stop,
+    FailureType.agent_crashed,
     FailureType.infra_sandbox_failure,
     FailureType.infra_model_api_error,
     FailureType.infra_tool_timeout,

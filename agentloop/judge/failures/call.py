@@ -9,6 +9,7 @@ from agentloop.judge.failures.detector import LIKELY, Found, detector
 from agentloop.judge.failures.infra import SAID
 from agentloop.judge.failures.reading import Reading
 from agentloop.judge.failures.reference import is_reference, last_printed
+from agentloop.judge.failures.schemas import misfit
 from agentloop.judge.failures.words import NOT_FOUND
 from agentloop.types import FailureType, ToolResult
 
@@ -21,14 +22,32 @@ def malformed(reading: Reading) -> Iterator[Found]:
     """
     for index, call, result in reading.calls:
         if call.error is not None or _refused(result, "malformed call"):
-            if not (reading.foreign and result is not None and result.ok):
-                sure = 1.0 if result is not None or not reading.foreign else LIKELY
+            if not (reading.by_words and result is not None and result.ok):
+                sure = 1.0 if result is not None or not reading.by_words else LIKELY
                 yield Found(index, (call.arguments, result.content if result else None, call.error), sure)
-        elif reading.foreign and result is not None and not result.ok and broken(call.arguments):
+        elif reading.by_words and result is not None and not result.ok and broken(call.arguments):
             yield Found(index, (call.arguments,))
     for act, told, at in reading.errors:
         if told is FailureType.call_malformed and act.call is not None and act.call.error is None:
             yield Found(act.step, (act.text,), SAID, at)
+
+
+@detector("schema", FailureType.call_malformed, version="2")
+def schema(reading: Reading) -> Iterator[Found]:
+    """The arguments of a call do not fit the schema of the tool that was offered.
+
+    The detector's name says what the tool did: `.refused` where it failed or no result was recorded, `.accepted` where
+    it answered all the same. That is a candidate: the tool was less strict than its schema.
+    """
+    if reading.offered is None:
+        return
+    for act in reading.acts:
+        call = act.call
+        if call is None or call.error is not None:
+            continue
+        if misfit(reading.offered.schemas.get(call.name, {}), call.arguments) is not None:
+            sure, flavour = (LIKELY, ".accepted") if act.ok else (1.0, ".refused")
+            yield Found(act.step, (call.arguments, call.name), sure, flavour=flavour)
 
 
 @detector("unknown_tool", FailureType.call_unknown_tool)
@@ -37,10 +56,10 @@ def unknown_tool(reading: Reading) -> Iterator[Found]:
     for index, call, result in reading.calls:
         if call.error is None and result is not None and _refused(result, "no tool "):
             yield Found(index, (result.content,))
-        elif reading.offered is not None and call.name and call.name not in reading.offered:
+        elif reading.offered is not None and call.name and reading.offered.lacks(call.name):
             yield Found(index, (call.name,), 1.0 if result is None or not result.ok else LIKELY)
     for act, told, at in reading.errors:
-        known = reading.offered is not None and act.name not in reading.offered
+        known = reading.offered is not None and reading.offered.lacks(act.name)
         if told is FailureType.call_unknown_tool and act.call is not None and not known and not _refused(act.result):
             yield Found(act.step, (act.text,), SAID, at)
 
@@ -50,11 +69,11 @@ def failing_call(reading: Reading) -> Iterator[Found]:
     """A call that was made and failed: wrong values, or not the tool for the goal.
 
     A command of the agent's own that overran its limit is among them, because whoever writes
-    `sleep 999` chose it. Only a reference command that timed out is left to `tool_timeout`: there
-    the box was too slow. Certain when the result says that something is missing or invalid. Of a
+    `sleep 999` chose it. Only a reference command that timed out is left to `slow_call`. Certain
+    when the result says that something is missing or invalid. Of a
     foreign tool it is a candidate, and not even that where expected actions decide.
     """
-    if reading.foreign:
+    if reading.by_words:
         if reading.expected is None:
             for act, told, _ in reading.errors:
                 if told is None and not (act.call and act.call.error is not None):

@@ -1,19 +1,25 @@
 """Which failure decided the outcome: the first that was not recovered from.
 
 Recovery is looked for, not assumed: a failing call that a later call made good did not lose the
-episode, whatever it looked like. Infrastructure is the cause only when nothing failed before it.
+episode, whatever it looked like. Infrastructure is the cause only when nothing failed before it, and
+never of a run of ours that has a reward. An error with which the agent ended its own run always is: it alone
+made the reward 0.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
+from agentloop.faults import fault_in
+from agentloop.judge.failures.budget import slow_call
 from agentloop.judge.failures.call import wrong_command
 from agentloop.judge.failures.evidence import last_words
 from agentloop.judge.failures.reading import Reading
 from agentloop.judge.failures.reference import expected_actions
 from agentloop.judge.failures.rules import RULES, Rule
+from agentloop.judge.failures.signs import OF_A_STEP, SIGNS
 from agentloop.judge.failures.taxonomy import precedence
 from agentloop.types import Failure, FailureType, RewardState, Score, SubTrace, Task, ToolCall, Trace
 
@@ -24,6 +30,7 @@ _OF_A_CALL = frozenset(
         FailureType.call_unknown_tool,
         FailureType.call_wrong_arguments,
         FailureType.infra_tool_timeout,
+        FailureType.agent_crashed,
         FailureType.infra_model_api_error,
         FailureType.infra_sandbox_failure,
     }
@@ -33,6 +40,16 @@ _NEVER_MENDED = (f"{wrong_command.id.partition('@')[0]}@", "rules.expected.")
 """How detectors' names begin of calls that succeeded and were the wrong ones; later calls do not mend them."""
 _BY_ANY_CALL = frozenset({FailureType.call_malformed, FailureType.call_unknown_tool})
 """What a success with another tool makes good, too: there was no such call to make again."""
+_CONSEQUENCES = frozenset(
+    {
+        FailureType.budget_limit_reached,
+        FailureType.outcome_premature_stop,
+        FailureType.outcome_wrong_or_unverified,
+        FailureType.outcome_unsafe_action,
+        FailureType.outcome_reward_hack,
+    }
+)
+"""How a run ended rather than why: an earlier step may have decided it."""
 MAX_DEPTH = 8
 """Sub-agents of sub-agents that are looked into."""
 
@@ -70,14 +87,49 @@ def label(
     if not (reading.lost or state is RewardState.infra_failed or any(score.error for score in reading.scores)):
         return tuple(found)
     after = _After(reading)
-    position = next((i for i, failure in enumerate(found) if not after.recovered(failure)), len(found))
-    is_open = position == len(found) or found[position].type.value.startswith("outcome.")
-    if is_open and guess is not None and reading.lost and (guessed := guess(reading)):
-        found, position = [*guessed, *found], 0
+    fault = None if reading.foreign else fault_in(reading.trace)
+    # Of a run of ours that has a reward, infrastructure decided nothing.
+    spared = state is RewardState.scored and not reading.foreign and not (fault and fault.ours)
+    causes = (i for i, f in enumerate(found) if not (spared and f.type.is_infra) and not after.recovered(f))
+    position = next(causes, len(found))
+    if fault and not fault.ours:
+        ended = (i for i, failure in enumerate(found) if failure.step is None and failure.type is fault.type)
+        position = next(ended, position)
+        if position < len(found):
+            return _marked(found, position)
+    cause = found[position] if position < len(found) else None
+    if reading.lost and (leads := _leads(reading, cause, guess)):
+        found, position = [*leads, *found], 0
     if position == len(found):
         found.append(_unclassified(reading.trace))
-    found[position] = found[position].model_copy(update={"critical": True})
-    return tuple(found)
+    return _marked(found, position)
+
+
+def _marked(found: Sequence[Failure], position: int) -> tuple[Failure, ...]:
+    """`found`, the one at `position` critical."""
+    return tuple(f.model_copy(update={"critical": True}) if i == position else f for i, f in enumerate(found))
+
+
+def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[Failure]:
+    """What may explain a run that lost, where the rules say no more than `cause`; the critical one first.
+
+    A guess stands above a sign and above a rule's candidate, because it was measured on labelled runs. Where it names
+    a step and no type, it stays `unclassified`: a sign at its step is listed beside it, and no label said how often
+    such a sign is right there.
+    """
+    says_nothing = cause is None or cause.type is FailureType.outcome_wrong_or_unverified
+    is_open = cause is None or cause.confidence < 1.0 or cause.type in _CONSEQUENCES
+    guessed = guess(reading) if is_open and guess is not None else []
+    signs = (failure for sign in SIGNS for failure in sign(reading)) if reading.by_words else iter(())
+    if not guessed or guessed[0].type is not FailureType.unclassified:
+        return [*guessed, *islice(signs, 1 if says_nothing else 0)]
+    known = [] if says_nothing or cause is None else [cause]
+    shown = [*signs]
+    known += [*shown, *(failure for sign in OF_A_STEP if reading.by_words for failure in sign(reading))]
+    same = next((failure for failure in known if failure.step == guessed[0].step), None)
+    if same is None:
+        return [*guessed, *(shown[:1] if says_nothing else ())]
+    return [*guessed] if same is cause else [*guessed, same]
 
 
 def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int) -> list[Failure]:
@@ -133,7 +185,7 @@ class _After:
             return False
         if failure.type is FailureType.plan_repetition:
             return self.reading.submitted or self._last_new > failure.step
-        if failure.type not in _OF_A_CALL:
+        if failure.type not in _OF_A_CALL and failure.detector != slow_call.id:
             return False
         mended = self._called_again(failure) or self._submitted_without(failure.step)
         return mended and (self._from_good_call or failure.step not in self._answered_by_error)
@@ -141,7 +193,7 @@ class _After:
     def _called_again(self, failure: Failure) -> bool:
         step = failure.step
         names = self._names.get(step, set()) if step is not None else set()
-        if not self.reading.foreign or failure.type in _BY_ANY_CALL or not names:
+        if not self.reading.by_words or failure.type in _BY_ANY_CALL or not names:
             return step is not None and self._last_any > step
         return step is not None and all(self._last_success.get(name, -1) > step for name in names)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentloop.judge.failures.evidence import around, last_words, quote
+from agentloop.judge.failures.evidence import around, quote, quote_at
 from agentloop.judge.failures.reading import Reading
 from agentloop.types import Failure, FailureType
 
@@ -63,10 +63,10 @@ class Detector:
     def _failure(self, reading: Reading, found: Found) -> Failure:
         first = found.texts[0] if found.texts else None
         words = around(first, found.at) if first and found.at >= 0 else ""
-        evidence = quote(words, *found.texts) or last_words(reading.trace)
+        step, evidence = quote_at(reading.trace, found.step, quote(words, *found.texts))
         return Failure(
             type=found.type or self.types[0],
-            step=found.step,
+            step=step,
             evidence=evidence,
             detector=f"rules.{self.name}{found.flavour}@{self.version}",
             confidence=found.confidence,

@@ -39,6 +39,49 @@ def texts(trace: Trace) -> Iterator[str]:
         waiting += [child.trace for child in one.children]
 
 
+def texts_at(trace: Trace, step: int) -> Iterator[str]:
+    """Everything at the step of that index that may be quoted; nothing where the trace has no such step."""
+    place = _place(trace, step)
+    return iter(()) if place is None else _of_step(trace, place)
+
+
+def quote_at(trace: Trace, step: int | None, words: str) -> tuple[int | None, str]:
+    """(step, quote) where the quote stands at the step: `words` where they do, else the first words of that step.
+
+    A step that has no words at all is left for the nearest one before it that has some, and a failure of the whole is
+    quoted by `words` wherever they stand. The quote is empty only of a trace without any words.
+    """
+    named = None if step is None else _place(trace, step)
+    if named is None:
+        return step, words or last_words(trace)
+    for place in range(named, -1, -1):
+        if place == named and words and any(words in text for text in _of_step(trace, place)):
+            return step, words
+        if here := quote(*_of_step(trace, place)):
+            return trace.steps[place].index, here
+    return None, words or last_words(trace)
+
+
+def _place(trace: Trace, step: int) -> int | None:
+    """Where the step of that index stands; most traces count theirs from 0 without a gap."""
+    if 0 <= step < len(trace.steps) and trace.steps[step].index == step:
+        return step
+    return next((place for place, each in enumerate(trace.steps) if each.index == step), None)
+
+
+def _of_step(trace: Trace, place: int) -> Iterator[str]:
+    """What was said, called and seen in a step: what a terminal printed of it is heard by the next."""
+    step = trace.steps[place]
+    yield from _said(step.completion.message)
+    yield from (result.content for result in step.results)
+    following = trace.steps[place + 1].heard if place + 1 < len(trace.steps) else ()
+    for message in (*following, *step.heard):
+        yield message.content
+    for child in trace.children:
+        if child.step == step.index:
+            yield from texts(child.trace)
+
+
 def last_words(trace: Trace) -> str:
     """A quote for a failure of the whole: what the agent last said or did, else what it was asked."""
     for step in reversed(trace.steps):

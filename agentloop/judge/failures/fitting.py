@@ -9,12 +9,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 
 from agentloop.errors import ConfigError, counted
 from agentloop.judge.failures.calibration import fit_measured, held_out
+from agentloop.judge.failures.closing import blamable
 from agentloop.judge.failures.features import rows
 from agentloop.judge.failures.fitted import RUN_C, Linear, StepModel, fit_linear, fit_steps, library
-from agentloop.judge.failures.learned import FAILED, RunHead, Scorer, StepHead, likeliest
+from agentloop.judge.failures.learned import FAILED, RunHead, Scorer, StepHead, likeliest, only
 from agentloop.judge.failures.run_features import run_row
 from agentloop.types import FailureType, Trace
 
@@ -123,8 +125,8 @@ def step_model(items: Sequence[Labelled], seed: int) -> StepModel:
 
 
 def ask_steps(model: StepModel, item: Labelled) -> list[float]:
-    """Probabilities of its steps."""
-    return model.probabilities(item.rows)
+    """Probabilities of its steps, of those that may be named."""
+    return only(model.probabilities(item.rows), blamable(item.trace))
 
 
 def category_model(items: Sequence[Labelled]) -> Linear:
@@ -148,7 +150,9 @@ def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
     right = [guess == item.place for guess, item in zip(guesses, items, strict=True)]
     sure = [p[guess] for p, guess in zip(said, guesses, strict=True)]
     trust = fit_measured(sure, right, _tasks(items), precision, seed)
-    return StepHead(model=step_model(items, seed), trust=trust)
+    every = trust.model_copy(update={"n_said": len(items), "n_right": sum(right)})
+    chance = fmean(1 / max(1, sum(blamable(item.trace))) for item in items)
+    return StepHead(model=step_model(items, seed), trust=every, chance=chance)
 
 
 def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHead:

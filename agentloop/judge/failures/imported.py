@@ -9,20 +9,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentloop.judge.failures import schemas
 from agentloop.judge.failures.critical import label
 from agentloop.judge.failures.reading import Reading
 from agentloop.judge.failures.rules import RULES, Rule
 from agentloop.judge.failures.vocabularies import leaf_of
-from agentloop.types import Failure, FailureType, Imported, RewardState, Score, Task
+from agentloop.store.verdicts import reward_of
+from agentloop.types import Failure, FailureType, Imported, RewardState, Task
 
-REWARDS = ("reward", "resolved", "is_correct")
-"""What the score that decides is called, after the source's name; the first that is there counts."""
 STATUSES = (
     "info.exit_status", "exit_status", "termination_reason", "agent_error_kind", "extra.agent_error_kind",
-    "error_kind", "failure_mode", "output.status", "status",
+    "error_kind", "status",
 )  # fmt: skip
+"""Where a source keeps the word with which a run ended; the vocabulary is the source's own."""
+HARNESS_STATUSES = tuple(
+    f"{before}{key}" for key in ("failure_mode", "exception_info.exception_type") for before in ("", "extra.", "info.")
+)
+"""Where a harness writes it beside a trace of any format; the vocabulary is terminal-bench's."""
+TIME_FLAGS = tuple(
+    f"{before}{key}" for key in ("agent_timed_out", "agent_timeout_error", "agent_timeout") for before in ("", "extra.")
+)
 GRADER_FLAGS = ("eval_timed_out", "extra.eval_timed_out")
-TOOLS = ("responses_create_params.tools", "tools")
+TOOLS = (
+    "responses_create_params.tools", "tools", "functions", "response.tools", "available_tools",
+    "agent.tool_definitions", "body.tools", "request.tools",
+)  # fmt: skip
+ANSWERS = ("expected_answer", "ground_truth", "groundtruth", "reference_answer", "info.expected_answer")
+"""Where sources keep the answer that they expect."""
+MAX_WANTED = 80
+"""Characters of an expected answer that can be looked for; a longer one is a rubric or an essay."""
 MAX_INSTRUCTION = 10_000
 
 
@@ -46,6 +61,7 @@ def read_imported(imported: Imported, task: Task | None = None) -> Reading:
         ended=_ended(trace.source, imported.raw),
         offered=_offered(imported.raw),
         expected=_expected(imported.raw),
+        wanted=next((_plain(imported.raw.get(key)) for key in ANSWERS if _plain(imported.raw.get(key))), None),
     )
 
 
@@ -56,31 +72,27 @@ def task_of(imported: Imported) -> Task:
     return Task(id=trace.task_id or trace.id, instruction=asked[:MAX_INSTRUCTION])
 
 
-def reward_of(scores: Sequence[Score]) -> float | None:
-    """The number that decides whether a run succeeded; None where its source gave none."""
-    named = {score.verifier.partition(":")[2]: score.value for score in scores}
-    return next((value for name in REWARDS if (value := named.get(name)) is not None), None)
-
-
 def _ended(source: str, raw: Mapping[str, Any]) -> FailureType | None:
-    words = (raw.get(key) for key in STATUSES)
-    found = (leaf_of(source, word) for word in words if isinstance(word, str))
-    leaf = next((leaf for leaf in found if leaf is not None and leaf is not FailureType.unclassified), None)
+    words = [(source, raw.get(key)) for key in STATUSES]
+    words += [("terminal_bench", raw.get(key)) for key in HARNESS_STATUSES]
+    leaves = (leaf_of(vocabulary, word) for vocabulary, word in words if isinstance(word, str))
+    leaf = next((leaf for leaf in leaves if leaf is not None and leaf is not FailureType.unclassified), None)
+    if leaf is None and any(isinstance(n := raw.get(flag), int) and n > 0 for flag in TIME_FLAGS):
+        return FailureType.budget_limit_reached
     if leaf is None and any(raw.get(flag) is True for flag in GRADER_FLAGS):
         return FailureType.infra_grader_failure
     return leaf
 
 
-def _offered(raw: Mapping[str, Any]) -> frozenset[str] | None:
+def _plain(value: object) -> str | None:
+    """A short answer as text; one digit is in every text, and says nothing."""
+    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return text if 1 < len(text) <= MAX_WANTED else None
+
+
+def _offered(raw: Mapping[str, Any]) -> schemas.Offered | None:
     tools = next((tools for key in TOOLS if isinstance(tools := raw.get(key), list) and tools), [])
-    names: set[str] = set()
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str):  # one that its provider brings: who knows what it is called in a trace
-            return None
-        names.add(name)
-    return frozenset(names) or None
+    return schemas.offered(tools)
 
 
 def _expected(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:

@@ -1,42 +1,39 @@
-"""Detectors of the group `infra`: what broke outside the agent. It never reaches a gradient, so our own traces
-are believed by their structure alone: an agent chooses what its commands print.
+"""Detectors of the group `infra`: what broke outside the agent. A run that infrastructure ended has no reward, so
+traces of ours are believed by their facts alone: an agent chooses what its commands print.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from agentloop.faults import fault_in
 from agentloop.judge.failures.detector import LIKELY, Found, detector
 from agentloop.judge.failures.reading import Reading
-from agentloop.judge.failures.words import API, BOX, CONTEXT
-from agentloop.types import FailureType, StopReason
+from agentloop.judge.failures.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
+from agentloop.types import FailureType
 
 SAID = 0.8
 """Confidence of what a foreign tool's words tell, without a flag or a status."""
-_OURS = {"PolicyError", "SandboxError", "SandboxUnavailable", "CapabilityError", "SandboxGone"}
 
 
 @detector("infrastructure", FailureType.infra_sandbox_failure, FailureType.infra_model_api_error)
 def infrastructure(reading: Reading) -> Iterator[Found]:
-    """What ended the run, from the class name that leads `trace.error`, or from its words.
+    """The infrastructure ended the run. Of a run of ours its facts say so (`faults.py`), of another one its words.
 
-    The step is None: a step during which the box or the model died was never recorded.
+    The step is None: a step during which the sandbox or the model died was never recorded.
     """
-    error, stopped = reading.trace.error, reading.trace.stop_reason is StopReason.error
-    if (error is None and not stopped) or reading.ended is not None:
+    error = reading.trace.error
+    if not reading.foreign:
+        if (fault := fault_in(reading.trace)) and fault.ours:
+            yield Found(None, (error,), 1.0 if error else LIKELY, type=fault.type)
         return
-    cause = (error or "").partition(":")[0]
-    kind, sure = FailureType.infra_sandbox_failure, cause in _OURS
-    if cause == "PolicyError":
-        kind = FailureType.infra_model_api_error
-    elif not sure and error:
-        if CONTEXT.search(error.lower()):  # which `context_overflow` tells
-            return
-        if API.search(error.lower()):
-            kind, sure = FailureType.infra_model_api_error, True
-        else:
-            sure = bool(BOX.search(error.lower()))
-    yield Found(None, (error,), 1.0 if sure else LIKELY, type=kind)
+    words = (error or "").lower()
+    if reading.ended is not None or any(other.search(words) for other in (CONTEXT, REFUSED, UNREADABLE)):
+        return
+    if API.search(words):
+        yield Found(None, (error,), type=FailureType.infra_model_api_error)
+    elif BOX.search(words):
+        yield Found(None, (error,))
 
 
 @detector("tool_timeout", FailureType.infra_tool_timeout)
@@ -50,11 +47,8 @@ def tool_timeout(reading: Reading) -> Iterator[Found]:
 
 @detector("service_error", FailureType.infra_model_api_error)
 def service_error(reading: Reading) -> Iterator[Found]:
-    """A foreign tool that failed for a limit of rate, its key or its server; an answer that a filter withheld."""
+    """A foreign tool that failed because its service could not be reached, limited the rate, or had an error."""
     yield from _said(reading, FailureType.infra_model_api_error)
-    for step in reading.trace.steps:
-        if step.completion.finish_reason in ("content_filter", "SAFETY", "refusal"):
-            yield Found(step.index, (step.completion.message.content,), 0.9)
 
 
 @detector("box_error", FailureType.infra_sandbox_failure)

@@ -4,9 +4,9 @@
     scorer.save(path); scorer = Scorer.load(path)
     classify(task, trace, state, reward, guess=scorer.guess)
 
-It guesses, and says how often such a guess was right on traces that were held out (`confidence`); a guess of a kind
-that did not keep the promised `precision` there is not said. No weights are shipped: what is critical in your runs is
-for your labels to say. It asks no model, and a fitted scorer needs no scikit-learn.
+It names the likeliest step of every failed run that the rules leave open, with the probability that such a step was
+right on traces that were held out (`confidence`). A type is named only where such types kept the promised `precision`
+there. No weights are shipped: `docs/judging.md` says why. It asks no model, and a fitted scorer needs no scikit-learn.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from typing import Literal, Protocol
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
+from agentloop.input_files import place_of
+from agentloop.intervals import wilson
 from agentloop.judge.failures.calibration import Trust
-from agentloop.judge.failures.evidence import last_words, quote
+from agentloop.judge.failures.closing import blamable
+from agentloop.judge.failures.evidence import quote_at
 from agentloop.judge.failures.features import FEATURES, rows
 from agentloop.judge.failures.fitted import Linear, StepModel, library
 from agentloop.judge.failures.run_features import OF_RUN, run_row
 from agentloop.judge.failures.turns import speaker
 from agentloop.types import Failure, FailureType, Frozen, Trace
 
-DETECTOR = "learned.critical@1"
+DETECTOR = "learned.critical@2"
 SCORER = Path("traces") / "scorer.json"
 """In a project: what `agentloop judge fit` writes, and what is asked where the rules leave a cause open."""
 FAILED = "failed"
@@ -43,10 +46,17 @@ class Read(Protocol):
 
 
 class StepHead(Frozen):
-    """Which step, and how often such a guess was right."""
+    """Which step, and how often such a guess was right. It names one in every run or in none: no cut is used."""
 
     model: StepModel
     trust: Trust
+    chance: FiniteFloat = 0.0
+    """How often a step drawn at random would have been right on the same labels."""
+
+    @property
+    def names(self) -> bool:
+        """Whether the likeliest step was right more often than chance, at the lower end of its 95% interval."""
+        return wilson(self.trust.n_right, self.trust.n)[0] > self.chance
 
 
 class RunHead(Frozen):
@@ -66,7 +76,7 @@ class Scorer(Frozen):
     """What `fit` has learned. A head without enough labels is None, and its questions get no answer."""
 
     kind: Literal["agentloop.scorer"] = "agentloop.scorer"
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     columns: tuple[str, ...] = FEATURES
     run_columns: tuple[str, ...] = OF_RUN
     n_labels: int = 0
@@ -96,7 +106,7 @@ class Scorer(Frozen):
         """
         if self.steps is None:
             raise ConfigError("this scorer was fitted on no labelled steps; label critical steps, and fit again")
-        return self.steps.model.probabilities(rows(trace))
+        return only(self.steps.model.probabilities(rows(trace)), blamable(trace))
 
     def agents(self, trace: Trace) -> dict[str, float]:
         """Agent -> probability of having made the critical mistake, likeliest first. Raises as `suspects`."""
@@ -115,33 +125,34 @@ class Scorer(Frozen):
     def failures(self, item: Trace | Read) -> list[Failure]:
         """The critical failure of a run that failed: one, or none for a trace without steps.
 
-        A guess that is not sure enough is not said: the type is then `unclassified`, the step None.
-        `confidence` is that of the type; of `unclassified` it is that of the step, 0.0 when there is none.
+        The step is the likeliest one, however likely, and None where the scorer's steps do not beat chance. The type
+        is `unclassified` where no type is sure enough to keep the promise. `confidence` is the probability of the
+        type; where it is `unclassified` it is that of the step, 0.0 when there is none.
         """
         trace = item if isinstance(item, Trace) else item.trace
         table = rows(trace)
         if not table:
             return []
-        place, p_step = self._step(table)
+        place, p_step = self._step(trace, table)
         kind, p_kind = self._category(trace, table)
-        step = trace.steps[place] if place is not None else None
-        message = step.completion.message if step else None
-        said = (message.content, message.reasoning, *(call.arguments for call in message.tool_calls)) if message else ()
+        step, words = quote_at(trace, None if place is None else trace.steps[place].index, "")
         return [
             Failure(
                 type=kind,
-                step=step.index if step else None,
-                evidence=quote(*said) or last_words(trace),
+                step=step,
+                evidence=words,
                 detector=DETECTOR,
                 confidence=p_step if kind is FailureType.unclassified else p_kind,
             )
         ]
 
     def guess(self, reading: Read) -> list[Failure]:
-        """As `failures`, for `classify`: of a failed run only, and nothing where it knows no type."""
-        if self.categories is None or self.categories.trust.cut is None:  # it would never name one
-            return []
-        return [found for found in self.failures(reading) if found.type is not FailureType.unclassified]
+        """As `failures`, for `classify`: of a failed run only, and nothing where it knows neither step nor type."""
+        return [
+            failure
+            for failure in self.failures(reading)
+            if failure.step is not None or failure.type is not FailureType.unclassified
+        ]
 
     def around(self, trace: Trace) -> int:
         """The message, counted from 0, that with its two neighbours holds the critical step most probably.
@@ -153,13 +164,15 @@ class Scorer(Frozen):
             raise ConfigError(f"trace {trace.id} has no steps")
         return around(trace, p)
 
-    def _step(self, table: list[list[float]]) -> tuple[int | None, float]:
-        if self.steps is None or self.steps.trust.cut is None:
+    def _step(self, trace: Trace, table: list[list[float]]) -> tuple[int | None, float]:
+        if self.steps is None or not self.steps.names:
             return None, 0.0
-        p = self.steps.model.probabilities(table)
+        allowed = blamable(trace)
+        if not any(allowed):
+            return None, 0.0
+        p = only(self.steps.model.probabilities(table), allowed)
         place = likeliest(p)
-        trust = self.steps.trust
-        return (place, trust.curve(p[place])) if trust.claims(p[place]) else (None, 0.0)
+        return place, self.steps.trust.curve(p[place])
 
     def _category(self, trace: Trace, table: list[list[float]]) -> tuple[FailureType, float]:
         if self.categories is None or self.categories.trust.cut is None:
@@ -184,7 +197,7 @@ class Scorer(Frozen):
             raise ConfigError(f"{path}: {error.strerror}; `agentloop judge fit` makes a scorer") from error
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the file"
+            where = place_of(first["loc"]) or "the file"
             raise ConfigError(f"{path}: no scorer: {where}: {first['msg']}; fit it again") from None
 
 
@@ -194,6 +207,14 @@ def load_scorer(project: Path) -> Scorer | None:
         return None
     library("numpy")  # now, and not when the first run has failed
     return Scorer.load(project / SCORER)
+
+
+def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
+    """Probabilities of the allowed steps alone, summing to 1; unchanged where none is allowed."""
+    total = sum(one for one, may in zip(p, allowed, strict=True) if may)
+    if not total:
+        return list(p)
+    return [one / total if may else 0.0 for one, may in zip(p, allowed, strict=True)]
 
 
 def likeliest(p: Sequence[float]) -> int:

@@ -20,7 +20,7 @@ _CHECKS = re.compile(
 _HANDS_IN = re.compile(r"submit|finish|final|answer|complete|terminate", re.IGNORECASE)
 
 
-@detector("premature_stop", FailureType.outcome_premature_stop)
+@detector("premature_stop", FailureType.outcome_premature_stop, version="3")
 def premature_stop(reading: Reading) -> Iterator[Found]:
     """Ended without submitting, with an empty answer, or with one that no successful call led to.
 
@@ -29,7 +29,7 @@ def premature_stop(reading: Reading) -> Iterator[Found]:
     """
     if reading.won:
         return
-    if reading.foreign:
+    if reading.by_words:
         yield from _foreign(reading)
         return
     stopped = reading.trace.stop_reason is StopReason.no_tool_call
@@ -47,21 +47,21 @@ def premature_stop(reading: Reading) -> Iterator[Found]:
 def _foreign(reading: Reading) -> Iterator[Found]:
     if not reading.lost or reading.went_on_calling or not reading.trace.steps:
         return
-    said = reading.last_said.strip()
-    if (reading.trace.answer is not None and not reading.answer) or not (said or reading.trace.answer):
+    said = reading.last_said.rstrip()
+    silent = not reading.trace.steps[-1].completion.message.content.strip()
+    if (reading.trace.answer is not None and not reading.answer) or (silent and not reading.trace.answer):
         yield Found(reading.last_step)
-    elif found := _PROMISES.search(said[-400:]):
-        at = len(said) - len(said[-400:]) + found.start() + reading.last_said.index(said)
-        yield Found(reading.last_step, (reading.last_said,), LIKELY, at)
+    elif found := _PROMISES.search(said, max(0, len(said) - 400)):
+        yield Found(reading.last_step, (said,), LIKELY, found.start())
 
 
-@detector("wrong_answer", FailureType.outcome_wrong_or_unverified)
+@detector("wrong_answer", FailureType.outcome_wrong_or_unverified, version="3")
 def wrong_answer(reading: Reading) -> Iterator[Found]:
     """Given as final, and the verifiers did not give it full marks; the detector's name says how it was checked.
 
     `.contradicted`: the last thing seen was an error. `.weak`: a test or check ran last. `.none`: neither.
     """
-    if reading.lost and (reading.submitted or (reading.foreign and _ended_by_itself(reading))):
+    if reading.lost and (reading.submitted or (reading.by_words and _ended_by_itself(reading))):
         said = (reading.trace.answer, reading.last_said)
         yield Found(reading.last_step, said, flavour=f".{_verified(reading)}")
 

@@ -29,13 +29,13 @@ def repetition(reading: Reading) -> Iterator[Found]:
     made: Counter[tuple[str, str, str, bool]] = Counter()
     told = -MAX_CYCLE - 1
     for place, act in enumerate(reading.acts):
-        if act.call is None or (act.result is None and not (reading.foreign and act.call.arguments.strip(" {}"))):
+        if act.call is None or (act.result is None and not (reading.by_words and act.call.arguments.strip(" {}"))):
             continue
         key = (act.name, canonical(act.call.arguments), act.text, act.failed)
         made[key] += 1
         if made[key] == N_EQUAL:
-            if place - told >= MAX_CYCLE or not reading.foreign:
-                sure = 1.0 if act.text or not reading.foreign else LIKELY
+            if place - told >= MAX_CYCLE or not reading.by_words:
+                sure = 1.0 if act.text or not reading.by_words else LIKELY
                 yield Found(act.step, (act.call.arguments, act.text, act.name), sure)
             told = place
 
@@ -43,7 +43,7 @@ def repetition(reading: Reading) -> Iterator[Found]:
 @detector("same_words", FailureType.plan_repetition, version="1", min_precision=0.7)
 def same_words(reading: Reading) -> Iterator[Found]:
     """A foreign agent said the same, without a call, three times: told once each, as a candidate."""
-    if not reading.foreign:
+    if not reading.by_words:
         return
     said: Counter[tuple[str | None, str]] = Counter()
     for step in reading.trace.steps:

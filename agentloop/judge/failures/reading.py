@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agentloop.judge.failures.closing import Closing, closing, is_empty
+from agentloop.judge.failures.schemas import Offered, offered
 from agentloop.judge.failures.words import cause, says_error
 from agentloop.types import FailureType, Score, StopReason, Task, ToolCall, ToolResult, Trace
 
@@ -50,25 +52,29 @@ class Reading:
     scores: Sequence[Score] = ()
     ended: FailureType | None = None
     """What the word with which a foreign run ended stands for (`vocabularies.EXITS`)."""
-    offered: frozenset[str] | None = None
-    """Names of the tools that the agent was offered; None where nobody said."""
+    offered: Offered | None = None
+    """The tools that the agent was offered; None where nobody said. Where it is not given, it is what the steps say."""
     expected: tuple[Mapping[str, Any], ...] | None = None
     """`{"name": …, "arguments": {…}}` of each call that the task expects; None where it says nothing of calls."""
+    wanted: str | None = None
+    """The answer that the task expects, as its source wrote it down; None where it says nothing of one."""
     acts: Sequence[Call] = field(init=False)
     """Calls and what terminals printed, in order; those of copied steps are not the agent's own."""
     calls: Sequence[tuple[int, ToolCall, ToolResult | None]] = field(init=False)
     """`acts` without terminals."""
     errors: Sequence[tuple[Call, FailureType | None, int]] = field(init=False)
-    """Of a foreign trace each act that failed, what its words say was the cause, and where in its text."""
+    """Where `by_words` holds, each act that failed, what its words say was the cause, and where in its text."""
 
     def __post_init__(self) -> None:
         if any(step.is_broken for step in self.trace.steps):
             object.__setattr__(self, "trace", self.trace.model_copy(update={"steps": self.trace.answered}))
+        if self.offered is None:
+            object.__setattr__(self, "offered", offered([tool for step in self.trace.steps for tool in step.tools]))
         acts = list(_acts(self.trace))
         object.__setattr__(self, "acts", acts)
         made = [(act.step, act.call, act.result) for act in acts if act.call is not None]
         object.__setattr__(self, "calls", made)
-        failed = [act for act in acts if act.failed] if self.foreign else []
+        failed = [act for act in acts if act.failed] if self.by_words else []
         causes = {text: cause(text) for text in {act.text for act in failed}}  # who repeats an error repeats its words
         errors = [(act, *causes[act.text]) for act in failed]
         object.__setattr__(self, "errors", errors)
@@ -77,6 +83,14 @@ class Reading:
     def foreign(self) -> bool:
         """Somebody else's trace: its tools' words are all there is, and our tools' conventions do not hold."""
         return self.trace.source != OURS
+
+    @property
+    def by_words(self) -> bool:
+        """Only its words say whether a tool failed: of a foreign trace, and of a program that ran in our sandbox.
+
+        Such a run is labelled alike, whether it came through the gateway or ran in a sandbox.
+        """
+        return _by_words(self.trace)
 
     @property
     def lost(self) -> bool:
@@ -99,14 +113,21 @@ class Reading:
         return (self.trace.answer or "").strip()
 
     @property
+    def closing(self) -> Closing | None:
+        """The last step that says or does something; None when no step does."""
+        return closing(self.trace)
+
+    @property
     def last_step(self) -> int | None:
-        """Index of the step with which the trace ends; None for a trace without steps."""
-        return self.trace.steps[-1].index if self.trace.steps else None
+        """Index of the last step that says or does something: a message such as `TERMINATE` decided nothing."""
+        last = self.closing
+        return last.step if last else None
 
     @property
     def last_said(self) -> str:
-        """What the agent said in its last step."""
-        return self.trace.steps[-1].completion.message.content if self.trace.steps else ""
+        """What the agent said in that step."""
+        last = self.closing
+        return last.text if last else ""
 
     @property
     def went_on_calling(self) -> bool:
@@ -116,26 +137,30 @@ class Reading:
 
 def _acts(trace: Trace) -> Iterator[Call]:
     before: int | None = None
-    foreign = trace.source != OURS
+    by_words = _by_words(trace)
     for step in trace.steps:
         if before is not None:
             for message in step.heard:
                 if message.role == "tool" and message.content:  # a terminal ran what the step before had written
                     made = ToolResult(call_id="", name=message.name or "", content=message.content, ok=True)
-                    yield _act(before, None, made, foreign)
-        before = None if step.copied else step.index
+                    yield _act(before, None, made, by_words)
+        if step.copied:
+            before = None
+        elif not is_empty(step):  # a message that only ends the run has nothing that a terminal could run
+            before = step.index
         if step.copied:
             continue
-        results: dict[str, ToolResult] = {}
-        for result in step.results:
-            results.setdefault(result.call_id, result)
-        for call in step.completion.message.tool_calls:
-            yield _act(step.index, call, results.get(call.id), foreign)
+        for call, result in step.calls:
+            yield _act(step.index, call, result, by_words)
 
 
-def _act(step: int, call: ToolCall | None, result: ToolResult | None, foreign: bool) -> Call:
+def _by_words(trace: Trace) -> bool:
+    return trace.program or trace.source != OURS
+
+
+def _act(step: int, call: ToolCall | None, result: ToolResult | None, by_words: bool) -> Call:
     if result is None:
         return Call(step, call, None, "", False, False)
-    told = not foreign or not result.ok or result.timed_out or result.exit_code is not None
+    told = not by_words or not result.ok or result.timed_out or result.exit_code is not None
     failed = not result.ok or result.timed_out or (not told and says_error(result.content))
     return Call(step, call, result, result.content, failed, told)

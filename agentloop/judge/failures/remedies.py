@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from agentloop.types import FailureType as F
 
 REMEDIES: Mapping[F, str] = {
-    F.infra_sandbox_failure: "`agentloop doctor` says what boxes lack here; run these tasks again",
+    F.infra_sandbox_failure: "`agentloop doctor` says what sandboxes lack here; run these tasks again",
     F.infra_tool_timeout: "look whether the tool is slow or the call was endless; raise its limit, or answer sooner",
-    F.infra_model_api_error: "look at the endpoint's key, quota and status; run these tasks again",
+    F.infra_model_api_error: "look at the endpoint's address, quota and status; run these tasks again",
     F.infra_grader_failure: "mend the verifier, then `agentloop judge` scores the traces again, without running them",
+    F.agent_crashed: "fix the error that the quote shows; a refusal of the model may need another key or prompt",
     F.budget_context_overflow: "shorten what tools give back, or raise the token limit of a turn",
     F.budget_limit_reached: "see whether it was near the end: raise the limit; or turned in circles: end that first",
     F.call_malformed: "simplify the tool's schema, or have the server hold the model to it",
@@ -41,6 +42,19 @@ FOUND: Mapping[str, str] = {
     "rules.wrong_answer.weak": "a wrong answer that a check had let through",
     "rules.wrong_answer.contradicted": "a wrong answer, given after an error",
     "rules.same_words": "the same message again and again",
+    "rules.schema.refused": "the arguments do not fit the schema of the tool",
+    "rules.schema.accepted": "the arguments do not fit the schema of the tool, which answered all the same",
+    "rules.sign.call_as_text": "a call was written out as text, so that nothing ran it",
+    "rules.sign.no_work": "an answer was given without a successful call",
+    "rules.sign.unfinished": "the run ended with a call, and no answer was given",
+    "rules.sign.stuck": "a tool failed three times in a row and never succeeded afterwards",
+    "rules.sign.said_again": "an agent said nearly the same three times",
+    "rules.sign.never_done": "an agent says that it did something, and no tool gave anything",
+    "rules.sign.assumed": "an agent says that it assumes or simulates what it was to find out",
+    "rules.sign.gave_up": "the last message says that the work was not done",
+    "rules.sign.seen": "a tool gave the expected answer, and another was given",
+    "rules.sign.source": "the answer that was not accepted came from this call",
+    "rules.sign.no_source": "no tool gave the answer that was not accepted; an agent said it first here",
 }
 """Detectors whose name says more than the type does."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from agentloop.judge.failures import budget, call, expected, infra, obs, outcome, plan, tampering
+from agentloop.judge.failures import agent, budget, call, expected, infra, obs, outcome, plan, tampering
 from agentloop.judge.failures.detector import LIKELY, Detector
 from agentloop.judge.failures.reading import Reading
 from agentloop.types import Failure
@@ -21,6 +21,7 @@ Rule = Callable[[Reading], list[Failure]]
 ALL: tuple[Detector, ...] = (
     budget.context_overflow,
     call.malformed,
+    call.schema,
     call.unknown_tool,
     call.failing_call,
     call.wrong_command,
@@ -32,8 +33,11 @@ ALL: tuple[Detector, ...] = (
     plan.same_words,
     outcome.premature_stop,
     budget.limit_reached,
+    budget.slow_call,
     budget.ended,
     outcome.wrong_answer,
+    agent.crashed,
+    agent.withheld,
     infra.infrastructure,
     infra.box_error,
     infra.service_error,

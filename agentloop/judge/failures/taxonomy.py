@@ -1,4 +1,4 @@
-"""Failure taxonomy v1 as data: what each type means and which one names the cause of a step.
+"""Failure taxonomy v2 as data: what each type means and which one names the cause of a step.
 
 Nothing here looks at a trace; `rules.py` does. What others call the same is `vocabularies.py`. `traces/README.md`
 is checked against this page.
@@ -12,7 +12,7 @@ from typing import Literal
 
 from agentloop.types import FailureType
 
-VERSION = "1"
+VERSION = "2"
 """Changes when a type is added, removed or redefined, so that counts are compared within one version."""
 
 
@@ -28,7 +28,7 @@ class Leaf:
 
     @property
     def group(self) -> str:
-        """`infra`, `budget`, `call`, `obs`, `plan` or `outcome`; `unclassified` is its own."""
+        """`infra`, `agent`, `budget`, `call`, `obs`, `plan` or `outcome`; `unclassified` is its own."""
         return self.type.value.partition(".")[0]
 
 
@@ -43,7 +43,7 @@ TAXONOMY: tuple[Leaf, ...] = (
     ),
     Leaf(
         FailureType.call_malformed,
-        "A tool call cannot be parsed or does not fit the tool's schema.",
+        "A tool call, or a whole answer of the model, cannot be parsed or does not fit its schema.",
         "rule",
     ),
     Leaf(
@@ -108,7 +108,7 @@ TAXONOMY: tuple[Leaf, ...] = (
     ),
     Leaf(
         FailureType.budget_limit_reached,
-        "A limit on steps, cost or time ended the run.",
+        "A limit on steps, cost, time, memory, processes or files ended the run, or a call that was right.",
         "rule",
     ),
     Leaf(
@@ -117,13 +117,19 @@ TAXONOMY: tuple[Leaf, ...] = (
         "rule",
     ),
     Leaf(
+        FailureType.agent_crashed,
+        "The agent ended the run by an error of its own: its code, its program, a tool server of it, or its model's "
+        "refusal.",
+        "rule",
+    ),
+    Leaf(
         FailureType.infra_sandbox_failure,
-        "The environment died or could not be started.",
+        "The environment could not be started, or ended without the agent causing it.",
         "rule",
     ),
     Leaf(
         FailureType.infra_model_api_error,
-        "The model or its endpoint failed: rate limit, authentication, server error or content filter.",
+        "The model's endpoint could not be reached, or answered 429 or 5xx.",
         "rule",
     ),
     Leaf(
@@ -155,7 +161,7 @@ class Taxonomy:
         """This taxonomy and a project's (type, definition) pairs, each below the last leaf of its group.
 
         A project's own leaf is found by a reader, or by the project's own detector. Raises ValueError for a type
-        whose group is none of the six, and for one that is there already.
+        whose group is none of the seven, and for one that is there already.
         """
         leaves = list(self.leaves)
         for name, definition in own:

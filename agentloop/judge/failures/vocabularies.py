@@ -41,7 +41,7 @@ TRAIL = {  # arXiv:2505.08638
     "tool definition issue": F.infra_sandbox_failure,
     "environment setup error": F.infra_sandbox_failure,
     "rate limiting": F.infra_model_api_error,
-    "authentication error": F.infra_model_api_error,
+    "authentication error": F.agent_crashed,
     "service error": F.infra_model_api_error,
     "resource not found": F.call_wrong_arguments,
     "resource exhaustion": F.infra_sandbox_failure,
@@ -109,7 +109,7 @@ SWE_AGENT = {  # info.exit_status, also as `submitted (exit_cost)`
     "exit_cost": F.budget_limit_reached,
     "exit_context": F.budget_context_overflow,
     "exit_format": F.call_malformed,
-    "exit_error": F.infra_sandbox_failure,
+    "exit_error": F.agent_crashed,
     "exit_forfeit": F.outcome_premature_stop,
     "early_exit": F.outcome_premature_stop,
     "exit_command_timeout": F.infra_tool_timeout,
@@ -123,7 +123,7 @@ MINI_SWE_AGENT = {  # info.exit_status: its own words, or the name of an excepti
     "FormatError": F.call_malformed,
     "ContextWindowExceededError": F.budget_context_overflow,
     "RateLimitError": F.infra_model_api_error,
-    "AuthenticationError": F.infra_model_api_error,
+    "AuthenticationError": F.agent_crashed,
     "APIConnectionError": F.infra_model_api_error,
     "APIError": F.infra_model_api_error,
     "InternalServerError": F.infra_model_api_error,
@@ -140,7 +140,7 @@ TAU2 = {  # termination_reason
     "unexpected_error": F.infra_sandbox_failure,
     "context_window_exceeded": F.budget_context_overflow,
 }
-TERMINAL_BENCH = {  # failure_mode
+TERMINAL_BENCH = {  # failure_mode; of its successor Harbor the name of the exception that ended a trial
     "agent_timeout": F.budget_limit_reached,
     "test_timeout": F.infra_grader_failure,
     "parse_error": F.infra_grader_failure,
@@ -148,14 +148,11 @@ TERMINAL_BENCH = {  # failure_mode
     "context_length_exceeded": F.budget_context_overflow,
     "output_length_exceeded": F.budget_context_overflow,
     "fatal_llm_parse_error": F.call_malformed,
-    "unknown_agent_error": F.infra_sandbox_failure,
-}
-AGENT_BENCH = {  # output.status
-    "agent context limit": F.budget_context_overflow,
-    "agent validation failed": F.call_malformed,
-    "agent invalid action": F.call_unknown_tool,
-    "task limit reached": F.budget_limit_reached,
-    "task error": F.infra_sandbox_failure,
+    "unknown_agent_error": F.agent_crashed,
+    "AgentTimeoutError": F.budget_limit_reached,
+    "VerifierTimeoutError": F.infra_grader_failure,
+    "AgentSetupTimeoutError": F.infra_sandbox_failure,
+    "EnvironmentStartTimeoutError": F.infra_sandbox_failure,
 }
 TAXONOMIES: Mapping[str, Mapping[str, F]] = {
     "mast": MAST,
@@ -170,7 +167,6 @@ EXITS: Mapping[str, Mapping[str, F]] = {
     "mini_swe_agent": MINI_SWE_AGENT,
     "tau": TAU2,
     "terminal_bench": TERMINAL_BENCH,
-    "agent_bench": AGENT_BENCH,
 }
 """Trace.source, or the program -> how its runs end badly. A word that is not here says nothing of a failure."""
 

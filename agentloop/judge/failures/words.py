@@ -18,7 +18,11 @@ where it happened or when it ended, and a page of ten megabytes is not read for 
 _ERROR = re.compile(
     r"""\A\W{0,6}(?:
         (?:error|exception|failure|fatal)(?!["'])(?:\s*[:!(\[\n]|\s+(?:\d|executing|calling|running|reading|while|during
-            |occurred|code\b|from\b)|\s*\Z)
+            |occurred|code\b|from\b|in\ (?:execution|line|file|module|cell|function|tool|query|code|<)|executing)
+            |\s*\Z)
+      | (?:(?:tool|function|code|command|script|query|program|call|request|action)\s+)?execution\s+
+        (?:failed|failure|errored|error|aborted|was\ aborted|terminated|timed\ out)\b
+      | failed\ to\ (?:execute|run|call|parse|load|open|read|write|connect|fetch|import|process|complete|retrieve)\b
       | (?:traceback\ \(most\ recent\ call\ last\)|permission\ denied)
       | [a-z_.]{2,60}(?:error|exception)\s*[:(\n]
       | error(?:[_ ]?(?:code|message|type))?["']\s*:\s*(?:["']\s*(?!["'])\S|[{\[]\s*["'{]|true\b|[1-9])
@@ -36,14 +40,25 @@ TIMED_OUT = re.compile(
 )
 API = re.compile(
     r"\b(?:http(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?|error(?:[ _]code)?|response)[\s:='\"\[(]{1,4}"
-    r"(?:401|403|429|5\d\d)\b"
-    r"|\b(?:401 unauthorized|403 forbidden|429 too many|500 internal server|502 bad gateway|503 service|504 gateway)"
+    r"(?:429|5\d\d)\b"
+    r"|\b(?:429 too many|500 internal server|502 bad gateway|503 service|504 gateway)"
     r"|rate[ _-]?limit|too many requests|quota (?:exceeded|reached)|exceeded (?:your|the) .{0,40}quota"
-    r"|\bunauthori[sz]ed\b|authentication (?:failed|error)|authenticationerror"
-    r"|invalid api[ _-]?key|api key (?:is )?(?:invalid|missing)"
     r"|service(?:[ _]is)?(?:[ _]temporarily)?[ _]?unavailable|bad gateway|internal server error|overloaded(?:_error)?"
-    r"|api ?(?:connection|timeout|status) ?error|content[ _]?(?:filter|policy)|not subscribed"
+    r"|api ?(?:connection|timeout) ?error|\banswered (?:429|5\d\d)\b"
 )
+"""A model or service that could not be reached, or answered 429 or 5xx."""
+REFUSED = re.compile(
+    r"\b(?:http(?:/\d(?:\.\d)?)?|status(?:[ _]?code)?|error(?:[ _]code)?|response)[\s:='\"\[(]{1,4}"
+    r"4(?!08|29)\d\d\b"
+    r"|\b(?:400 bad request|401 unauthorized|403 forbidden|404 not found)|\bunauthori[sz]ed\b"
+    r"|authentication (?:failed|error)|authenticationerror|invalid api[ _-]?key|api key (?:is )?(?:invalid|missing)"
+    r"|content[ _]?(?:filter|policy)|not subscribed|badrequesterror|\banswered 4(?!08|29)\d\d\b"
+)
+"""A model or service that refused: whoever asked it has to change something."""
+UNREADABLE = re.compile(
+    r"sent what is no answer|no chat completion|pars\w* (?:the )?(?:tool|function) call|tool_use_failed"
+)
+"""An answer of a model, or a tool call in it, that cannot be read."""
 BOX = re.compile(
     r"connection refused|connection reset|connection (?:was )?(?:closed|lost)|broken pipe"
     r"|out of memory|oom[ -]?kill|\boomkilled\b"
@@ -62,6 +77,7 @@ LIMIT = re.compile(
     r"max(?:imum)?(?: number of)?[ _-](?:rounds?|steps?|turns?|iterations?)\b"
     r"|(?:step|turn|iteration|cost|budget|recursion)[ _]limit"
     r"|limitsexceeded|exit_cost|agent stopped due to"
+    r"|agent[ _]?timeout(?:error)?\b|agent (?:has |had )?timed out|agent execution timed out"
 )
 UNKNOWN_TOOL = re.compile(
     r"\b(?:no such|unknown|unrecogni[sz]ed|invalid|nonexist\w+|undefined) (?:tool|function|action|command name)\b"
@@ -105,10 +121,8 @@ _CAUSES = (
     ),
     (("context", "too long", "too many tokens"), CONTEXT, FailureType.budget_context_overflow),
     (
-        ("401", "403", "429", "50", "51", "52", "unauthori", "rate limit", "rate_limit", "rate-limit", "ratelimit",
-         "too many", "gateway", "service", "quota", "authentication", "api key", "api_key", "api-key", "apiconn",
-         "api conn", "apitime", "api time", "apistat", "api stat", "overloaded", "content filter", "content_filter",
-         "content policy", "content_policy", "contentfilter", "contentpolicy", "subscribed", "server error"),
+        ("429", "50", "51", "52", "rate limit", "rate_limit", "rate-limit", "ratelimit", "too many", "gateway",
+         "service", "quota", "apiconn", "api conn", "apitime", "api time", "overloaded", "server error"),
         API,
         FailureType.infra_model_api_error,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from agentloop.judge.verifiers.json import read_json
+from agentloop.judge.verifiers.exact_json import exact, read_json
 from agentloop.protocols import Sandbox
 from agentloop.types import Trace
 
@@ -18,10 +18,10 @@ class Actions:
     expected: `{"name": …, "arguments": {…}}` each; without `arguments` any will do, and those given are all there are.
     match: `exact`, these calls in this order and no other; `ordered`, these in this order with others between;
     `subset`, these in any order among others. ignore: names of calls that are never looked at, such as `submit`.
-    Raises ValueError for expected actions that are none.
+    Numbers are compared as they are written, without rounding. Raises ValueError for expected actions that are none.
     """
 
-    name, version = "actions", "1"
+    name, version = "actions", "2"
 
     def __init__(
         self,
@@ -34,7 +34,8 @@ class Actions:
         for action in expected:
             if not isinstance(action.get("name"), str) or not set(action) <= {"name", "arguments"}:
                 raise ValueError(f'actions: {dict(action)!r:.100} is not {{"name": …, "arguments": {{…}}}}')
-        self._expected, self._match, self._ignore = list(expected), match, frozenset(ignore)
+        self._expected = [exact(dict(action)) for action in expected]
+        self._match, self._ignore = match, frozenset(ignore)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """Calls that failed, or could not be read, were not made; one without a result counts as made."""

@@ -13,6 +13,7 @@ from agentloop.types import Graded, Trace
 
 MAX_SAID = 400
 CANNOT_RUN = (126, 127)
+"""Exit codes of a shell that cannot start a program, or does not find it."""
 
 
 class Command:
@@ -21,11 +22,12 @@ class Command:
     artifacts: paths that are taken out of the agent's box when it is done, and put into the fresh one. tests: a folder
     of the host, uploaded to /tests after the agent's files, so that none of them can lie in its place. No network.
     `command` starts in the box's own folder; run what the agent wrote as a child of the tests and look at what it
-    prints, because code that tests import can end them with any exit code. A command that cannot be run, runs out of
-    memory or overruns `timeout_s` gives no number.
+    prints, because code that tests import can end them with any exit code. Tests that run out of memory, overrun
+    `timeout_s` or cannot start what the agent wrote give 0: the agent's code can bring each about. `agentloop judge
+    audit` finds a command that fails for its own reasons, because the task's solution does not score 1 either.
     """
 
-    name, version = "command", "1"
+    name, version = "command", "2"
 
     def __init__(
         self, command: str, artifacts: Sequence[str], tests: str | None = None, timeout_s: float = 60.0
@@ -54,8 +56,9 @@ class Command:
         done = await sandbox.exec(command, timeout_s=self._time_s)
         said = " ".join(f"{done.stdout}\n{done.stderr}".split())[-MAX_SAID:]
         if done.timed_out:
-            return Graded(value=None, error=f"the tests took more than {self._time_s:g} s; they printed: {said}")
-        if done.oom or done.exit_code in CANNOT_RUN:
-            why = "ran out of memory" if done.oom else f"ended with {done.exit_code}"
-            return Graded(value=None, error=f"the tests {why}; they printed: {said}")
+            return Graded(value=0.0, why=f"the tests took more than {self._time_s:g} s; they printed: {said}")
+        if done.oom:
+            return Graded(value=0.0, why=f"the tests ran out of memory; they printed: {said}")
+        if done.exit_code in CANNOT_RUN:
+            return Graded(value=0.0, why=f"the tests ended with {done.exit_code}, cannot run; they printed: {said}")
         return Graded(value=float(done.exit_code == 0), why=said)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from agentloop.judge.verifiers.mismatch import unlike
 from agentloop.protocols import Sandbox
-from agentloop.types import Trace
+from agentloop.types import Graded, Trace
 
 
 class Exact:
@@ -18,6 +19,8 @@ class Exact:
     def __init__(self, expected: str) -> None:
         self.expected = expected.strip()
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
-        """0.0 when nothing was submitted, whatever is expected."""
-        return float(trace.answer is not None and trace.answer.strip() == self.expected)
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
+        """0.0 when nothing was submitted, whatever is expected; a 0.0 names both texts."""
+        if trace.answer is not None and trace.answer.strip() == self.expected:
+            return Graded(value=1.0)
+        return unlike(repr(self.expected), trace.answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
-from agentloop.errors import PathError
+from agentloop.errors import PathError, TransferLimit
 from agentloop.protocols import Sandbox
 from agentloop.sandbox.box import Box
 from agentloop.types import Trace
@@ -22,7 +22,7 @@ class Files:
     Raises ValueError for a check that is none.
     """
 
-    name, version = "files", "1"
+    name, version = "files", "2"
     max_bytes = 16 << 20
 
     def __init__(self, expected: Mapping[str, Mapping[str, object]]) -> None:
@@ -50,7 +50,7 @@ class Files:
             return (await box.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
         try:
             data = await box.read(path, max_bytes=self.max_bytes)
-        except PathError:
+        except (PathError, TransferLimit):
             return False
         text = data.decode(errors="replace")
         return (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
@@ -12,53 +13,55 @@ import re2
 from jsonschema import Draft202012Validator, ValidationError
 from jsonschema.exceptions import SchemaError
 from referencing import Registry
+from referencing.jsonschema import DRAFT202012
 
+from agentloop.judge.verifiers.exact_json import exact, identity, read_json
+from agentloop.judge.verifiers.mismatch import unlike
 from agentloop.protocols import Sandbox
-from agentloop.types import Trace
+from agentloop.types import Graded, Trace
 
-MAX_CHARACTERS = 1 << 20
-"""Of an answer; a longer one is no answer."""
+FORMATS = tuple(sorted(Draft202012Validator.FORMAT_CHECKER.checkers))
+"""Values of `format` that are checked: those that jsonschema checks with what is installed beside it."""
 
 
 class Json:
     """1.0 when the submitted answer is one JSON value that fits, else 0.0.
 
-    schema: a JSON schema (draft 2020-12). Its patterns are RE2's, and references lead nowhere outside of it.
+    schema: a JSON schema (draft 2020-12). Its patterns are RE2's, its `format` is checked, and references lead nowhere
+    outside of it.
     subset: what must be in the answer: each key of an object with its value, an array item by item; `1` is `1.0`
-    and is not `true`. Both may be given. NaN, infinities, numbers beyond a float and keys given twice are not JSON.
-    Raises ValueError for a schema that is none. Source: jsonschema.
+    and is not `true`. Both may be given. Numbers are compared as they are written, without rounding: 0.3 is a multiple
+    of 0.1, and 1e-400 is not 0. NaN, infinities, numbers of more than 1,000 digits and keys given twice are not JSON.
+    Raises ValueError for a schema that is none, and for a `format` that is none of FORMATS. Source: jsonschema.
     """
 
-    name, version = "json", "1"
+    name, version = "json", "2"
 
     def __init__(self, schema: dict[str, Any] | bool | None = None, subset: object = None) -> None:
         if schema is None and subset is None:
             raise ValueError("json: give a schema, or the subset that must be in the answer")
-        self._subset = subset
+        self._subset, self._shown = exact(subset), json.dumps(subset, default=str)
         self._validator = None
         if schema is not None:
             try:
                 Draft202012Validator.check_schema(schema)
-                _compile_patterns(schema)
+                _check_subschemas(schema)
             except SchemaError as error:
                 raise ValueError(f"json: no JSON schema: {error.message}") from None
-            self._validator = _Validator(schema, registry=Registry())
+            checker = Draft202012Validator.FORMAT_CHECKER
+            self._validator = _Validator(exact(schema), registry=Registry(), format_checker=checker)
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """0.0 for what is not JSON and nothing else. Raises for a reference of the schema that leads nowhere."""
         try:
             value = read_json(trace.answer or "")
-            fits = self._subset is None or contains(value, self._subset)
-            return float(fits and (self._validator is None or self._validator.is_valid(value)))
+            if self._subset is not None and not contains(value, self._subset):
+                return unlike(f"JSON with {self._shown}", trace.answer)
+            if self._validator is not None and not self._validator.is_valid(value):
+                return unlike("JSON that fits the schema", trace.answer)
         except (ValueError, RecursionError):
-            return 0.0
-
-
-def read_json(text: str) -> Any:
-    """Strictly. Raises ValueError, or RecursionError for what is nested too deeply."""
-    if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"{len(text)} characters")
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
+            return unlike("one JSON value and nothing else", trace.answer)
+        return Graded(value=1.0)
 
 
 def contains(value: object, expected: object) -> bool:
@@ -74,22 +77,31 @@ def contains(value: object, expected: object) -> bool:
     return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+def _check_subschemas(schema: Any) -> None:
+    """Raises ValueError for a pattern that RE2 does not take, or a format that nothing checks, before any answer."""
+    if isinstance(schema, dict):
+        for pattern in (schema.get("pattern"), *(schema.get("patternProperties") or {})):
+            if pattern is not None:
+                _compile(pattern)
+        name = schema.get("format")
+        if name is not None and name not in FORMATS:
+            raise ValueError(
+                f"json: the format {name!r:.60} cannot be checked (formats: {', '.join(FORMATS)}); use a pattern"
+            )
+    for below in DRAFT202012.subresources_of(schema):
+        _check_subschemas(below)
 
 
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ValueError(f"{digits} is beyond a float")
-    return number
+def _compile(pattern: str) -> None:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error:
+        raise ValueError(f"json: the schema's pattern {pattern!r} is not in RE2's syntax") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        raise ValueError("a key is given twice")
-    return made
+# ---------------------------------------------------------------- keywords that jsonschema does in another way
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -105,27 +117,35 @@ def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: An
                     yield from validator.descend(value, below, path=key, schema_path=pattern)
 
 
+def _multiple_of(validator: Any, divisor: int | Decimal, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """Exactly: jsonschema divides floats, and context precision rounds decimals."""
+    if validator.is_type(instance, "number") and Fraction(instance) % Fraction(divisor):
+        yield ValidationError(f"is not a multiple of {divisor}")
+
+
+def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[ValidationError]:
+    """In time that grows with the answer: jsonschema compares each item with each other one where it cannot sort."""
+    if wanted and isinstance(instance, list) and len(set(map(identity, instance))) < len(instance):
+        yield ValidationError("has an item twice")
+
+
+def _is_integer(checker: Any, instance: Any) -> bool:
+    if isinstance(instance, Decimal):
+        return instance == instance.to_integral_value()
+    return isinstance(instance, int) and not isinstance(instance, bool)
+
+
 def _utf8(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _compile_patterns(schema: object) -> None:
-    """Raises ValueError for a pattern that RE2 does not take, before any answer is in."""
-    if isinstance(schema, dict):
-        patterns = [schema.get("pattern"), *(schema.get("patternProperties") or {})]
-        for pattern in patterns:
-            if isinstance(pattern, str):
-                try:
-                    re2.compile(pattern)
-                except re2.error:
-                    raise ValueError(f"json: the schema's pattern {pattern!r} is not in RE2's syntax") from None
-        for value in schema.values():
-            _compile_patterns(value)
-    elif isinstance(schema, list):
-        for value in schema:
-            _compile_patterns(value)
-
-
 _Validator: Any = jsonschema.validators.extend(
-    Draft202012Validator, {"pattern": _pattern, "patternProperties": _pattern_properties}
+    Draft202012Validator,
+    {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "multipleOf": _multiple_of,
+        "uniqueItems": _unique_items,
+    },
+    type_checker=Draft202012Validator.TYPE_CHECKER.redefine("integer", _is_integer),
 )

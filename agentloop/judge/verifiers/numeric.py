@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
-import math
 import re
+from decimal import Context, Decimal, Inexact, InvalidOperation, localcontext
 
+from agentloop.judge.verifiers.mismatch import unlike
 from agentloop.protocols import Sandbox
-from agentloop.types import Trace
+from agentloop.types import Graded, Trace
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-"""Narrower than `float()`, which also reads `nan`, `infinity`, `1_000` and digits of every script."""
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
+"""Narrower than `Decimal()`, which also reads `nan`, `infinity`, `1_000` and digits of every script."""
+MAX_CHARACTERS = 10_000
+"""Of an answer; a longer one is no number."""
+MAX_DIGITS = 1_000
+"""Of what is expected and of its tolerance, on either side of the decimal point."""
 
 
 class Numeric:
     """1.0 when the submitted answer is one finite decimal number within `tolerance` of `expected`, else 0.0.
 
-    tolerance: absolute, in the unit of the answer. Compared as binary floats, so integers beyond
-    2**53 want `Exact`. Raises ValueError for bounds that would accept every answer or none.
+    tolerance: absolute, in the unit of the answer, bounds included. Everything is compared exactly, as it is written in
+    decimals: 0.4 is within 0.1 of 0.3, and 2**53 is not 2**53 + 1. JSON and TOML keep some 17 digits of a number with a
+    decimal point; write `expected` as a text, such as "0.12345678901234567890", to have more.
+    An answer is written as `-12.5` or `1.25e1`, in ASCII digits: no thousands separators, units, fractions, `nan` or
+    `inf`. Raises ValueError for bounds that would accept every answer or none.
     """
 
-    name, version = "numeric", "1"
+    name, version = "numeric", "2"
 
-    def __init__(self, expected: float, tolerance: float = 0.0) -> None:
-        if not math.isfinite(expected):
-            raise ValueError(f"numeric: expected must be finite, not {expected}")
-        if not (math.isfinite(tolerance) and tolerance >= 0):
+    def __init__(self, expected: float | str, tolerance: float | str = 0.0) -> None:
+        middle, reach = _exact("expected", expected), _exact("tolerance", tolerance)
+        if reach < 0:
             raise ValueError(f"numeric: tolerance must be finite and at least 0, not {tolerance}")
-        self.expected = expected
-        self.tolerance = tolerance
+        with localcontext(Context(prec=4 * MAX_DIGITS, traps=[Inexact, InvalidOperation])):
+            self._low, self._high = middle - reach, middle + reach
+        self._words = f"{expected} ± {tolerance}" if reach else str(expected)
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """0.0 when nothing was submitted or it is not a number and nothing else."""
         text = (trace.answer or "").strip()
-        if not _NUMBER.fullmatch(text):
-            return 0.0
-        # An answer too large for a float reads as infinity, whose distance is never within tolerance.
-        return float(abs(float(text) - self.expected) <= self.tolerance)
+        is_number = len(text) <= MAX_CHARACTERS and _NUMBER.fullmatch(text) is not None
+        if is_number and self._low <= Decimal(text) <= self._high:  # exact, and quick however large the exponent is
+            return Graded(value=1.0)
+        return unlike(self._words, trace.answer)
+
+
+def _exact(name: str, value: object) -> Decimal:
+    """A float as its shortest spelling, which is how it was written. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        raise ValueError(f"numeric: {name} must be a number, or a text that is one, not {value!r:.100}")
+    text = repr(value) if isinstance(value, float) else str(value).strip()
+    number = Decimal(text) if _NUMBER.fullmatch(text) else Decimal("nan")
+    if not number.is_finite():
+        raise ValueError(f"numeric: {name} must be finite and written in decimals, not {text:.100}")
+    digits = number.as_tuple()
+    if max(len(digits.digits), abs(number.adjusted()), abs(int(digits.exponent))) > MAX_DIGITS:
+        raise ValueError(f"numeric: {name} has more than {MAX_DIGITS:,} digits: {text:.100}")
+    return number

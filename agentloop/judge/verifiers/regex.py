@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re2
 
+from agentloop.judge.verifiers.mismatch import unlike
 from agentloop.protocols import Sandbox
-from agentloop.types import Trace
+from agentloop.types import Graded, Trace
 
 
 class Regex:
     """1.0 when the submitted answer, trimmed, matches `pattern` as a whole, else 0.0.
 
-    RE2's syntax: no look-around and no back-references, which is why no answer can make it slow.
+    RE2's syntax: no look-around and no back-references, which is why no answer can make it slow. `\\d`, `\\w` and `\\s`
+    are ASCII. `(?i)` folds case as Unicode does: `(?i)k` also takes the Kelvin sign U+212A, and `(?i)s` the long s
+    U+017F; write `[Kk]` to take ASCII alone.
     search: True when a match anywhere in the answer is enough, which a guess of many words may pass.
     Raises ValueError for a pattern that RE2 does not take. Source: google-re2.
     """
@@ -27,12 +30,13 @@ class Regex:
             raise ValueError(f"regex: {pattern!r} is not in RE2's syntax: {_words(error)}") from None
         self._match = self._pattern.search if search else self._pattern.fullmatch
 
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """0.0 when nothing was submitted, whatever the pattern."""
-        if trace.answer is None:
-            return 0.0
-        text = trace.answer.encode(errors="replace").decode().strip()  # RE2 takes no half of a surrogate pair
-        return float(self._match(text) is not None)
+        answer = trace.answer
+        # RE2 takes no half of a surrogate pair.
+        if answer is not None and self._match(answer.encode(errors="replace").decode().strip()) is not None:
+            return Graded(value=1.0)
+        return unlike(f"a match for {self._pattern.pattern!r}", answer)
 
 
 def _words(error: Exception) -> str:

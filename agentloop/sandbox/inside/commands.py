@@ -4,9 +4,11 @@ The syntax is that of Python 3.6, which is why annotations are in quotes.
 """
 
 import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
 import fcntl
 import posix as os
 import struct
+import sys
 import termios
 import time
 
@@ -57,6 +59,14 @@ def keep_score() -> None:
         own_score.append(os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC))
     except OSError:
         pass
+
+
+def take_score(connection: "socket.socket") -> None:
+    """The first byte on a connection, which may bring PID 1's own score: in a read-only /proc it cannot be opened."""
+    _, messages, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            own_score[:] = [int.from_bytes(data[:4], sys.byteorder)]
 
 
 def score(value: bytes) -> None:

@@ -16,7 +16,7 @@ import select
 import sys
 import time
 
-from .commands import CANNOT_START, PATH, SCRATCH, Command, given, keep_score, lease_of, resize, spawn
+from .commands import CANNOT_START, PATH, SCRATCH, Command, given, keep_score, lease_of, resize, spawn, take_score
 from .flow import Flow
 from .frames import (
     BYTE,
@@ -330,12 +330,13 @@ class Supervisor:
 def main() -> None:
     """Arguments: the door's folder, the working directory, seconds after which the box ends (or inf)."""
     keep_score()
-    protect()
     keep_crashes()
     door, folder, lifetime_s = sys.argv[1:4]
     ends_at = time.monotonic() + float(lifetime_s)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door + "/s")
+    take_score(connection)  # which the host may not open any more once this process is protected
+    protect()
     try:
         fill_work()
         os.chdir(folder)

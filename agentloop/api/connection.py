@@ -1,0 +1,73 @@
+"""One connection of a client: its user is read once, and the headers of a request may take so long and no longer.
+
+uvicorn bounds how long a connection may be idle between requests, but waits for ever for the first byte of the first
+one, and for the rest of headers that have begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from agentloop.api.peer import uid_of
+
+HEADERS_S = 10.0
+"""Seconds from a connection, or from the first byte of a further request on it, to the end of the headers."""
+PEER_UID = "peer_uid"
+"""The key of a request's state that holds the user at the other end; None where the kernel does not say."""
+LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with that bound and that state."""
+
+    _due_since: float | None = None
+    """When headers became due; None while a request is answered, or between two requests."""
+    _has_begun = False
+    """Whether something of a request has come."""
+    _timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        is_tcp = self.client is not None and self.server is not None and self.server[1] is not None
+        uid = uid_of(self.client, (self.server[0], self.server[1])) if is_tcp else None  # type: ignore[arg-type, index]
+        self.app_state = {**self.app_state, PEER_UID: uid}
+        self._due_since = self.loop.time()
+        self._timer = self.loop.call_later(HEADERS_S, self._check)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._due_since, self._has_begun = self.loop.time(), True
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self._due_since = None
+        super().on_headers_complete()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Nothing: the request is answered like any other, and its answer says what is not supported."""
+
+    def _check(self) -> None:
+        now = self.loop.time()
+        if self._is_answering():  # the rest of a pipelined request may wait unread until then
+            self._due_since = self._due_since and now
+        left = HEADERS_S if self._due_since is None else self._due_since + HEADERS_S - now
+        if left > 0:
+            self._timer = self.loop.call_later(left, self._check)
+            return
+        if self._has_begun:
+            self.transport.write(LATE)
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete

@@ -1,0 +1,47 @@
+"""The token by which this machine's user judges without a key: a file that only this user can read.
+
+It protects against what cannot read the file: other users, and agents in sandboxes. It does not stop a program of the
+same user outside a sandbox, which can read the file as well as the store beside it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+
+TOKEN = re.compile(r"al_local_[A-Za-z0-9_-]{43}")
+
+
+def token_file(store: Path) -> Path:
+    """Beside the store: `traces/store.token` for `traces/store.db`."""
+    return store.with_suffix(".token")
+
+
+def rotate(path: Path) -> None:
+    """Put a new token in place of the old one, or the first. Raises OSError."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f"al_local_{secrets.token_urlsafe(32)}\n")
+    draft.replace(path)
+
+
+class LocalToken:
+    """The token in `path`, which is made where there is none. Raises OSError where it cannot be."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            rotate(path)
+        path.chmod(0o600)
+
+    def matches(self, words: str) -> bool:
+        """Whether `words` are the token as the file has it now, so a renewed one counts at once."""
+        try:
+            token = self.path.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return False
+        return bool(TOKEN.fullmatch(token)) and hmac.compare_digest(words.encode(), token.encode())

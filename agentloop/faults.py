@@ -1,0 +1,168 @@
+"""Whose fault it is that an attempt broke: ours (infrastructure) or the agent's (its outcome, with reward 0).
+
+One rule for the gate, the loop, `run`, mining and audits. An attempt is infrastructure only where that is provable:
+
+- its sandbox could not be made, or ended without the agent causing it
+- the model's endpoint could not be reached, or answered 429 or 5xx
+- our own store or recording failed
+
+Once the agent has started, every other error is the agent's outcome: an exception in its code, a non-zero exit of its
+program, a refused or unreadable answer of its model, a tool server that ends, memory that runs out, files that are too
+many or too large. Such an attempt is scored 0 and never repeated, or an agent could repeat an attempt that it is about
+to fail. Infrastructure is repeated, and each lost attempt is counted.
+
+`event_of` turns an exception into facts (`types.Break`), which the trace keeps. `fault_of` is the rule, pure. Nothing
+here reads the words of an error, except those of traces without facts: imported ones, and ours from older versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from agentloop import errors
+from agentloop.errors import AgentCrashed, AgentLoopError, PolicyError, SandboxGone
+from agentloop.types import AttemptPhase, Break, FailureType, StopReason, Trace
+
+MAX_WORDS = 2000
+"""Characters kept of an error's words: the agent may have chosen them."""
+SOURCE = "agentloop"
+"""Of traces of our own."""
+OURS = {
+    "SandboxError": FailureType.infra_sandbox_failure,
+    "SandboxUnavailable": FailureType.infra_sandbox_failure,
+    "CapabilityError": FailureType.infra_sandbox_failure,
+    "ImageError": FailureType.infra_sandbox_failure,
+    "ReplayMismatch": FailureType.infra_sandbox_failure,
+    "SandboxGone": FailureType.infra_sandbox_failure,
+    "StoreError": FailureType.infra_sandbox_failure,
+    "NoSuchTrace": FailureType.infra_sandbox_failure,
+    "UpstreamUnavailable": FailureType.infra_model_api_error,
+}
+"""Errors that are infrastructure wherever they are raised -> the failure's type."""
+AGENTS = {
+    "TransferLimit": FailureType.budget_limit_reached,
+    "MalformedAnswer": FailureType.call_malformed,
+}
+"""Errors whose failure has a more specific type than `agent.crashed`."""
+CAUSES = {
+    "memory": FailureType.budget_limit_reached,
+    "processes": FailureType.budget_limit_reached,
+    "lifetime": FailureType.budget_limit_reached,
+}
+"""What the agent did to end its sandbox -> the failure's type; any other cause is `agent.crashed`."""
+
+_UNPARSED = re.compile(r"pars\w*.{0,40}(?:tool|function)|(?:tool|function)\w*.{0,40}pars|tool_use_failed", re.I | re.S)
+"""In a 400: the endpoint could not read a tool call that its own model wrote."""
+_STATUS = re.compile(r"\bHTTP (\d{3})\b")
+
+
+class Fault(NamedTuple):
+    """Whose fault a broken attempt is, and the type of its failure."""
+
+    ours: bool
+    """True: infrastructure. The attempt has no reward and is repeated."""
+    type: FailureType
+
+
+def fault_of(event: Break) -> Fault:
+    """The rule. Pure: the same facts give the same fault."""
+    name = event.error or ""
+    if event.phase is AttemptPhase.sandbox:
+        return Fault(True, OURS.get(name, FailureType.infra_sandbox_failure))
+    if name == "SandboxGone" and event.cause is not None:
+        return Fault(False, CAUSES.get(event.cause, FailureType.agent_crashed))
+    if name in OURS and is_unavailable(event.status):
+        return Fault(True, OURS[name])
+    return Fault(False, AGENTS.get(name, FailureType.agent_crashed))
+
+
+def is_unavailable(status: int | None) -> bool:
+    """True for the HTTP statuses that are infrastructure: none at all, 429, and 5xx."""
+    return status is None or status == 429 or status >= 500
+
+
+def refused(message: str, status: int) -> PolicyError:
+    """The error for an endpoint that answered with an error `status`. message: quotes the endpoint's words."""
+    if is_unavailable(status):
+        return errors.UpstreamUnavailable(message, status=status)
+    unparsed = status == 400 and _UNPARSED.search(message)
+    return (errors.MalformedAnswer if unparsed else errors.ModelRefused)(message, status=status)
+
+
+def event_of(error: BaseException, phase: AttemptPhase, *, overdue: bool = False, shared: bool = False) -> Break:
+    """The facts about an error that ended an attempt.
+
+    An error of another class stands for the error of ours that it was raised from (`raise … from`). Of a group the
+    first member that is not ours counts. overdue: the sandbox was in use for longer than its lifetime. shared: other
+    attempts used the same sandbox, so nothing shows which of them ended it.
+    """
+    events = [_event(one, phase, overdue, shared) for one in _members(error)]
+    return next((event for event in events if not fault_of(event).ours), events[0])
+
+
+def words_of(error: BaseException) -> str:
+    """`KeyError: 'x'`, as it can be stored: at most MAX_WORDS characters, whatever the error's own `__str__` does."""
+    try:
+        text = str(error)
+    except Exception:  # the agent's own class
+        text = "its message cannot be read"
+    words = text if isinstance(error, AgentCrashed) else f"{type(error).__name__}: {text}"
+    return words[:MAX_WORDS].encode(errors="replace").decode()
+
+
+def fault_in(trace: Trace) -> Fault | None:
+    """Whose fault ended `trace`; None where no error did. A trace without facts is read by its error's words."""
+    if trace.broke is not None:
+        return fault_of(trace.broke)
+    if trace.error is None and trace.stop_reason is not StopReason.error:
+        return None
+    if trace.source != SOURCE or not trace.error:
+        return Fault(True, FailureType.infra_sandbox_failure)
+    return _fault_in_words(trace.error)
+
+
+def _event(error: BaseException, phase: AttemptPhase, overdue: bool, shared: bool) -> Break:
+    ours = next((one for one in _chain(error) if isinstance(one, AgentLoopError)), None)
+    if ours is None:
+        return Break(phase=phase)
+    name = next(kind.__name__ for kind in type(ours).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    status = ours.status if isinstance(ours, PolicyError) else None
+    cause = ours.cause if isinstance(ours, SandboxGone) else None
+    if isinstance(ours, SandboxGone) and cause is None and overdue:
+        cause = "lifetime"
+    if shared:
+        cause = None
+    return Break(phase=phase, error=name, status=status, cause=cause)
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _members(one)
+    else:
+        yield error
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and what it was raised from; each once."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__
+
+
+def _fault_in_words(error: str) -> Fault:
+    """Of a trace of ours that was stored without facts; its error begins with the name of a class."""
+    name = error.partition(":")[0]
+    if name == "PolicyError":
+        status = _STATUS.search(error)
+        if "answered with no" in error or "the answer has" in error:
+            return Fault(False, FailureType.call_malformed)
+        name = "UpstreamUnavailable" if is_unavailable(int(status[1]) if status else None) else "ModelRefused"
+    return fault_of(
+        Break(phase=AttemptPhase.agent, error=name if isinstance(getattr(errors, name, None), type) else None)
+    )

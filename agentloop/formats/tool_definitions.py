@@ -1,0 +1,29 @@
+"""The tools that a call of a model was offered, as its span has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+KEYS = ("gen_ai.tool.definitions", "ai.prompt.tools")
+"""Where the GenAI conventions and Vercel's AI SDK keep them: a list, or JSON text; its items may be JSON text, too."""
+
+
+def tools_of(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Definitions in the words of the request; () where nobody said."""
+    for key in KEYS:
+        value = _read(attributes.get(key))
+        if isinstance(value, list):
+            return tuple(tool for item in value if isinstance(tool := _read(item), dict))
+    return ()
+
+
+def _read(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return orjson.loads(value)
+    except ValueError:
+        return None

@@ -1,0 +1,103 @@
+"""Differences in order of time -> whether they come in bursts: outages that several attempts share.
+
+A bet on each visit is fair only if the visits before it say nothing about it. An outage that strikes a family of tasks
+for a while turns many visits into one. So before a verdict, the differences of each family are summed in windows of
+WINDOW consecutive visits. The statistic is the sum of squared window sums, and the test compares it with the same after
+shuffling the order within the families. A family that the candidate broke for good is as low in every order, and is no
+burst.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from random import Random
+from statistics import fmean
+from typing import NamedTuple
+
+WINDOW = 8
+"""Visits of one family that are summed."""
+SHUFFLES = 99
+"""Orders tried. A burst is called if none is as bursty: a risk of 1 / (SHUFFLES + 1)."""
+
+BANK_BURST = 3.5
+"""Standard deviations of what a bank's trials have in common: chance exceeds it in fewer than one bank of a hundred."""
+
+
+class Burst(NamedTuple):
+    """The window that sticks out most."""
+
+    family: str
+    first: int
+    """Index of its first difference among those that were looked at."""
+    mean: float
+    """Of its differences."""
+    others: float
+    """Of the family's other differences."""
+
+
+def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
+    """rows: (family, difference) in the order of the visits. None where chance explains them. The same for the same."""
+    families: dict[str, list[tuple[int, float]]] = {}
+    for i, (family, difference) in enumerate(rows):
+        families.setdefault(family, []).append((i, difference))
+    series = [(name, found) for name, found in families.items() if len(found) >= 2 * WINDOW]
+    centred = [_centred([difference for _, difference in found]) for _, found in series]
+    observed, rng = sum(map(_spread, centred)), Random(seed)
+    if not observed:
+        return None
+    for _ in range(SHUFFLES):
+        if sum(_spread(_shuffled(one, rng)) for one in centred) >= observed - 1e-12:
+            return None
+    return max((_worst(name, found) for name, found in series), key=lambda one: abs(one.mean - one.others))
+
+
+def banked_burst(tasks: Sequence[tuple[str, Sequence[float]]]) -> str | None:
+    """tasks: (family, rewards by number of the trial); trials of one number are of one time. The family, or None.
+
+    In each family, products of two tasks' centred rewards in the same trial, summed: 0 on average when each task's
+    trials are shuffled on their own, with a variance that is known exactly. Families are summed up.
+    """
+    families: dict[str, list[list[float]]] = {}
+    for family, rewards in tasks:
+        if len(rewards) > 1:
+            families.setdefault(family, []).append(_centred(list(rewards)))
+    excess, variance = {}, 0.0
+    for family, rows in families.items():
+        squares = [sum(one * one for one in row) for row in rows]
+        totals = [sum(trial) for trial in zip(*rows, strict=False)]
+        excess[family] = sum(total * total for total in totals) - sum(squares)
+        pairs = sum(squares) ** 2 - sum(one * one for one in squares)
+        variance += 2 * pairs / (max(map(len, rows)) - 1)
+    if variance <= 0 or sum(excess.values()) < BANK_BURST * math.sqrt(variance):
+        return None
+    return max(excess, key=lambda family: excess[family])
+
+
+def _centred(values: list[float]) -> list[float]:
+    mean = fmean(values)
+    return [value - mean for value in values]
+
+
+def _spread(values: list[float]) -> float:
+    """Sum over windows of their squared sum; a rest that is no whole window is left out."""
+    n = len(values) - WINDOW + 1
+    return sum(sum(values[start : start + WINDOW]) ** 2 for start in range(0, n, WINDOW))
+
+
+def _shuffled(values: list[float], rng: Random) -> list[float]:
+    """By draws that are the same in every version of Python."""
+    random = rng.random
+    return [value for _, value in sorted([(random(), value) for value in values])]
+
+
+def _worst(name: str, rows: list[tuple[int, float]]) -> Burst:
+    windows = range(0, len(rows) - WINDOW + 1, WINDOW)
+    total = sum(value for _, value in rows)
+
+    def at(start: int) -> Burst:
+        inside = sum(value for _, value in rows[start : start + WINDOW])
+        others = (total - inside) / (len(rows) - WINDOW)
+        return Burst(name, rows[start][0], inside / WINDOW, others)
+
+    return max(map(at, windows), key=lambda one: abs(one.mean - one.others))

@@ -1,0 +1,168 @@
+"""What decides outcomes beside the version that acts: where a bank was filled, and whether a gate runs there.
+
+    {"parts": {"agentloop": "0.6.0 (51c0...)", "image host": "listing 3f2a...", "sandbox": "docker (container)"},
+     "outside": []}
+
+It is one short object in the first line of a bank. `outside` lists what no hash covers: a hosted model, an MCP server
+at a URL, hosts that sandboxes may reach, a verifier that asks a model, an image built from a Dockerfile, whose build
+may fetch other packages. The suite, with its files and verifiers, has a hash of its own. Not covered: the kernel, and
+how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from agentloop import __version__
+from agentloop.errors import PluginError, SandboxError
+from agentloop.identity import Identity, files_hash, identity
+from agentloop.judge.score import name_verifiers
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox import host, images
+from agentloop.sandbox.builds import image_id
+from agentloop.sandbox.engine import engine
+from agentloop.sandbox.images import Kind
+from agentloop.sandbox.replay import ReplayBackend
+from agentloop.source import package
+from agentloop.types import Frozen, Task, content_hash
+
+Change: TypeAlias = Literal["same", "unknown", "changed"]
+OURS = Path(__file__).parents[1]
+"""Folder of the code of agentloop, which changes between releases, too."""
+PACKAGE, IMAGE = "package ", "image "
+"""How the names of such parts begin."""
+LISTING = "listing "
+"""How the value of a part begins that is known by names, sizes and times: one that differs may still act the same."""
+MAX_IMAGES = 8
+"""More than so many are one part, to keep a bank's first line readable."""
+N_DIGITS = 16
+"""Of each hash: enough to tell environments apart by."""
+N_NAMED = 3
+
+
+class Environment(Frozen):
+    """Where trials ran."""
+
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Name -> version or hash."""
+    outside: tuple[str, ...] = ()
+    """Labels of what has neither."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Names of the installed packages among its parts."""
+        return tuple(name.removeprefix(PACKAGE) for name in self.parts if name.startswith(PACKAGE))
+
+
+BARE = Environment()
+"""One with nothing that decides."""
+
+
+def environment_of(
+    tasks: Sequence[Task], backend: SandboxBackend, packages: Sequence[str] = (), acting: Identity | None = None
+) -> Environment:
+    """Of `tasks` in sandboxes of `backend`, as they are now.
+
+    packages: installed ones whose versions decide (`Actor.packages`). acting: whose parts without a content hash count.
+    """
+    parts = {
+        "agentloop": f"{__version__} ({files_hash(OURS, follow=True)[:N_DIGITS]})",
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "machine": platform.machine(),
+        "sandbox": f"{backend.name} ({backend.isolation})",
+        **{f"{PACKAGE}{name}": _version(name) for name in packages},
+    }
+    outside = list(acting.unhashed if acting else ())
+    if backend.isolation == "none":
+        outside.append("this machine, on which commands run unconfined")
+    if backend.name == ReplayBackend.name:
+        outside.append("recorded sandboxes")
+    boxed = [task for task in tasks if task.environment is None]
+    images_now, unknown = _images(sorted({task.sandbox.image for task in boxed}))
+    hosts = sorted({name for task in boxed for name in task.sandbox.allowed_hosts})
+    outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
+    games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
+    outside += [*unknown, *_judges(tasks)]
+    return Environment(parts=dict(sorted({**parts, **images_now, **games}.items())), outside=tuple(outside))
+
+
+def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:
+    """(whether `now` is what it was `then`, in a few words what differs or is not known). None: nobody recorded it."""
+    if then is None:
+        return "unknown", "the bank does not say where it was filled"
+    names = [name for name in sorted({*then.parts, *now.parts}) if then.parts.get(name) != now.parts.get(name)]
+    told = [f"{name} ({then.parts.get(name, 'none')} then, {now.parts.get(name, 'none')} now)" for name in names]
+    both = [(then.parts.get(name, ""), now.parts.get(name, "")) for name in names]
+    words = "; ".join(told[:N_NAMED]) + (f"; and {len(told) - N_NAMED} more" if len(told) > N_NAMED else "")
+    if any(not (a.startswith(LISTING) and b.startswith(LISTING)) for a, b in both):
+        return "changed", words
+    if names:
+        return "unknown", f"{words}: the same software may be installed in another way"
+    outside = list(dict.fromkeys((*then.outside, *now.outside)))
+    return ("unknown", f"no content hash covers {outside[0]}") if outside else ("same", "")
+
+
+def _version(package_name: str) -> str:
+    try:
+        return version(package_name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _images(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """(hash by name, labels of images without one)."""
+    hashes: dict[str, list[str]] = {}
+    outside = []
+    for image in names:
+        short = Path(image).name if image.startswith("/") else image
+        known, label = _image(image)
+        hashes.setdefault(short, []).append(known)
+        outside += [label] if label else []
+    parts = {
+        f"{IMAGE}{short}": each[0] if len(each) == 1 else content_hash(each)[:N_DIGITS]
+        for short, each in hashes.items()
+    }
+    if len(parts) > MAX_IMAGES:
+        parts = {f"{len(parts)} images": content_hash(parts)[:N_DIGITS]}
+    return parts, outside
+
+
+def _image(image: str) -> tuple[str, str]:
+    """(its hash, why that does not decide what is in it or "")."""
+    try:
+        kind = images.kind(image)
+        if kind is Kind.host:
+            return f"{LISTING}{host.listing()[:N_DIGITS]}", ""
+        if kind is not Kind.tag:
+            built = f"the image {Path(image).parent.name}/{Path(image).name}, whose build may fetch other packages"
+            return images.key(Path(image))[:N_DIGITS], built if kind is Kind.recipe else ""
+        with engine() as client:
+            known = image_id(client, image)
+    except SandboxError:
+        known = None
+    return (known.removeprefix("sha256:")[:N_DIGITS], "") if known else ("none", f"the image {image!r}, not found here")
+
+
+def _games(ids: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Gymnasium environments whose module is named: their packages. Others are gymnasium's, whose version counts."""
+    modules = [id.partition(":")[0] for id in ids if ":" in id]
+    known = {module: identity(package(module)) for module in modules}
+    parts = {f"environment {module}": each.hash[:N_DIGITS] for module, each in known.items()}
+    return parts, [label for each in known.values() for label in each.unhashed]
+
+
+def _judges(tasks: Sequence[Task]) -> list[str]:
+    """Verifiers that ask somebody else: a model, or a person."""
+    try:
+        all_of = {v.name: v for task in tasks for v in name_verifiers(task).values()}
+    except PluginError:
+        return []  # whoever makes them to score says why
+    asks = [name for name, one in all_of.items() if getattr(one, "paid", False) or getattr(one, "waits", False)]
+    return [f"the verifier {name!r}, which asks a model or a person" for name in sorted(asks)]

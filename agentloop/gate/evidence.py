@@ -1,0 +1,141 @@
+"""One suite while it is being decided: the evidence of its mean, its must-pass cases, and what has been concluded.
+
+Reads differences, and knows neither where they come from nor what the gate as a whole concludes (`fold.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+
+from agentloop.gate.bursts import burst
+from agentloop.gate.drift import SWITCH
+from agentloop.gate.eprocess import Bets, Case
+from agentloop.gate.losses import Charged, Compared
+from agentloop.gate.outcomes import GateVerdict, Header, Look, SuitePart
+
+
+class SuiteState:
+    """One suite's evidence. looks: keep the confidence sequence and the path of the evidence."""
+
+    def __init__(self, part: SuitePart, header: Header, *, looks: bool) -> None:
+        settings = header.settings
+        self.part, self._settings, self._looks = part, settings, looks
+        self.alpha = settings.alpha * part.weight / sum(one.weight for one in header.suites)
+        share = self.alpha / 2 if part.tasks and part.must_pass else self.alpha
+        kept = math.log1p(-SWITCH) if header.controls > 1 else 0.0
+        """For the evidence that begins anew where the bank is given up."""
+        self.log_fail, self.log_pass = math.log(1 / share) - kept, math.log(1 / settings.beta) - kept
+        self._kept = kept
+        self.case_bound = len(part.must_pass) / share
+        self.weights: dict[str, float] = {}
+        """Chances of the tasks' visits, for importance."""
+        self.cases = {task: self.case(settings.reliability) for task in part.must_pass}
+        self._begin()
+
+    def _begin(self) -> None:
+        """With no evidence of the mean."""
+        bound = 2.0 if self._settings.sampling == "importance" else 1.0
+        self.bets = Bets(self._settings.delta, bound=bound, looks=self._looks)
+        """With lost attempts left out."""
+        self.charged: Charged | None = None
+        """From the first loss on."""
+        self.looks: list[Look] = []
+        self.series: list[tuple[str, float, datetime | None]] = []
+        """(family, difference, when) of each visit, in order."""
+        self.crossed: GateVerdict | None = None if self.part.tasks else GateVerdict.passed
+        """What the mean's evidence said first; with no tasks there is nothing to say."""
+        self._is_checked = False
+        self.closed = not self.part.tasks
+        """Whether its visits count no more. For good: a live gate does not ask for them from then on."""
+
+    def begin_again(self) -> None:
+        """Forget all differences, which came from a bank that is given up; the risk that was kept is free for it."""
+        self.log_fail, self.log_pass = self.log_fail + self._kept, self.log_pass + self._kept
+        self._kept = 0.0
+        self._begin()
+
+    def case(self, reliability: float) -> Case:
+        """A new one of this suite."""
+        return Case(reliability, self.case_bound)
+
+    @property
+    def failed(self) -> bool:
+        """A drop is shown, or a case is broken."""
+        has_dropped = self.crossed is GateVerdict.failed and not self.is_due
+        return has_dropped or any(case.broken for case in self.cases.values())
+
+    @property
+    def passed(self) -> bool:
+        """A drop of delta is excluded, and every case cleared."""
+        has_held = self.crossed is GateVerdict.passed and not self.is_due
+        return has_held and all(case.cleared for case in self.cases.values())
+
+    @property
+    def log_e_fail(self) -> float:
+        """Evidence of a drop, losses left out and losses charged against it: the less of both."""
+        left_out = self.bets.log_fail
+        return left_out if self.charged is None else min(left_out, self.charged.log_fail)
+
+    @property
+    def log_e_pass(self) -> float:
+        """Evidence against a drop of delta, likewise."""
+        left_out = self.bets.log_pass
+        return left_out if self.charged is None else min(left_out, self.charged.log_pass)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Mean difference were every lost attempt a failure, and a success; None where nothing was lost."""
+        if self.charged is None:
+            return None
+        low, high = self.charged.bounds
+        return min(low, self.bets.mean), max(high, self.bets.mean)
+
+    def add(self, visit: Compared, task: str, when: datetime | None = None) -> None:
+        """The next visit's."""
+        if self.charged is None and visit.is_charged:
+            self.charged = Charged(self.bets)
+        if self.charged is not None:
+            self.charged.add(visit)
+        if visit.difference is not None:
+            self.bets.add(visit.difference)
+            self.series.append((self.part.families.get(task, ""), visit.difference, when))
+        self._look()
+        if self.crossed is None and self.log_e_fail >= self.log_fail:
+            self.crossed = GateVerdict.failed
+        elif self.crossed is None and self.log_e_pass >= self.log_pass:
+            self.crossed = GateVerdict.passed
+
+    def _look(self) -> None:
+        bets, interval = self.bets, self.bets.interval
+        if interval is None:
+            return
+        to_10 = 1 / math.log(10)
+        look = Look(
+            n=bets.n,
+            e_fail=self.log_e_fail * to_10,
+            e_pass=self.log_e_pass * to_10,
+            mean=bets.mean,
+            low=interval.low,
+            high=interval.high,
+        )
+        self.looks.append(look)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is concluded whose visits nobody has looked through for bursts."""
+        return self.crossed is not None and bool(self.part.tasks) and not self._is_checked
+
+    def burst(self) -> str | None:
+        """Where its differences come in bursts, in words; None where chance explains their order."""
+        self._is_checked = True
+        found = burst([(family, difference) for family, difference, _ in self.series], self._settings.seed)
+        if found is None:
+            return None
+        when = self.series[found.first][2]
+        whose = f"of family {found.family!r}" if found.family else f"of suite {self.part.name!r}"
+        at = f"from visit {found.first + 1} on" if when is None else f"around {when:%Y-%m-%d %H:%M} UTC"
+        return (
+            f"outcomes {whose} came in bursts: {at} the difference was {found.mean * 100:+.0f} points, "
+            f"and {found.others * 100:+.0f} at other times"
+        )

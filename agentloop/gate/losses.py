@@ -1,0 +1,152 @@
+"""Lost attempts -> what they could have been: the two charges between which the truth lies, and when to give up.
+
+Nobody can prove whose fault a lost attempt was, so no verdict rests on a guess. A claim needs its evidence twice: with
+lost attempts left out, and with every lost first attempt charged against the claim: PASS counts it as a failure, FAIL
+as a success.
+
+    compared with a bank         Only the candidate's losses are charged. The charged evidence errs with the stated
+                                 probability, whatever decides which of the candidate's attempts are lost.
+    compared with a fresh pair   Both sides' losses are charged, so the candidate pays only for what it loses beyond
+                                 the baseline. The charged evidence errs with the stated probability if chance strikes
+                                 the candidate at least as often as the baseline, independently of the outcome. The
+                                 candidate may lose other attempts besides.
+
+The losses of a bank are no credit for the candidate: they happened at another time, and a candidate that chance spares
+today could hide as many failures. An attempt that is drawn again after a loss stays charged, so losing an attempt is
+never better than failing it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from agentloop.gate.eprocess import Bets
+
+ENOUGH = 20
+"""Attempts before a share of lost ones may end a gate."""
+PAIRS_PAY = 0.03
+"""Share of lost attempts from which fresh pairs need fewer rollouts than a bank, because they show what the baseline
+loses today. With a bank, a loss costs the claim PASS the baseline's mean reward; in a pair, only the excess counts."""
+FUTILE = 200
+"""Visits from which on lost attempts may end a gate whose claims are both out of their reach."""
+CERTAIN = math.log(1000)
+"""Natural logarithm of the evidence that the share of lost attempts is above the limit, at which the gate gives up."""
+
+
+class Tried(NamedTuple):
+    """What came of one trial."""
+
+    reward: float | None
+    """None where every attempt was lost."""
+    n_lost: int = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Its first attempt was."""
+        return self.n_lost > 0 or self.reward is None
+
+    @property
+    def low(self) -> float:
+        """Its reward with a lost first attempt as a failure."""
+        return 0.0 if self.is_lost or self.reward is None else self.reward
+
+    @property
+    def high(self) -> float:
+        """Its reward with a lost first attempt as a success."""
+        return 1.0 if self.is_lost or self.reward is None else self.reward
+
+
+class Compared(NamedTuple):
+    """The candidate's trial of one visit minus the mean of the baseline's."""
+
+    difference: float | None
+    """With lost attempts left out; None where one side has nothing else."""
+    low: float
+    """With lost first attempts as failures; a banked trial has none."""
+    high: float
+    """As successes."""
+    share: float
+    """Of the baseline's trials, those whose first attempt was not lost: a drop is a drop of these."""
+    is_charged: bool
+    """Something was lost, so that the differences are not the same."""
+
+    def weighed(self, weight: float) -> Compared:
+        """All differences times `weight`, and the drop likewise."""
+        difference = None if self.difference is None else self.difference * weight
+        return self._replace(difference=difference, low=self.low * weight, high=self.high * weight)
+
+
+def compare(mine: Tried, theirs: Sequence[Tried]) -> Compared:
+    """theirs: at least one."""
+    rewards = [one.reward for one in theirs if one.reward is not None]
+    both = mine.reward is not None and len(rewards) == len(theirs)
+    return Compared(
+        difference=mine.reward - fmean(rewards) if both and mine.reward is not None else None,
+        low=mine.low - fmean(one.low for one in theirs),
+        high=mine.high - fmean(one.high for one in theirs),
+        share=fmean(not one.is_lost for one in theirs),
+        is_charged=mine.is_lost or any(one.is_lost for one in theirs),
+    )
+
+
+class Charged:
+    """Evidence with every loss charged against the claim; goes on from the evidence up to the first loss."""
+
+    def __init__(self, before: Bets) -> None:
+        self._failures, self._successes = before.copy(), before.copy()
+
+    def add(self, visit: Compared) -> None:
+        """The next visit's."""
+        self._failures.add(visit.low, visit.share)
+        self._successes.add(visit.high)
+
+    @property
+    def log_fail(self) -> float:
+        """Of a drop, were every lost attempt a success."""
+        return self._successes.log_fail
+
+    @property
+    def log_pass(self) -> float:
+        """Against a drop, were every lost attempt a failure."""
+        return self._failures.log_pass
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Mean difference with lost attempts as failures, and as successes."""
+        return self._failures.mean, self._successes.mean
+
+    @property
+    def is_futile(self) -> bool:
+        """Whether the lost attempts leave neither claim in reach: PASS not if they failed, FAIL not if they succeeded.
+
+        Each by a standard error. Ends a gate without a claim, so it needs no error rate of its own.
+        """
+        n, (low, high) = self._failures.n, self.bounds
+        if n < FUTILE:
+            return False
+        error = math.sqrt(self._failures.mean_square / n)
+        return low + error < -self._failures.delta and high - error > 0
+
+
+def pairs_pay(n_lost: int, n: int) -> bool:
+    """Whether the candidate loses more than PAIRS_PAY of its n attempts, by two standard errors.
+
+    Needs no error rate: the evidence goes on in fresh pairs, and is an e-process wherever the change is made.
+    """
+    return n >= ENOUGH and n_lost - PAIRS_PAY * n >= 2 * math.sqrt(PAIRS_PAY * (1 - PAIRS_PAY) * n)
+
+
+def too_many(n_lost: int, n: int, limit: float) -> bool:
+    """Whether more than `limit` of all attempts will be lost, so surely that waiting for more tells nothing.
+
+    An e-process of the n so far: the binomial likelihood, mixed evenly over all shares, over that at the limit.
+    """
+    if n < ENOUGH or n_lost <= limit * n:
+        return False
+    if limit == 0:
+        return True
+    mixed = math.lgamma(n_lost + 1) + math.lgamma(n - n_lost + 1) - math.lgamma(n + 2)
+    return mixed - n_lost * math.log(limit) - (n - n_lost) * math.log1p(-limit) >= CERTAIN

@@ -1,0 +1,114 @@
+"""What a candidate's trial is compared with: banked trials of the baseline, or a fresh attempt beside it.
+
+Says which baseline trial a visit needs and what is there of it; concludes nothing (`fold.py`).
+"""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import NamedTuple
+
+from agentloop.errors import ConfigError, counted
+from agentloop.gate.arrivals import Arrivals
+from agentloop.gate.drift import is_control
+from agentloop.gate.losses import Tried
+from agentloop.gate.outcomes import Header, Side
+from agentloop.gate.schedule import Visit, chances
+
+VISITS = 800
+"""That a bank should be good for: to find 5 points takes 430 on average, 790 in one gate of ten (benchmarks/gate.py).
+Visits with more banked trials have less noise, but a small suite's bank would be used up before they are enough."""
+
+
+def banked_a_visit(n_tasks: int, n_banked: int) -> int:
+    """Trials of a task's n_banked that one visit takes: a quarter at most, and so few that there are VISITS."""
+    return max(1, min(n_banked // 4, n_tasks * n_banked // VISITS))
+
+
+class Partner(NamedTuple):
+    """What the baseline has for a visit."""
+
+    theirs: tuple[Tried, ...] = ()
+    """What the candidate's trial is compared with; () for nothing."""
+    fresh: Tried | None = None
+    """The attempt that was rolled out beside it, if any."""
+    drift: float | None = None
+    """Its reward minus the mean of the banked ones."""
+
+
+class Reference:
+    """The baseline's side of a gate. Needs the whole bank in `arrivals`."""
+
+    def __init__(self, header: Header, arrivals: Arrivals, *, has_schedule: bool) -> None:
+        """has_schedule: the gate's own order, in which fresh attempts are rolled out beside the candidate's.
+
+        Raises ConfigError for a task without a baseline.
+        """
+        settings = header.settings
+        self._header, self._arrivals, self._has_schedule = header, arrivals, has_schedule
+        self.is_paired = header.controls == 1
+        """The candidate is compared with fresh attempts alone."""
+        self._hold = header.bank_trials or 0
+        self.bank = arrivals.banked(self._hold)
+        aside = self._hold // 4 if settings.sampling == "importance" else 0
+        fewest = min((len(part.tasks) for part in header.suites if part.tasks), default=0)
+        self._per_visit = settings.per_visit or banked_a_visit(fewest, self._hold - aside)
+        self._check()
+        self.weights = [self._chances(part.tasks, aside) for part in header.suites]
+        """Suite -> task -> chance of a visit, for importance."""
+
+    def _chances(self, tasks: tuple[str, ...], aside: int) -> dict[str, float]:
+        """By the first trials of the bank, which are then compared with nothing."""
+        if self._header.settings.sampling != "importance":
+            return {}
+        seen = {task: [one.reward or 0.0 for one in self.bank[task][:aside]] for task in tasks}
+        for task in tasks:
+            self.bank[task] = self.bank[task][aside:]
+        return chances(seen)
+
+    def _check(self) -> None:
+        n_trials = self._header.bank_trials
+        if not n_trials:
+            return
+        if self._per_visit > n_trials:
+            raise ConfigError(f"a visit takes {self._per_visit} banked trials and a task has {n_trials}; ask for fewer")
+        lacking = [task for part in self._header.suites for task in part.tasks if task not in self.bank]
+        if lacking:
+            raise ConfigError(
+                f"no baseline for {counted(len(lacking), 'task')}, {lacking[0]!r} the first; "
+                "a gate never guesses one: fill the bank with the baseline's trials of these tasks"
+            )
+
+    def rewards(self, task: str) -> list[float]:
+        """Of the banked trials."""
+        return [one.reward for one in self.bank.get(task, ()) if one.reward is not None]
+
+    def fresh_trial(self, visit: Visit) -> int | None:
+        """Number of the baseline trial to roll out beside this visit; None while the bank is enough."""
+        beyond = visit.trial - len(self.bank.get(visit.task_id, ())) // self._per_visit
+        if self._header.controls:
+            is_asked = beyond >= 0 or self.is_paired or is_control(visit, self._header.controls)
+            return self._hold + visit.trial if is_asked else None
+        return None if beyond < 0 else self._hold + beyond
+
+    def partner(self, visit: Visit, *, closed: bool) -> Partner | None:
+        """The baseline of a visit; None while it may still come. closed: no more outcomes come.
+
+        The visit's number alone says which, so a lost one leaves its banked trials unused, and with one of them a visit
+        a candidate's trial meets the banked one of its own number: what a cassette needs.
+        """
+        m = self._per_visit
+        banked = tuple(self.bank.get(visit.task_id, ())[visit.trial * m : (visit.trial + 1) * m])
+        banked = banked if len(banked) == m else ()
+        number = self.fresh_trial(visit)
+        if number is None:
+            return Partner(banked)
+        fresh = self._arrivals.tried(Side.baseline, (visit.task_id, number), closed=closed)
+        if fresh is None:
+            # A gate that rolls out fresh ones had this one under way when it ended: only the quick are in the file.
+            is_cut = self._has_schedule and self._arrivals.has_fresh(self._hold)
+            return Partner() if closed and not is_cut else None
+        theirs = (fresh,) if self.is_paired or not banked else banked
+        if fresh.reward is None or not banked:
+            return Partner(theirs, fresh)
+        return Partner(theirs, fresh, fresh.reward - fmean(one.reward or 0.0 for one in banked))

@@ -1,0 +1,72 @@
+"""Stored runs -> outcomes: a gate compares runs that it did not roll out, such as two prompts behind the gateway.
+
+A run counts when it names its task; the trials of a task are numbered in the order in which they started. Nothing here
+decides (`fold.py`), and no filter is interpreted (`store/query.py`).
+"""
+
+from __future__ import annotations
+
+from agentloop.errors import ConfigError, counted
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.types import RewardState
+
+
+def stored_outcomes(store: Store, filters: dict[Side, str], *, project: str | None = None) -> list[Outcome]:
+    """The runs that each side's filter finds, the baseline's first, each side in the order in which they started.
+
+    project: the tenant whose runs count; None is all.
+
+    A run without a reward is lost, as in a gate. Raises ConfigError when a filter is none or finds no run with a task,
+    when both find the same run, and when no run of a side has a reward.
+    """
+    rows = {side: _runs(store, side, filter, project) for side, filter in filters.items()}
+    both = {row.id for row in rows[Side.baseline]} & {row.id for row in rows[Side.candidate]}
+    if both:
+        raise ConfigError(
+            f"{counted(len(both), 'run')} on both sides, such as {min(both)[:10]}; give --baseline and --candidate "
+            "filters that no run fits both of, such as version:1 and version:2"
+        )
+    return [outcome for side in (Side.baseline, Side.candidate) for outcome in _outcomes(side, rows[side])]
+
+
+def _runs(store: Store, side: Side, filter: str, project: str | None) -> list[TraceSummary]:
+    rows = list(store.every(filter, project=project))
+    named = [row for row in rows if row.task_id is not None]
+    if not named:
+        without = f"; it finds {counted(len(rows), 'run')} without a task" if rows else ""
+        raise ConfigError(
+            f"--{side} {filter!r} finds no run that names its task{without}; an agent names it with its first call: "
+            "/e/EPISODE/t/TASK/v1 or the header x-agentloop-task"
+        )
+    if not any(row.reward_state == RewardState.scored for row in named):
+        raise ConfigError(
+            f"--{side} {filter!r}: none of its {counted(len(named), 'run')} has a reward; say what they were worth "
+            "with `agentloop judge resolve RUN --reward R`, or score them with `agentloop judge`"
+        )
+    return sorted(named, key=lambda row: (row.started_at is None, row.started_at, row.id))
+
+
+def _outcomes(side: Side, rows: list[TraceSummary]) -> list[Outcome]:
+    n_trials: dict[str, int] = {}
+    outcomes = []
+    for row in rows:
+        task = str(row.task_id)
+        state = RewardState(row.reward_state)
+        outcomes.append(
+            Outcome(
+                task_id=task,
+                policy=side,
+                trial=n_trials.get(task, 0),
+                reward=row.reward if state is RewardState.scored else None,
+                state=state,
+                trace_id=row.id,
+                failure=row.failure,
+                cost_usd=row.cost_usd,
+                duration_s=row.duration_s,
+                started_at=row.started_at,
+            )
+        )
+        n_trials[task] = n_trials.get(task, 0) + 1
+    return outcomes

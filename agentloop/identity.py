@@ -1,0 +1,158 @@
+"""Parts -> Identity: one hash for everything that decides how something acts, by contents and never by path.
+
+    identity({"policy": Value({...}), "agent.files": Files(Path("mine")), "policy.model": Outside({...}, "model 'm'")})
+
+Equal contents give an equal hash in every process and on every machine, wherever the files lie, whoever owns them and
+whenever they were written. A part that lives elsewhere (a hosted model, an MCP server at a URL) is hashed by its name
+alone and listed in `Identity.unhashed`: an equal hash then does not mean equal behaviour.
+
+What a version consists of is decided elsewhere (`loop/acting.py`); this module reads files and knows no settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from agentloop.errors import ConfigError, boundary
+from agentloop.types import content_hash
+
+SKIPPED = ".git"
+"""Name of files and folders that are never part of a program."""
+BYTE_CODE = ("__pycache__", ".pyc")
+"""Folder and suffix of the files that Python makes from sources; they differ between machines."""
+FILE_BITS, FOLDER_BITS = 0o6555, 0o555
+"""Mode bits that count: who may read and run it, and set-user-ID. Write bits follow the umask of whoever copied it."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """Settings, a prompt, a list of names: any value that JSON can express."""
+
+    value: object
+
+
+@dataclass(frozen=True)
+class Files:
+    """A file, or a folder with everything below it, by contents."""
+
+    path: Path
+    follow: bool = False
+    """False hashes a symbolic link by its target's text, as a sandbox that shows only this folder resolves it.
+    True reads through links, as code that runs on this machine does."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Contents that were hashed elsewhere, such as weights."""
+
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A part without a content hash: its name counts, and what it does may change behind that name."""
+
+    name: object
+    """As for `Value`."""
+    label: str
+    """For people, in a few words."""
+
+
+Part: TypeAlias = Value | Files | Digest | Outside
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What `identity` returns."""
+
+    hash: str
+    """64 hex digits."""
+    parts: Mapping[str, str]
+    """Hash of each part, 64 hex digits, by its name."""
+    unhashed: tuple[str, ...] = ()
+    """Labels of the parts that have no content hash."""
+
+    def changed(self, other: Mapping[str, str]) -> list[str]:
+        """Names of the parts that differ from `other`, those that only one side has included."""
+        return sorted(name for name in {*self.parts, *other} if self.parts.get(name) != other.get(name))
+
+
+def identity(parts: Mapping[str, Part]) -> Identity:
+    """The identity of whatever consists of `parts`; their order does not matter.
+
+    Raises ConfigError for a file that cannot be read, and for one that is neither file, folder nor link.
+    """
+    hashes = {name: content_hash([type(part).__name__, _content(part)]) for name, part in sorted(parts.items())}
+    unhashed = tuple(part.label for _, part in sorted(parts.items()) if isinstance(part, Outside))
+    return Identity(content_hash({"identity": 1, "parts": hashes}), hashes, unhashed)
+
+
+def files_hash(path: Path, *, follow: bool = False) -> str:
+    """64 hex digits of a file, or of a folder with everything below it. Files are streamed.
+
+    Of each entry these count: name, kind, `FILE_BITS` or `FOLDER_BITS`, and bytes or link target. These do not: times,
+    owner, where `path` is and what it is called, empty folders, `.git`, and `*.pyc` in `__pycache__`.
+    follow: see `Files`. Raises ConfigError.
+    """
+    with boundary(ConfigError, f"{path}: cannot be read; correct its permissions or name another"):
+        top = Path(os.path.realpath(path))
+        if not top.exists():
+            raise ConfigError(f"{path}: no such file or folder; correct the path")
+        digest = hashlib.sha256()
+        for name, entry in sorted(_entries(top, follow)):
+            for field in (name, *_described(entry, follow)):
+                digest.update(b"%d:%b" % (len(field), field))  # lengths keep neighbouring fields apart
+        return digest.hexdigest()
+
+
+def _content(part: Part) -> object:
+    if isinstance(part, Value):
+        return part.value
+    if isinstance(part, Files):
+        return files_hash(part.path, follow=part.follow)
+    return part.sha256 if isinstance(part, Digest) else part.name
+
+
+def _entries(top: Path, follow: bool) -> Iterator[tuple[bytes, Path]]:
+    """(name below `top`, path) of every file and link that counts, and of every folder that one of them is in."""
+    if not top.is_dir():
+        yield b"", top
+        return
+    waiting, folders = [(top, frozenset({top}))], {top}
+    while waiting:
+        folder, above = waiting.pop()
+        for entry in os.scandir(folder):
+            path = Path(entry.path)
+            if entry.name == SKIPPED or (folder.name, path.suffix) == BYTE_CODE:
+                continue
+            if entry.is_dir(follow_symlinks=follow):
+                place = Path(os.path.realpath(path))
+                if place not in above:  # a link to a folder that it is in has no end
+                    waiting.append((path, above | {place}))
+                continue
+            yield _name(path, top), path
+            folders.update(parent for parent in path.parents if parent.is_relative_to(top))
+    yield from ((_name(folder, top), folder) for folder in folders)
+
+
+def _name(path: Path, top: Path) -> bytes:
+    return os.fsencode(path.relative_to(top).as_posix())
+
+
+def _described(path: Path, follow: bool) -> tuple[bytes, ...]:
+    """Kind, mode bits and contents of one entry. Raises ConfigError for a special file."""
+    mode = (path.stat() if follow and path.exists() else path.lstat()).st_mode
+    if stat.S_ISLNK(mode):
+        return b"link", b"", os.fsencode(os.readlink(path))
+    if stat.S_ISDIR(mode):
+        return b"folder", b"%o" % (mode & FOLDER_BITS), b""
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{path}: a special file, and a version consists of files, folders and links; remove it")
+    with path.open("rb") as file:
+        return b"file", b"%o" % (mode & FILE_BITS), hashlib.file_digest(file, "sha256").digest()

@@ -1,0 +1,180 @@
+"""The schemas of the tools that an agent was offered, and whether the arguments of a call fit them.
+
+Sources write a schema in several dialects: JSON Schema, the upper-case types of OpenAPI, and the Python type names of
+function-calling benchmarks. `offered` reads all three. Nothing here decides whether a call that does not fit mattered.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, NamedTuple
+
+from agentloop.types import content_hash
+
+MAX_COMPILED = 256
+"""Schemas that are kept compiled."""
+MAX_STEPS = 20_000
+"""Keywords that are applied to one call's arguments; a schema can be small and need 2**30 of them."""
+MAX_UNIQUE = 500
+"""Items of an array that are compared with each other for `uniqueItems`."""
+TYPES = {"dict": "object", "map": "object", "list": "array", "tuple": "array", "str": "string", "char": "string",
+         "int": "integer", "long": "integer", "float": "number", "double": "number", "bool": "boolean",
+         "none": "null", "nonetype": "null"}  # fmt: skip
+"""Type names of Python and Java -> those of JSON Schema."""
+JSON_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
+PARAMETERS = ("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
+"""Where OpenAI, Anthropic, MCP and Gemini put the schema of a tool."""
+IN_A_SCHEMA = ("items", "additionalProperties", "not", "contains", "anyOf", "oneOf", "allOf", "prefixItems")
+OF_NAMES = ("properties", "$defs", "definitions", "patternProperties")
+
+Schema = Mapping[str, Any]
+Keyword = Callable[[Any, Any, Any, Any], Iterator[Any] | None]
+"""A keyword of jsonschema: (validator, the keyword's value, instance, schema) -> errors."""
+_compiled: dict[str, Any] = {}
+_steps: ContextVar[int] = ContextVar("_steps")
+"""Keywords that were applied so far."""
+
+
+class TooManySteps(Exception):
+    """Whether the arguments fit the schema is not known after MAX_STEPS."""
+
+
+class Offered(NamedTuple):
+    """The tools that an agent was offered."""
+
+    schemas: Mapping[str, Schema]
+    """Tool name -> schema of its arguments, `{}` where it has none or several."""
+    is_complete: bool = True
+    """False where a tool has no name, as a provider's built-in one: a trace may call it by any."""
+
+    def lacks(self, name: str) -> bool:
+        """Whether no tool of that name was offered."""
+        return self.is_complete and name not in self.schemas
+
+
+def offered(tools: Sequence[object]) -> Offered | None:
+    """The tools of a request or of several; None when there are none."""
+    schemas: dict[str, Schema] = {}
+    n_unnamed = 0
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(function, dict) or not isinstance(name, str):
+            n_unnamed += 1
+            continue
+        schema = next((value for key in PARAMETERS if isinstance(value := function.get(key), dict)), {})
+        schemas[name] = schema if schemas.get(name, schema) == schema else {}
+    return Offered(schemas, n_unnamed == 0) if tools else None
+
+
+def misfit(schema: Schema, arguments: str) -> str | None:
+    """Why `arguments`, a JSON text, does not fit `schema`.
+
+    None when it fits, is no JSON, the schema is none, or MAX_STEPS are too few to say.
+    """
+    if not schema:
+        return None
+    _steps.set(0)
+    try:
+        value = json.loads(arguments)
+        wrong = next(_validator(schema).iter_errors(value), None)
+    except Exception:  # a schema from elsewhere may be malformed, or refer to what is missing or to itself
+        return None
+    return None if wrong is None else str(wrong.message)
+
+
+def standard(schema: object) -> object:
+    """A schema in the words of JSON Schema. A type that no dialect has allows every value."""
+    if isinstance(schema, list):
+        return [standard(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made: dict[str, object] = {}
+    for key, value in schema.items():
+        if key == "type":
+            known = _type(value)
+            if known is not None:
+                made[key] = known
+        elif key in OF_NAMES and isinstance(value, dict):
+            made[key] = {name: standard(item) for name, item in value.items()}
+        elif key in IN_A_SCHEMA:
+            made[key] = standard(value)
+        elif key != "required" or isinstance(value, list):  # draft 3 has a flag in each property
+            made[key] = value
+    if made.get("nullable") is True and isinstance(made.get("type"), str):
+        made["type"] = [made["type"], "null"]
+    return made
+
+
+def _type(name: object) -> object:
+    if isinstance(name, list):
+        names = [_type(item) for item in name]
+        return None if None in names else names
+    if not isinstance(name, str):
+        return None
+    lower = name.lower()
+    lower = TYPES.get(lower, lower)
+    return lower if lower in JSON_TYPES else None
+
+
+def _validator(schema: Schema) -> Any:
+    key = content_hash(schema)
+    if key not in _compiled:
+        if len(_compiled) >= MAX_COMPILED:
+            _compiled.clear()
+        from referencing import Registry
+
+        _compiled[key] = _dialect()(standard(schema), registry=Registry())
+    return _compiled[key]
+
+
+@cache
+def _dialect() -> Any:
+    """Draft 2020-12 whose patterns are RE2's: a pattern from elsewhere cannot take for ever."""
+    import re2
+    from jsonschema import Draft202012Validator, ValidationError, validators
+
+    standard_keywords = Draft202012Validator.VALIDATORS
+
+    def pattern(_validator: Any, pattern: Any, instance: Any, _schema: Any) -> Iterator[Any]:
+        if not isinstance(instance, str):
+            return
+        try:
+            fits = re2.search(pattern, instance.encode(errors="replace").decode()) is not None
+        except re2.error:  # a pattern that RE2 does not take refuses nothing
+            return
+        if not fits:
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+    def of_names(_validator: Any, _patterns: Any, _instance: Any, _schema: Any) -> Iterator[Any]:
+        yield from ()
+
+    def additional(validator: Any, allowed: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if "patternProperties" not in schema:
+            yield from standard_keywords["additionalProperties"](validator, allowed, instance, schema)
+
+    def unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if isinstance(instance, list) and len(instance) <= MAX_UNIQUE:
+            yield from standard_keywords["uniqueItems"](validator, wanted, instance, schema)
+
+    own = {
+        "pattern": pattern, "patternProperties": of_names, "additionalProperties": additional, "uniqueItems": unique,
+    }  # fmt: skip
+    keywords = {name: _counted(keyword) for name, keyword in {**standard_keywords, **own}.items()}
+    return validators.extend(Draft202012Validator, keywords)
+
+
+def _counted(keyword: Keyword) -> Keyword:
+    """`keyword`, which raises TooManySteps when MAX_STEPS were applied before."""
+
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        n = _steps.get(0)
+        if n >= MAX_STEPS:
+            raise TooManySteps
+        _steps.set(n + 1)
+        yield from keyword(validator, value, instance, schema) or ()
+
+    return counted

@@ -1,0 +1,18 @@
+"""The score of an answer that is not the expected one: 0, with both in words."""
+
+from __future__ import annotations
+
+from agentloop.types import Graded
+
+MAX_CHARACTERS = 200
+"""Of what was expected and of the answer, each."""
+
+
+def unlike(expected: str, answer: str | None) -> Graded:
+    """0.0, because `expected '38', got '83'`. expected: in words, such as `'38'` or `a match for 'a+'`."""
+    got = "and nothing was submitted" if answer is None else f"got {_short(repr(answer.strip()))}"
+    return Graded(value=0.0, why=f"expected {_short(expected)}, {got}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}…"

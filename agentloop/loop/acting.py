@@ -1,0 +1,60 @@
+"""What a version consists of: everything that decides how an agent acts, as parts for `identity.py`.
+
+One notion for all: `agentloop loop` makes another version, and `gate`, `bank` and recordings see another policy,
+exactly when this identity changes. It covers the settings of `[policy]` and `[agent]`, the files that they name by
+contents, and the weights of a policy of ours. It does not cover paths, keys, prices, limits (which belong to the suite)
+or the number of concurrent episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.identity import Files, Outside, Part, Value
+from agentloop.policies.choose import ENDPOINTS
+from agentloop.sections import AgentSection, PolicySection
+from agentloop.source import source
+from agentloop.types import Task
+
+
+def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
+    """Parts of a policy, without the weights or recorded answers that it plays. folder: where its paths start."""
+    chosen = settings.model_dump(mode="json", include={"temperature"}, exclude_defaults=True)
+    parts: dict[str, Part] = {"policy": Value({"kind": settings.kind, **chosen})}
+    if settings.kind in ENDPOINTS:
+        name = {"base_url": settings.base_url, "model": settings.model}
+        where = f" at {settings.base_url}" if settings.base_url else ""
+        parts["policy.model"] = Outside(name, f"the model {settings.model!r}{where}")
+    if settings.kind == "scripted" and settings.script is not None:
+        parts |= _named("policy.script", source("policies", settings.script, folder))
+    return parts
+
+
+def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> dict[str, Part]:
+    """Parts of the agent. folder: where its paths start. Empty for `tasks` that are played in an environment."""
+    if tasks and tasks[0].environment is not None:
+        return {}
+    chosen = settings.model_dump(
+        mode="json", exclude={"files": True, "tools": True, "mcp": {"__all__": {"headers"}}}, exclude_defaults=True
+    )
+    parts: dict[str, Part] = {"agent": Value(chosen)}
+    if settings.kind == "tool_loop":
+        parts["agent.tools"] = Value([tool.rpartition(":")[2] for tool in settings.tools])
+        for n, tool in enumerate(settings.tools):
+            parts |= _named(f"agent.tools.{n}", source("tools", tool, folder))
+    if settings.files is not None:
+        parts["agent.files"] = Files(folder / settings.files)
+    elif settings.command is not None:
+        parts["agent.program"] = Outside(None, "the program of [agent] command, which names no files")
+    for server in settings.mcp:
+        if server.url is not None:
+            parts[f"agent.mcp.{server.name}"] = Outside(None, f"the MCP server {server.name!r} at {server.url}")
+        elif settings.files is None:
+            label = f"the MCP server {server.name!r}, whose command has no [agent] files"
+            parts[f"agent.mcp.{server.name}"] = Outside(None, label)
+    return parts
+
+
+def _named(prefix: str, parts: dict[str, Part]) -> dict[str, Part]:
+    return {f"{prefix}.{name}": part for name, part in parts.items()}

@@ -1,0 +1,60 @@
+"""The control arm: the same model, taught only by the demonstrations that passed, for as many steps as version 1.
+
+It shows what the loop adds to filtering its demonstrations. The loop's last turn comes first, and the arm is no
+version: it has no number, nothing is trained from it, and the gate never sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentloop.loop.project import Project, Stage
+from agentloop.loop.turns import CONTROL, control_stage, eval_report
+from agentloop.loop.warm_start import SETTLE_STEPS, Demonstration, batches, untrained
+from agentloop.policies.tiny import TinyPolicy
+from agentloop.train.demonstrations import demonstration
+from agentloop.train.sft import Sft
+from agentloop.types import Purpose, Split
+
+
+def is_due(project: Project) -> bool:
+    """Whether there is a warm start to compare with, and no control arm yet for the suite as it is now."""
+    stages = project.store.stages()
+    return control_stage(project) not in stages and "warm-start" in stages
+
+
+async def run_control(project: Project, shown: Sequence[Demonstration]) -> None:
+    """Train and evaluate the arm, where it is due.
+
+    Does nothing where no demonstration passed, and where all did: version 1 is that model then.
+    """
+    passing = [each for each in shown if each[2] >= 1.0]
+    if not is_due(project) or not 0 < len(passing) < len(shown):
+        return
+    n_steps = int(project.store.stages()["warm-start"].metrics["steps"])
+    stage = await project.begin(control_stage(project))
+    policy = train_control(project, shown, n_steps)
+    await _evaluate(project, stage, policy)
+    stage.metrics |= {"steps": n_steps, "n_demonstrations": len(passing)}
+    project.finish(stage)
+
+
+def train_control(project: Project, shown: Sequence[Demonstration], n_steps: int) -> TinyPolicy:
+    """Version 1's model before its training, and its schedule of `n_steps`. The seed decides the weights."""
+    policy = untrained(project, shown)
+    trainer = Sft(policy.model, policy.chat.pad)
+    samples = [demonstration(task, trace, policy.chat) for task, trace, reward in shown if reward >= 1.0]
+    drawn = batches(samples, project.rng("control"))
+    project.progress.start("control arm: train", n_steps)
+    for left in range(n_steps, 0, -1):
+        metrics = trainer.step(next(drawn), rate=min(1.0, left / SETTLE_STEPS))
+        project.progress.advance(loss=metrics["loss"])
+    return policy
+
+
+async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
+    """The held-out tasks, as often as the gate tries each."""
+    tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
+    project.progress.start("control arm: held-out tasks", len(tasks) * trials)
+    judged = await project.gather(stage, tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
+    project.store.put_report(eval_report(project, CONTROL, tasks, judged, stage.n_lost))

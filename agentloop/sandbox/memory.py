@@ -1,0 +1,71 @@
+"""How the memory of a sandbox is divided between its files and its processes.
+
+Files in a tmpfs outlive the process that wrote them, and so does what the kernel keeps for each file. When such
+memory alone reaches `memory_mb`, the kernel has nothing left to end but the sandbox's first process. So the
+writable folders get a share of `memory_mb`, in bytes and in files, and the rest is for processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentloop.errors import CapabilityError
+from agentloop.types import SandboxSpec
+
+RESERVE_MB = 24
+"""For the first process, the starter of the sandbox, one command, and what IPC_LIMITS allows."""
+MIN_MB = 32
+FILE_BYTES = 2048
+"""Kernel memory for one file of a tmpfs, its name and its attributes, rounded up; measured: 1,000 to 1,500."""
+DATA_SHARE = 2 / 3
+"""Of a folder's share, the part for data; the rest is for what the kernel keeps for each file."""
+IPC_LIMITS = {"kernel.shmall": "1024", "kernel.msgmni": "64", "kernel.sem": "250 32000 100 128"}
+"""System V shared memory in pages, message queues, and semaphores: these too outlive their process."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one writable folder in memory may hold."""
+
+    size_bytes: int
+    n_files: int | None
+    """Files and folders in it; None leaves the number to the kernel."""
+
+    def options(self, n_own: int = 1) -> str:
+        """Mount options of the tmpfs. n_own: files that are there before the sandbox starts, its root included."""
+        files = "" if self.n_files is None else f",nr_inodes={self.n_files + n_own}"
+        return f"size={self.size_bytes // 1024}k{files}"
+
+
+def check(spec: SandboxSpec) -> None:
+    """Raises CapabilityError for a `memory_mb` in which no sandbox works."""
+    if spec.memory_mb is not None and spec.memory_mb < MIN_MB:
+        raise CapabilityError(
+            f"memory limit: memory_mb is {spec.memory_mb}, and a sandbox needs {MIN_MB} or more; raise memory_mb"
+        )
+
+
+def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None) -> dict[str, Room]:
+    """Folder -> its room; `root` names one more, for a root file system that is written to memory.
+
+    Without `memory_mb`, each folder has `scratch_mb`, and `root` has it only when `scratch_mb` was set.
+    """
+    scratch = spec.scratch_mb << 20
+    if spec.memory_mb is None:
+        return dict.fromkeys([*folders, *([root] if root else ())], Room(scratch, spec.scratch_files))
+    total = (spec.memory_mb - RESERVE_MB) << 20
+    share = total // (len(folders) + bool(root))
+    size = min(scratch, int(share * DATA_SHARE))
+    found = dict.fromkeys(folders, _room(spec, share, size))
+    if root:
+        # What the folders cannot use is the root's; their share of files stays theirs.
+        share = total - len(folders) * min(share, int(size / DATA_SHARE))
+        size = int(share * DATA_SHARE)
+        found[root] = _room(spec, share, min(scratch, size) if "scratch_mb" in spec.model_fields_set else size)
+    return found
+
+
+def _room(spec: SandboxSpec, share: int, size: int) -> Room:
+    n_files = (share - size) // FILE_BYTES
+    return Room(size, n_files if spec.scratch_files is None else min(n_files, spec.scratch_files))

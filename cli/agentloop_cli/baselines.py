@@ -1,0 +1,68 @@
+"""The policies that filled the banks of a gate: where they are, and whether they can be rolled out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.gate.bank import Bank
+from agentloop.gate.trials import Actor
+from agentloop.plugins import FILE_MODULE
+from agentloop_cli.evals import Found
+
+HINT = "--baseline-project names a folder that has it"
+
+
+def is_same_version(banks: Sequence[Bank], candidates: Mapping[str, Actor]) -> bool:
+    """Whether the candidate is the version of any bank, as far as content hashes show. candidates: by suite."""
+    heads = [bank.head for bank in banks if bank.head.is_of_known_program]
+    return any(head.difference(candidates[head.suite].identity) is None for head in heads)
+
+
+def find_baselines(
+    found: Sequence[Found], banks: Sequence[Bank], candidates: Mapping[str, Actor], project: Path, folder: Path | None
+) -> tuple[dict[str, Actor], str | None]:
+    """(the policies that filled the banks, by suite; None), or ({}, why they cannot be rolled out).
+
+    project: where the candidate's paths start. folder: where the baseline's start, if not there. Raises ConfigError for
+    a folder that does not exist.
+    """
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"--baseline-project {folder}: no such folder; name one that has the baseline's policy")
+    actors = {}
+    where, hint = (f" in {folder}", "") if folder else ("", f"; {HINT}")
+    for one, bank in zip(found, banks, strict=True):
+        ref, candidate = bank.head.policy, candidates[one.evals.name].identity
+        if not bank.head.is_of_known_program:
+            return {}, "the bank was recorded for an unknown program; fill it again"
+        if candidate.unhashed and bank.head.difference(candidate) is None:
+            return {}, (
+                f"candidate and baseline are the same version, and no content hash covers {candidate.unhashed[0]}, "
+                "so a fresh attempt of the baseline would be one of the candidate"
+            )
+        try:
+            actor = one.resolve(ref, folder or project)
+        except AgentLoopError as error:
+            return {}, f"{ref!r} cannot be loaded{where}: {error}{hint}"
+        if (changed := bank.head.difference(actor.identity)) is not None:
+            return {}, f"{ref!r}{where} is another version than the bank was filled with (changed: {changed}){hint}"
+        actors[one.evals.name] = actor
+    if folder is not None and (module := shared_module(project.resolve(), folder.resolve())):
+        return {}, f"both projects have a module {module!r}, and Python loads only one of them; rename one"
+    return actors, None
+
+
+def shared_module(project: Path, folder: Path) -> str | None:
+    """A module that was imported from one of both folders, and has other contents in the other."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or name.startswith(FILE_MODULE):
+            continue
+        path = Path(file).resolve()
+        ours, other = (folder, project) if path.is_relative_to(folder) else (project, folder)
+        twin = other / path.relative_to(ours) if path.is_relative_to(ours) else path
+        if twin.is_file() and twin.read_bytes() != path.read_bytes():
+            return name
+    return None

@@ -1,0 +1,126 @@
+"""Which program the baseline of `agentloop gate` is, and what a gate does where it cannot be rolled out."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from agentloop_cli.baselines import shared_module
+
+from .conftest import Run
+from .test_gate_faults import REFUSALS, TRIALS, bank, endpoint, lay
+
+pytestmark = [pytest.mark.usefixtures("bubblewrap"), pytest.mark.slow]
+REFUSAL = REFUSALS["a tool call that cannot be parsed"]
+
+
+def gated(agentloop: Run, candidate: str, *more: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, the document of --json)."""
+    named = ("evals/read", "--baseline", "main", "--candidate", candidate, "--sandbox", "bubblewrap")
+    done = agentloop("gate", *named, "--out", "out", "--max-rollouts", "300", "--json", *more)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def edit_head(folder: Path, **parts: str) -> None:
+    """Change parts of the environment that the bank was filled in."""
+    path = folder / "evals" / "read" / "baseline" / "main.jsonl"
+    first, _, rest = path.read_text().partition("\n")
+    head = json.loads(first)
+    head["bank"]["environment"]["parts"] |= parts
+    path.write_text(json.dumps(head) + "\n" + rest)
+
+
+@pytest.fixture
+def hosted(tmp_path: Path) -> int:
+    """A bank of a model behind an endpoint, which is right every time; returns the endpoint's port."""
+    lay(tmp_path)
+    with endpoint(0.0, REFUSAL) as url:
+        (tmp_path / "m.toml").write_text(f'[policy]\nkind = "openai"\nbase_url = "{url}"\nmodel = "m"\n')
+        bank(tmp_path, "m.toml")
+    port = urlsplit(url).port
+    assert port is not None
+    return port
+
+
+def test_a_model_that_changed_behind_its_name_is_not_its_own_baseline(hosted: int, agentloop: Run) -> None:
+    """The name is the bank's: a fresh attempt of the baseline would ask the changed model as well."""
+    with endpoint(0.8, REFUSAL, hosted):
+        code, result = gated(agentloop, "m.toml")
+    assert (code, result["verdict"], result["environment"], result["n_fresh"]) == (1, "FAIL", "unknown", 0)
+    said = " ".join(result["reasons"])
+    assert "candidate and baseline are the same version, and no content hash covers" in said
+
+
+def test_in_a_changed_environment_nothing_is_left_to_compare_it_with(
+    tmp_path: Path, hosted: int, agentloop: Run
+) -> None:
+    edit_head(tmp_path, python="3.0")
+    with endpoint(0.8, REFUSAL, hosted):
+        code, result = gated(agentloop, "m.toml")
+    assert (code, result["verdict"], result["environment"], result["n_fresh"]) == (4, "INFRA", "changed", 0)
+    assert "candidate and baseline are the same version" in " ".join(result["reasons"])
+
+
+# ------------------------------------------------------------------------------ a program that is edited in place
+
+
+@pytest.fixture
+def edited(tmp_path: Path) -> Path:
+    """A bank of a program that is worse by now, and the program as it was in `before`; returns that folder."""
+    lay(tmp_path)
+    bank(tmp_path, "scripted:p.py:baseline")
+    before = tmp_path / "before"
+    before.mkdir()
+    program = tmp_path / "p.py"
+    (before / "p.py").write_text(program.read_text())
+    program.write_text(program.read_text().replace("baseline = made(1 - 0.87", "baseline = made(0.6"))
+    return before
+
+
+def test_without_its_baseline_a_gate_says_that_nothing_tested_the_bank(edited: Path, agentloop: Run) -> None:
+    code, result = gated(agentloop, "scripted:p.py:baseline")
+    assert (code, result["verdict"], result["controls"], result["n_fresh"]) == (1, "FAIL", 0, 0)
+    said = " ".join(result["reasons"])
+    assert "No control was run: the baseline's policy cannot be rolled out ('scripted:p.py:baseline' is another" in said
+    assert "--baseline-project names a folder that has it" in said
+
+
+def test_the_baseline_comes_from_another_folder(edited: Path, agentloop: Run) -> None:
+    code, result = gated(agentloop, "scripted:p.py:baseline", "--baseline-project", "before")
+    assert (code, result["verdict"]) == (1, "FAIL")
+    assert result["controls"] > 0
+    assert result["n_fresh"] > 0
+    assert "cannot be rolled out" not in " ".join(result["reasons"])
+    rows = [json.loads(line) for line in Path("out/gate.outcomes.jsonl").read_text().splitlines()[1:]]
+    fresh = [row["reward"] for row in rows if row["policy"] == "baseline" and row["trial"] >= TRIALS]
+    assert fmean(fresh) > 0.6, "the program of before, which is right in 87%"
+
+
+def test_a_folder_without_the_baseline_is_named(edited: Path, agentloop: Run) -> None:
+    named = ("evals/read", "--baseline", "main", "--candidate", "scripted:p.py:better", "--sandbox", "bubblewrap")
+    done = agentloop("gate", *named, "--baseline-project", "gone")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--baseline-project gone: no such folder; name one that has the baseline's policy" in done.stderr
+
+
+def test_a_module_of_both_folders_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python keeps one module of a name: the baseline would run with the candidate's."""
+    for n, folder in enumerate(("here", "before", "copy")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "imported_by_both.py").write_text(f"RATE = {n % 2}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "here"))
+    assert shared_module(tmp_path / "here", tmp_path / "before") is None
+    importlib.import_module("imported_by_both")
+    try:
+        assert shared_module(tmp_path / "here", tmp_path / "before") == "imported_by_both"
+        assert shared_module(tmp_path / "before", tmp_path / "here") == "imported_by_both"
+        assert shared_module(tmp_path / "here", tmp_path / "copy") is None
+    finally:
+        del sys.modules["imported_by_both"]

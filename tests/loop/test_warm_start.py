@@ -1,0 +1,106 @@
+"""A warm start that is interrupted goes on from its last checkpoint, and ends in the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentloop.gate.suite import load_suite, write_suite
+from agentloop.loop.project import Project, Silent
+from agentloop.loop.warm_start import CHECK_EVERY, SETTLE_STEPS, demonstrate, warm_start
+from agentloop.train.checkpoint import folder_hash
+from agentloop.types import Split
+
+from .mini import make_mini, opened, solves
+
+pytestmark = pytest.mark.slow
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C."""
+
+
+class Stopwatch(Silent):
+    """Counts training steps, and interrupts the run after some of them."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.stop_after = stop_after
+        self.n_steps = 0
+        self.stages: list[str] = []
+
+    def start(self, stage: str, total: int) -> None:
+        self.stages.append(stage)
+
+    def advance(self, n: int = 1, **figures: float) -> None:
+        if "loss" not in figures:
+            return
+        self.n_steps += 1
+        if self.n_steps == self.stop_after:
+            raise Interrupted
+
+
+def project_folder(folder: Path) -> Path:
+    """Four train tasks, and the same four to validate: what has been learned by heart passes."""
+    make_mini(folder, n_heldout=1)
+    suite = folder / "evals" / "mini"
+    tasks = load_suite(suite).tasks
+    copies = [
+        task.model_copy(update={"id": f"{task.id}-again", "split": Split.validation})
+        for task in tasks
+        if task.split is Split.train
+    ]
+    write_suite(suite, "mini", [*tasks, *copies])
+    return folder
+
+
+def train(project: Project, folder: Path) -> tuple[str, float, list[tuple[str, int]]]:
+    """(hash of the weights, steps, traces of the stage in order)."""
+    torch.set_num_threads(1)
+
+    async def both() -> tuple[str, float]:
+        try:
+            policy, stage = await warm_start(project, await demonstrate(project, solves(0)))
+        finally:
+            await project.pool.close()
+        policy.save(folder)
+        return folder_hash(folder), stage.metrics["steps"]
+
+    weights, n_steps = asyncio.run(both())
+    return weights, n_steps, [(row.id, row.n) for row in project.store.stage_traces("warm-start")]
+
+
+def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) -> None:
+    folder = project_folder(tmp_path / "whole")
+    whole = Stopwatch()
+    with opened(folder, whole) as project:
+        expected = train(project, tmp_path / "expected")
+    assert whole.n_steps == expected[1] > 2 * CHECK_EVERY + SETTLE_STEPS - 1
+
+    folder = project_folder(tmp_path / "cut")
+    emerged_at = whole.n_steps - SETTLE_STEPS
+    n_done = 0
+    for stop_after in (CHECK_EVERY + 7, emerged_at + CHECK_EVERY + 3):
+        cut = Stopwatch(stop_after - n_done)
+        with opened(folder, cut) as project, pytest.raises(Interrupted):
+            train(project, tmp_path / "never")
+        n_done = CHECK_EVERY if n_done == 0 else emerged_at + CHECK_EVERY
+    last = Stopwatch()
+    with opened(folder, last) as project:
+        assert train(project, tmp_path / "resumed") == expected
+    assert last.n_steps == SETTLE_STEPS - CHECK_EVERY
+    assert not list((folder / "policies").glob(".warm-start*"))
+
+
+def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path) -> None:
+    folder = project_folder(tmp_path / "cut")
+    with opened(folder, Stopwatch(CHECK_EVERY + 1)) as project, pytest.raises(Interrupted):
+        train(project, tmp_path / "never")
+    settings = folder / "agentloop.toml"
+    settings.write_text(settings.read_text().replace('name = "mini"\n', 'name = "mini"\nseed = 3\n'))
+    fresh = Stopwatch(1)
+    with opened(folder, fresh) as project, pytest.raises(Interrupted):
+        train(project, tmp_path / "never")
+    assert fresh.stages[-1] == f"warm start: up to step {CHECK_EVERY}"
