@@ -13,7 +13,7 @@ Any other module is not imported. What the name stands for must be a class (for 
 such code defines and that has the methods of its group; this is checked before it is called.
 An absolute path may name any file outside the folders of Python and of installed packages, because settings and the
 command line are yours. A caller that reads a name from somebody else's file must check an absolute path first, as
-`gate/suite.py` does with `is_of_project`.
+`suites/suite.py` does with `is_of_project`.
 This does not confine a part: the code of a project or of an installed package runs as you.
 """
 

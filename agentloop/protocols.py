@@ -7,6 +7,7 @@ raise plain Python errors; the loop blames them on the boundary that they crosse
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -60,6 +61,32 @@ class SandboxBackend(Protocol):
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A new box. Raises CapabilityError when `spec` asks for what this backend cannot hold."""
+        ...
+
+
+class Pool(Protocol):
+    """Where boxes come from (`sandbox/pool.py`)."""
+
+    @property
+    def isolation(self) -> str:
+        """What its boxes are made of."""
+        ...
+
+    @property
+    def max_boxes(self) -> int:
+        """How many boxes of their own episodes can have at once."""
+        ...
+
+    def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
+        """A box for one episode."""
+        ...
+
+    async def renew(self) -> None:
+        """End shared boxes, so that nothing is left in them."""
+        ...
+
+    async def close(self) -> None:
+        """End every box."""
         ...
 
 
@@ -175,7 +202,7 @@ class Format(Protocol):
 
 
 class Stored(Protocol):
-    """A trace in the store, read as far as it is asked for; `formats/stored.py` is one."""
+    """A trace in the store, read as far as it is asked for; `otel/stored.py` is one."""
 
     facts: Mapping[str, Any]
     """What a list of traces tells of it, by the names of `store.tables.TraceSummary`: id, source, stage, reward, ..."""

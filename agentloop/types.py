@@ -94,7 +94,7 @@ class SandboxSpec(Frozen):
 
 
 class EnvironmentSpec(Frozen):
-    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` (`agents/gym.py`)."""
+    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` (`agents/gym/loop.py`)."""
 
     id: str
     """As it is registered, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
@@ -147,7 +147,7 @@ class Task(Frozen):
     tags: tuple[str, ...] = ()
     """Words to choose tasks by; `must-pass` means something to the gate."""
     prefix: tuple[Step, ...] = ()
-    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`gate/fork.py`)."""
+    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`rollout/fork.py`)."""
 
     @property
     def hash(self) -> str:

@@ -18,10 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentloop.audit.cheats import document
 from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.roots import for_backend
 from agentloop.harbor.task import find_tasks
-from agentloop.judge.audit import document
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 

@@ -23,10 +23,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentloop.episode import Crew, plan, roll_out
 from agentloop.judge.score import judge
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, Sandbox
+from agentloop.rollout.episode import Crew, plan, roll_out
 from agentloop.store.store import Store
 from agentloop.types import (
     ExecResult,

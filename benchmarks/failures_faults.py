@@ -19,11 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import plan, run_episode
 from agentloop.judge.score import judge
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, Sandbox, Verifier
+from agentloop.rollout.episode import plan, run_episode
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import (

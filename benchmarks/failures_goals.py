@@ -30,15 +30,15 @@ import jsonschema
 from failures_rules import _cell, _share, _table
 from labelled import Case, traces, who_when
 
+from agentloop.failures.analysis.measure import read_folder
+from agentloop.failures.detectors.signs import SIGNS
+from agentloop.failures.evidence import texts
+from agentloop.failures.imported import classify_imported, read_imported
+from agentloop.failures.learned.calibration import folds
+from agentloop.failures.learned.fitting import fit
+from agentloop.failures.learned.scorer import SCORER
+from agentloop.failures.learned.turns import speaker
 from agentloop.formats.who_when import WhoWhenFormat
-from agentloop.judge.failures.calibration import folds
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.fitting import fit
-from agentloop.judge.failures.imported import classify_imported, read_imported
-from agentloop.judge.failures.learned import SCORER
-from agentloop.judge.failures.measure import read_folder
-from agentloop.judge.failures.signs import SIGNS
-from agentloop.judge.failures.turns import speaker
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, ToolCall, Trace
 

@@ -24,14 +24,14 @@ from labelled import Case, agentrx, tau, who_when
 from rich.console import Console
 from rich.table import Table
 
-from agentloop.judge.failures.calibration import fit_measured, folds
-from agentloop.judge.failures.critical import classify
-from agentloop.judge.failures.features import FEATURES
-from agentloop.judge.failures.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
-from agentloop.judge.failures.learned import around, by_agent, likeliest
-from agentloop.judge.failures.rules import Rule
-from agentloop.judge.failures.turns import speaker
-from agentloop.judge.failures.vocabularies import leaf_of
+from agentloop.failures.critical import classify
+from agentloop.failures.detectors.rules import Rule
+from agentloop.failures.learned.calibration import fit_measured, folds
+from agentloop.failures.learned.features import FEATURES
+from agentloop.failures.learned.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
+from agentloop.failures.learned.scorer import around, by_agent, likeliest
+from agentloop.failures.learned.turns import speaker
+from agentloop.failures.vocabularies import leaf_of
 from agentloop.types import RewardState, Task
 
 SEEDS, RUN_SEEDS = 3, 10

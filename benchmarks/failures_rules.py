@@ -12,12 +12,12 @@ from typing import Any
 
 from failures_faults import Scene, endpoint, run, scenes
 
+from agentloop.failures.analysis.measure import Labelled, Row, read_folder
+from agentloop.failures.analysis.measure import measure as measure_detectors
+from agentloop.failures.detectors.expected import difference
+from agentloop.failures.evidence import texts
+from agentloop.failures.imported import classify_imported, read_imported
 from agentloop.intervals import wilson
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.expected import difference
-from agentloop.judge.failures.imported import classify_imported, read_imported
-from agentloop.judge.failures.measure import Labelled, Row, read_folder
-from agentloop.judge.failures.measure import measure as measure_detectors
 from agentloop.types import Failure, FailureType, Imported, Trace, Verdict
 
 N_FAULTS, N_HEALTHY = 24, 200

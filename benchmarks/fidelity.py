@@ -32,8 +32,8 @@ import uvicorn
 from aiohttp import web
 
 from agentloop.api.app import make_app
-from agentloop.formats.genai import restored
 from agentloop.gateway.routes import Routes, Upstream
+from agentloop.otel.genai import restored
 from agentloop.policies.openai import read_completion, wire, wire_tools
 from agentloop.policies.vllm import EXACT, VLLMPolicy
 from agentloop.store.store import Store

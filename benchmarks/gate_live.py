@@ -25,11 +25,12 @@ from pathlib import Path
 from episodes import Looker, NoBoxes, Nowhere, tasks
 
 from agentloop.gate.fold import Fold
-from agentloop.gate.gate_report import write_gate_report
 from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.reports.gate import write_gate_report
+from agentloop.rollout.actors import Actor
 from agentloop.store.store import Judged, Store
 from agentloop.types import Message, RewardState, Task
 

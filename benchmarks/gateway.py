@@ -33,7 +33,7 @@ import orjson
 from aiohttp import web
 from ingest import cpu_s, free_port, rss_mib
 
-from agentloop.formats.spans import trace_of
+from agentloop.otel.spans import trace_of
 from agentloop.store.store import Store
 
 N_PROMPT, N_SAMPLED, N_AT_ONCE = 160, 80, 16

@@ -38,7 +38,7 @@ from google.protobuf.json_format import MessageToDict
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from agentloop.formats import otlp
+from agentloop.otel import otlp
 from agentloop.store.store import Store
 from agentloop.testing import postgresql
 from agentloop.types import Failure, FailureType

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from agentloop.errors import FormatError
+from agentloop.failures.learned.fitting import Labelled
+from agentloop.failures.learned.scorer import positions
 from agentloop.formats.agentrx import AgentRxFormat
 from agentloop.formats.source import Source
 from agentloop.formats.tau import TauFormat
 from agentloop.formats.who_when import WhoWhenFormat
-from agentloop.judge.failures.fitting import Labelled
-from agentloop.judge.failures.learned import positions
 from agentloop.types import Imported
 
 

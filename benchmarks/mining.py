@@ -24,11 +24,12 @@ from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import PolicyError
-from agentloop.gate.candidates import Signatures, candidates
-from agentloop.gate.mine import Mine, Mined
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
+from agentloop.mining.candidates import Signatures, candidates
+from agentloop.mining.mine import Mine, Mined
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store

@@ -18,11 +18,11 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from agentloop.agents.gym import GymLoop
-from agentloop.agents.vector import Fleet
-from agentloop.episode import Crew, plan, roll_out
+from agentloop.agents.gym.loop import GymLoop
+from agentloop.agents.gym.vector import Fleet
 from agentloop.policies.lockstep import Request
 from agentloop.protocols import Sandbox
+from agentloop.rollout.episode import Crew, plan, roll_out
 from agentloop.types import Completion, EnvironmentSpec, Limits, Message, Purpose, SandboxSpec, Task, ToolCall
 
 N, REPEATS = 16, 3

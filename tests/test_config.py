@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.config import CONFIG_FILE, Config, known_secrets, load_agent, load_config, load_policy
+from agentloop.config.sections import AgentSection, TrainSection
+from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_agent, load_config, load_policy
 from agentloop.errors import ConfigError
-from agentloop.sections import AgentSection, TrainSection
 
 SUITE = '[project]\nsuite = "evals/x"\n'
 SECRET = "sk-not-to-be-seen"

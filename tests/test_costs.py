@@ -11,9 +11,9 @@ from agentloop_cli.main import app
 from agentloop_cli.render import stdout
 from typer.testing import CliRunner
 
-from agentloop.costs import Spent, price, shares, spent, tabulate
-from agentloop.episode import stable_id
-from agentloop.sections import PriceSection
+from agentloop.config.sections import PriceSection
+from agentloop.costs.totals import Spent, price, shares, spent, tabulate
+from agentloop.rollout.episode import stable_id
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import (

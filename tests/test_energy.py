@@ -11,8 +11,8 @@ from environments import need
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.energy import Meter, Used, microjoules
-from agentloop.energy import _nvml as read_nvml
+from agentloop.costs.energy import Meter, Used, microjoules
+from agentloop.costs.energy import _nvml as read_nvml
 
 RANGE = 262_143_328_850
 """Of a package on many processors, in microjoules."""
@@ -85,7 +85,7 @@ def test_what_was_used_is_what_a_counter_without_an_end_would_say(largest: int, 
 
 def test_it_is_read_while_nobody_asks(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a counter could come around twice in a long stage."""
-    monkeypatch.setattr("agentloop.energy.CPU_PERIOD_S", 0.01)
+    monkeypatch.setattr("agentloop.costs.energy.CPU_PERIOD_S", 0.01)
     zone(powercap, "intel-rapl:1", "package-1", 0, largest=9_999_999)
     with Meter(powercap) as meter:
         for n in range(1, 9):  # six joules each time, around a range of ten

@@ -13,7 +13,6 @@ from agents.box import MemoryBox, MemoryPool, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import Crew, Rollout, plan, refuse_broken, roll_out, run_episode, stable_id
 from agentloop.errors import (
     ConfigError,
     ModelRefused,
@@ -27,6 +26,7 @@ from agentloop.errors import (
 from agentloop.faults import fault_in
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.rollout.episode import Crew, Rollout, plan, refuse_broken, roll_out, run_episode, stable_id
 from agentloop.types import (
     Completion,
     Episode,

@@ -15,12 +15,12 @@ from judge.model_server import ruling, serving
 from judge.scenes import TASK, shell, submit, trace
 from judge.test_boxes import after
 
-from agentloop.config import load_config
-from agentloop.gate.suite import load_suite, write_suite
+from agentloop.config.settings import load_config
 from agentloop.judge.group import judge_group
 from agentloop.judge.reader import Reader
 from agentloop.judge.score import judge, make_verifier
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.suites.suite import load_suite, write_suite
 from agentloop.types import Part, RewardState
 
 PAGE = (Path(__file__).parent.parent / "docs" / "judging.md").read_text()

@@ -18,7 +18,7 @@ from store.rows import judged
 from store.span_rows import imported
 
 from agentloop.formats.importing import GROUP
-from agentloop.formats.spans import spans_of
+from agentloop.otel.spans import spans_of
 from agentloop.plugins import installed
 from agentloop.store.query import KEYS
 from agentloop.store.store import Store

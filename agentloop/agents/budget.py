@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from agentloop.costs import is_refused, unpriced
+from agentloop.costs.totals import is_refused, unpriced
 from agentloop.types import Completion, Limits, StopReason
 
 T = TypeVar("T")

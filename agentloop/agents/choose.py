@@ -7,11 +7,11 @@ from pathlib import Path
 from agentloop.agents.compaction import COMPACTIONS
 from agentloop.agents.mcp import Mcp
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import Submit
-from agentloop.agents.toolset import Toolset
+from agentloop.agents.tools.shell import Submit
+from agentloop.agents.tools.toolset import Toolset
+from agentloop.config.sections import AgentSection
 from agentloop.plugins import load_part
 from agentloop.protocols import Agent
-from agentloop.sections import AgentSection
 
 
 def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:

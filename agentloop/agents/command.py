@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agentloop.agents.program import Box, Ran, ran_to_its_end
-from agentloop.costs import unpriced
+from agentloop.costs.totals import unpriced
 from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, PathError, UpstreamUnavailable
-from agentloop.formats.spans import trace_of
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway
+from agentloop.otel.spans import trace_of
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.sandbox.inside.frames import PROXY_PORT
 from agentloop.types import Completion, Message, Step, StopReason, Task, ToolCall, ToolResult, Trace

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from agentloop.agents.compaction import Compaction
-from agentloop.agents.toolset import Place
+from agentloop.agents.tools.toolset import Place
 from agentloop.types import Completion, Message, Step, StopReason, SubTrace, ToolResult, ToolSpec, Trace, content_hash
 
 TOKENS_PER_CHARACTER = 0.4

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from agentloop.agents.toolset import Place, Tool, ToolFailed, schema, text
+from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, schema, text
 from agentloop.faults import event_of, words_of
 from agentloop.types import AttemptPhase, Break, Step, StopReason, SubTrace, ToolCall, ToolSpec, Trace, content_hash
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from agentloop.agents.toolset import Place, Tool, ToolFailed
+from agentloop.agents.tools.toolset import Place, Tool, ToolFailed
 from agentloop.errors import AgentCrashed, ConfigError, PluginError, SandboxGone, extra
 from agentloop.types import ToolCall, ToolSpec
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from agentloop.agents.budget import Budget
 from agentloop.agents.compaction import Compaction, Stop
 from agentloop.agents.conversation import Conversation
-from agentloop.agents.toolbox import Toolbox, opened
-from agentloop.agents.tools import Shell, Submit
-from agentloop.agents.toolset import Answer, Place, Toolset
+from agentloop.agents.tools.shell import Shell, Submit
+from agentloop.agents.tools.toolbox import Toolbox, opened
+from agentloop.agents.tools.toolset import Answer, Place, Toolset
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.types import Message, StopReason, Task, ToolCall, ToolResult
 

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from agentloop.errors import counted
-from agentloop.formats.attributes import REWARD
-from agentloop.formats.otlp import Batch
+from agentloop.otel.attributes import REWARD
+from agentloop.otel.otlp import Batch
 from agentloop.store.spans import DIALECT
 from agentloop.types import Span
 

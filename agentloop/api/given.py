@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.judge.failures.evidence import texts, texts_at
+from agentloop.failures.evidence import texts, texts_at
 from agentloop.judge.fence import identifies, quoted
 from agentloop.judge.settle import check_name
 from agentloop.store.verdicts import PERSON

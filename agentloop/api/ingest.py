@@ -24,7 +24,7 @@ from agentloop.api.inflate import Broken, TooLarge, UnknownEncoding, inflate
 from agentloop.api.metrics import Metrics
 from agentloop.api.refusals import JSON, PROTOBUF, content_type, refusal
 from agentloop.errors import FormatError, StoreError
-from agentloop.formats import otlp
+from agentloop.otel import otlp
 
 LARGE = 64 << 10
 """Bytes from which a body is decoded beside the event loop, so that others are answered meanwhile."""

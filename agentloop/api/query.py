@@ -15,12 +15,12 @@ from starlette.responses import StreamingResponse
 
 from agentloop.api.given import GivenLabel, GivenReward, GivenScore, Resolution, person
 from agentloop.errors import ConfigError, StateError
+from agentloop.failures.analysis.pareto import By, Survey
+from agentloop.failures.analysis.survey import survey
 from agentloop.formats.export import load_exporter
-from agentloop.formats.stored import StoredTrace, read_each
-from agentloop.judge.failures.pareto import By, Survey
-from agentloop.judge.failures.survey import survey
 from agentloop.judge.settle import resolve, settle
 from agentloop.judge.stored import is_ours, read
+from agentloop.otel.stored import StoredTrace, read_each
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.store.verdicts import IMPORT, JUDGE

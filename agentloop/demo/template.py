@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from agentloop.config import CONFIG_FILE
+from agentloop.config.settings import CONFIG_FILE
 from agentloop.demo.project import make_project
 from agentloop.demo.suite import NAMES
-from agentloop.gate.suite import HEAD, write_suite
+from agentloop.suites.suite import HEAD, write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 SETTINGS = """\

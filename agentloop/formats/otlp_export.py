@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from agentloop.formats.genai import EVENT
 from agentloop.formats.jsonl import line
-from agentloop.formats.otlp_write import encode_json
-from agentloop.formats.spans_export import spans_of
+from agentloop.otel.genai import EVENT
+from agentloop.otel.otlp_write import encode_json
+from agentloop.otel.spans_export import spans_of
 from agentloop.protocols import Stored
 from agentloop.types import Span
 

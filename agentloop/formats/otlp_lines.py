@@ -14,11 +14,11 @@ from typing import Any
 import orjson
 
 from agentloop.errors import FormatError, counted
-from agentloop.formats import otlp_json  # and not otlp, which needs an extra for its protobuf
-from agentloop.formats.genai import restored, span_of
 from agentloop.formats.jsonl import ID
-from agentloop.formats.otlp_limits import Lost
-from agentloop.formats.spans import trace_of
+from agentloop.otel import otlp_json
+from agentloop.otel.genai import restored, span_of
+from agentloop.otel.otlp_limits import Lost
+from agentloop.otel.spans import trace_of
 from agentloop.protocols import Records
 from agentloop.types import Imported, RewardState, Span, Verdict
 

@@ -19,16 +19,16 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from agentloop.episode import CORRECT, MAX_INFRA_SHARE
 from agentloop.errors import ConfigError, SandboxError, counted, did_you_mean
-from agentloop.gate.atomic import write_text
 from agentloop.gate.environment import Environment
 from agentloop.gate.ledger import Ledger
 from agentloop.gate.outcomes import Outcome, Side, read_outcomes
-from agentloop.gate.suite import MUST_PASS, Suite, read_jsonl
 from agentloop.identity import Identity
 from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
+from agentloop.output_files import write_text
+from agentloop.rollout.episode import CORRECT, MAX_INFRA_SHARE
+from agentloop.suites.suite import MUST_PASS, Suite, read_jsonl
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task
 
 BASELINE = "baseline"

@@ -17,10 +17,10 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop.gate.atomic import write_text
 from agentloop.gate.outcomes import Outcome
 from agentloop.input_files import place_of, read_toml
 from agentloop.intervals import wilson
+from agentloop.output_files import write_text
 from agentloop.types import Frozen, RewardState
 
 FILE = "quarantine.toml"

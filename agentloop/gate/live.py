@@ -21,13 +21,13 @@ from itertools import takewhile
 from pathlib import Path
 
 from agentloop.errors import ConfigError
-from agentloop.gate.atomic import write_text
 from agentloop.gate.bank import Runner
 from agentloop.gate.fold import Fold
 from agentloop.gate.ledger import Ledger
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, read_outcomes
 from agentloop.gate.schedule import Asking, Trial
 from agentloop.input_files import parse_json
+from agentloop.output_files import write_text
 from agentloop.types import RewardState
 
 OUTCOMES, AHEAD, MADE_OF = "gate.outcomes.jsonl", "gate.ahead.jsonl", "gate.json"

@@ -17,8 +17,8 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
-from agentloop.gate.suite import read_jsonl
 from agentloop.input_files import place_of
+from agentloop.suites.suite import read_jsonl
 from agentloop.types import Frozen, RewardState
 
 HEADER = "gate"

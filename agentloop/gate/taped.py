@@ -13,14 +13,14 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from agentloop.costs import Price
+from agentloop.costs.totals import Price
 from agentloop.gate.bank import BankHead, Runner
-from agentloop.gate.cassette import Mode, Tape, TapedPolicy, setting_hash
 from agentloop.gate.environment import BARE, Environment
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import PAUSES_S
 from agentloop.identity import Identity
 from agentloop.protocols import Policy
+from agentloop.recordings.answers import Mode, Tape, TapedPolicy, setting_hash
 from agentloop.types import RewardState
 
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentloop.costs import Price, free, spent, total
-from agentloop.episode import Pool, is_refused, plan, run_episode
+from agentloop.costs.totals import Price, spent, total
+from agentloop.failures.detectors.rules import Rule
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.identity import Identity
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
-from agentloop.judge.audit import ORACLE
-from agentloop.judge.canaries import plant
-from agentloop.judge.failures.rules import Rule
 from agentloop.judge.group import judge_group
-from agentloop.protocols import Agent, Policy, Sandbox
+from agentloop.protocols import Pool, Sandbox
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.episode import is_refused, plan, run_episode
+from agentloop.sandbox.canaries import plant
 from agentloop.store.store import Judged
 from agentloop.types import Episode, Purpose, RewardState, Task, Trace, Verdict
 
@@ -29,31 +27,6 @@ PAUSES_S = (1.0, 5.0)
 """Before each further attempt at a trial that was lost."""
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
-
-
-UNNAMED = Identity("", {})
-
-
-@dataclass(frozen=True)
-class Actor:
-    """A policy and the agent that asks it, as a REF names them (`loop/refs.py`)."""
-
-    ref: str
-    agent: Agent
-    policy: Policy
-    identity: Identity = UNNAMED
-    """Of everything that decides how it acts; see `loop/acting.py`."""
-    price: Price = free
-    """Of an answer of it."""
-    trained: frozenset[str] = frozenset()
-    """Ids of tasks that its weights may have learned from."""
-    packages: tuple[str, ...] = ()
-    """Installed packages whose versions decide what it does."""
-
-    @property
-    def plays_solutions(self) -> bool:
-        """It is each task's own solution, which Harbor tasks keep in a file."""
-        return self.ref == ORACLE
 
 
 class Trials:

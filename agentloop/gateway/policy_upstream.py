@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from agentloop.errors import AgentLoopError, MalformedAnswer, ModelRefused, UpstreamUnavailable, boundary
-from agentloop.formats.messages import messages_of
 from agentloop.gateway.failures import Refusal, UpstreamFailed
 from agentloop.gateway.routes import Upstream
+from agentloop.otel.messages import messages_of
 from agentloop.policies.openai import wire
 from agentloop.types import Completion, ToolSpec
 

@@ -1,11 +1,11 @@
-"""What a call costs: the prices of `agentloop/costs.py`, asked with the usage that an upstream told."""
+"""What a call costs: the prices of `agentloop/costs/totals.py`, asked with the usage that an upstream told."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentloop import costs
+from agentloop.costs import totals as costs
 from agentloop.types import Completion, Message
 
 Price = Callable[[str, Mapping[str, Any]], float | None]

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentloop.formats.attributes import EPISODE, TASK, VERSION
-from agentloop.formats.genai import ERROR, Said, span_of, where_of
 from agentloop.gateway.contexts import Place, Run, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
+from agentloop.otel.attributes import EPISODE, TASK, VERSION
+from agentloop.otel.genai import ERROR, Said, span_of, where_of
 from agentloop.store.keys import Key, Spent
 from agentloop.types import Span
 

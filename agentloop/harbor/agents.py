@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.audit.cheats import Cheat
+from agentloop.config.sections import from_environment
 from agentloop.errors import ConfigError
 from agentloop.harbor.room import MAX_OUTPUT, SOLUTION, Room
 from agentloop.harbor.task import HarborTask
-from agentloop.judge.audit import NOBODY, ORACLE, RANDOM, Cheat
 from agentloop.protocols import Agent, Policy, Record
-from agentloop.sections import from_environment
+from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
 from agentloop.types import (
     Completion,
     Limits,

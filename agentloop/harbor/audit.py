@@ -9,15 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentloop.harbor.agents import Cheater, Nobody, Oracle, Random
-from agentloop.harbor.run import why
-from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import Trial, TrialAgent, run_trial, sandbox_spec
-from agentloop.judge.audit import (
+from agentloop.audit.cheats import (
     N_ORACLE,
-    NOBODY,
-    ORACLE,
-    RANDOM,
     RUN,
     Cheat,
     TaskAudit,
@@ -27,7 +20,12 @@ from agentloop.judge.audit import (
     refuse_no_box,
     start_one_of_each,
 )
+from agentloop.harbor.agents import Cheater, Nobody, Oracle, Random
+from agentloop.harbor.run import why
+from agentloop.harbor.task import HarborTask
+from agentloop.harbor.trial import Trial, TrialAgent, run_trial, sandbox_spec
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
 
 T = TypeVar("T")
 HONEST = (ORACLE, NOBODY, RANDOM)

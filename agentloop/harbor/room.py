@@ -8,11 +8,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentloop.config.sections import from_environment
 from agentloop.errors import SandboxError
 from agentloop.harbor.task import Phase
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.process import Process
-from agentloop.sections import from_environment
 from agentloop.types import ExecResult
 
 TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentloop.energy import Meter
+from agentloop.costs.energy import Meter
 from agentloop.errors import CapabilityError, counted
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import Trial, TrialAgent, run_trial

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from agentloop.episode import stable_id
 from agentloop.gate.bank import Evals
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.suite import MUST_PASS, folder_contents
-from agentloop.gate.trials import Actor, outcome_of, until_kept
+from agentloop.gate.trials import outcome_of, until_kept
 from agentloop.harbor.agents import Oracle, PolicyAgent
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import TrialAgent, run_trial
 from agentloop.harbor.verification import Outcome as Tested
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.episode import stable_id
 from agentloop.store.store import Judged
+from agentloop.suites.suite import MUST_PASS, folder_contents
 from agentloop.types import FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
 
 

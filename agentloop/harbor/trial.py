@@ -18,17 +18,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from agentloop.episode import is_overdue, stable_id, state_after, with_files
 from agentloop.errors import CapabilityError, ConfigError, SandboxError
+from agentloop.failures.detectors.tampering import changed_files
 from agentloop.faults import event_of, words_of
 from agentloop.harbor.room import FOLDERS, ROOT, Room, must, words_as
 from agentloop.harbor.task import HarborTask, Phase
 from agentloop.harbor.verification import Outcome, verified
-from agentloop.judge.canaries import plant
-from agentloop.judge.failures.tampering import changed_files
 from agentloop.judge.score import judge
 from agentloop.protocols import Record, Sandbox, SandboxBackend
+from agentloop.rollout.episode import is_overdue, stable_id, state_after, with_files
 from agentloop.sandbox.box import Box
+from agentloop.sandbox.canaries import plant
 from agentloop.types import (
     AttemptPhase,
     Break,
@@ -82,7 +82,7 @@ async def run_trial(
 ) -> Trial:
     """One attempt. Raises only what ends the program, and what is wrong with the task's definition.
 
-    planted: put canaries (`judge/canaries.py`) into the agent's box, in a folder that no verifier sees.
+    planted: put canaries (`sandbox/canaries.py`) into the agent's box, in a folder that no verifier sees.
     on_tests: called when the verification begins.
     """
     spec = sandbox_spec(task)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePosixPath
 
-from agentloop.judge.canaries import FOLDER
+from agentloop.sandbox.canaries import FOLDER
 
 LEFT_OUT = (
     "/proc",

@@ -14,10 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from agentloop.episode import Pool
 from agentloop.errors import PathError, SandboxError, TransferLimit
 from agentloop.judge.score import FreshBox, TooMuch, name_verifiers
-from agentloop.protocols import Sandbox
+from agentloop.protocols import Pool, Sandbox
 from agentloop.sandbox.box import Box
 from agentloop.types import Task
 

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import cast
 
+from agentloop.failures.detectors.rules import Rule
 from agentloop.faults import fault_in
-from agentloop.judge.failures.rules import Rule
 from agentloop.judge.score import (
     ALONE,
     TIMEOUT_S,

@@ -15,10 +15,10 @@ from typing import NamedTuple
 from pydantic import ConfigDict, ValidationError
 
 from agentloop.errors import ConfigError
+from agentloop.failures.analysis import measure
+from agentloop.failures.evidence import quote_at
+from agentloop.failures.learned.fitting import Labelled
 from agentloop.input_files import place_of
-from agentloop.judge.failures import measure
-from agentloop.judge.failures.evidence import quote_at
-from agentloop.judge.failures.fitting import Labelled
 from agentloop.judge.settle import check_name
 from agentloop.judge.stored import MAX_SPANS, read
 from agentloop.store.store import Store

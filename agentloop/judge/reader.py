@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from agentloop.errors import PolicyError
-from agentloop.judge.failures.evidence import MAX_QUOTE, texts
-from agentloop.judge.failures.taxonomy import OURS, Taxonomy
+from agentloop.failures.evidence import MAX_QUOTE, texts
+from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.judge.fence import fence, identifies
 from agentloop.judge.model import JudgeModel, Spent, Unreadable
 from agentloop.judge.transcript import transcript

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, cast
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.failures.detectors.rules import RULES, Rule
+from agentloop.failures.detectors.signs import OF_A_STEP, SIGNS
+from agentloop.failures.learned.scorer import Scorer
+from agentloop.failures.taxonomy import VERSION
 from agentloop.faults import fault_in
-from agentloop.judge.failures.learned import Scorer
-from agentloop.judge.failures.rules import RULES, Rule
-from agentloop.judge.failures.signs import OF_A_STEP, SIGNS
-from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.judge.group import rank
 from agentloop.judge.reader import Reader, is_open, told
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score

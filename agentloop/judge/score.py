@@ -17,11 +17,11 @@ from traceback import walk_tb
 from typing import Any
 
 from agentloop.errors import NotYet, PluginError
+from agentloop.failures.critical import classify
+from agentloop.failures.detectors.rules import Rule
+from agentloop.failures.taxonomy import VERSION
 from agentloop.faults import fault_in
 from agentloop.judge.combine import check, combine, decided
-from agentloop.judge.failures.critical import classify
-from agentloop.judge.failures.rules import Rule
-from agentloop.judge.failures.taxonomy import VERSION
 from agentloop.plugins import load_part
 from agentloop.protocols import GroupVerifier, Sandbox, Verifier
 from agentloop.types import WAITING, Graded, Part, RewardState, Score, Task, Trace, Verdict

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from agentloop.formats.spans import trace_of
-from agentloop.judge.failures.critical import classify, label
-from agentloop.judge.failures.imported import read_imported
-from agentloop.judge.failures.rules import Rule
-from agentloop.judge.failures.taxonomy import VERSION
+from agentloop.failures.critical import classify, label
+from agentloop.failures.detectors.rules import Rule
+from agentloop.failures.imported import read_imported
+from agentloop.failures.taxonomy import VERSION
 from agentloop.judge.transcript import task as instruction
+from agentloop.otel.spans import trace_of
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Score, Task, Trace, Verdict

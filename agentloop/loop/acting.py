@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.identity import Files, Outside, Part, Value
 from agentloop.policies.choose import ENDPOINTS
-from agentloop.sections import AgentSection, PolicySection
 from agentloop.source import source
 from agentloop.types import Task
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentloop.errors import ConfigError, counted
-from agentloop.gate.case import read_cases
-from agentloop.gate.suite import HEAD, Suite, load_suite
+from agentloop.mining.case import read_cases
+from agentloop.suites.suite import HEAD, Suite, load_suite
 from agentloop.types import Split
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentloop.config.sections import PolicySection, PriceSection
 from agentloop.errors import ConfigError, boundary, counted, extra
 from agentloop.identity import Digest, Part, identity
 from agentloop.loop.acting import agent_parts, policy_parts
@@ -22,7 +23,6 @@ from agentloop.policies.choose import ENDPOINTS, choose_endpoint
 from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy, oracle
 from agentloop.protocols import Policy
-from agentloop.sections import PolicySection, PriceSection
 from agentloop.types import Task
 
 

@@ -20,27 +20,27 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from agentloop.agents.choose import choose_agent
-from agentloop.agents.gym import GymLoop
-from agentloop.agents.gym import check as check_environment
-from agentloop.config import STORE, Config, known_secrets, load_config, suite_folder
-from agentloop.energy import Meter, Used
-from agentloop.episode import MAX_INFRA_SHARE, Crew, Pool, Rollout, is_mistaken, plan, refuse_broken, roll_out
+from agentloop.agents.gym.loop import GymLoop
+from agentloop.agents.gym.loop import check as check_environment
+from agentloop.config.settings import STORE, Config, known_secrets, load_config, suite_folder
+from agentloop.costs.energy import Meter, Used
 from agentloop.errors import ConfigError, PluginError, counted
-from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
+from agentloop.failures.learned.scorer import load_scorer
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
-from agentloop.judge.canaries import plant
-from agentloop.judge.failures.learned import load_scorer
 from agentloop.judge.group import judge_group
 from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.loop.held_out import trainable
 from agentloop.policies.lockstep import BatchPolicy
-from agentloop.protocols import Agent, Policy, Sandbox, SandboxBackend
+from agentloop.protocols import Agent, Policy, Pool, Sandbox, SandboxBackend
 from agentloop.registry.versions import Registry
+from agentloop.rollout.episode import MAX_INFRA_SHARE, Crew, Rollout, is_mistaken, plan, refuse_broken, roll_out
+from agentloop.sandbox.canaries import plant
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Judged, Store
 from agentloop.store.tables import StageRow
+from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
 from agentloop.types import Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
 POLICIES = Path("policies")

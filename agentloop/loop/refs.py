@@ -15,18 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.agents.choose import choose_agent
-from agentloop.agents.gym import GymLoop
-from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, load_policy, load_prices
-from agentloop.costs import Price, free, price
+from agentloop.agents.gym.loop import GymLoop
+from agentloop.config.sections import AgentSection, PolicySection, PriceSection
+from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, load_policy, load_prices
+from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError, extra
-from agentloop.gate.trials import Actor
 from agentloop.identity import Digest, Part, Value, identity
-from agentloop.judge.audit import ORACLE
 from agentloop.loop.acting import agent_parts
 from agentloop.loop.learners import fixed_policy, interrupts_wait
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.versions import Registry
-from agentloop.sections import AgentSection, PolicySection, PriceSection
+from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.store.store import Store
 from agentloop.types import PolicyVersion, Purpose, Task
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentloop.failures.analysis.pareto import Survey
+from agentloop.failures.analysis.survey import survey
 from agentloop.gate.decide import decide, difference_ci95, paired_differences, sign_flip_p, success
-from agentloop.gate.failed import read_failed
-from agentloop.gate.report import Attempt, Control, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
-from agentloop.judge.failures.pareto import Survey
-from agentloop.judge.failures.survey import survey
 from agentloop.loop.project import FAILED, REPORT, Project, why_unscored
 from agentloop.loop.turns import CONTROL, control_stage, gate_stage, stored_attempts
+from agentloop.mining.failed import read_failed
+from agentloop.reports.loop import Attempt, Control, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
 from agentloop.store.bodies import unpack
 from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from agentloop.costs import Price, nobody_knows, priced
+from agentloop.costs.totals import Price, nobody_knows, priced
 from agentloop.errors import (
     ConfigError,
     MalformedAnswer,

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from pydantic import SecretStr
 
-from agentloop.costs import Price, nobody_knows, priced
+from agentloop.costs.totals import Price, nobody_knows, priced
 from agentloop.errors import ConfigError, MalformedAnswer, PolicyError, UpstreamUnavailable
 from agentloop.faults import refused
 from agentloop.types import Completion, Message, ToolCall, ToolSpec

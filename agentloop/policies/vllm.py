@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from pydantic import SecretStr
 
-from agentloop.costs import Price, nobody_knows
+from agentloop.costs.totals import Price, nobody_knows
 from agentloop.errors import MalformedAnswer
 from agentloop.policies.openai import NO_ROOM, Answer, OpenAIPolicy, wire, wire_tools
 from agentloop.types import Completion, Message, ToolSpec

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentloop.config.sections import SecretSection
 from agentloop.errors import ConfigError, SandboxUnavailable
 from agentloop.plugins import load_part
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.egress import Secret
 from agentloop.sandbox.replay import ReplayBackend
-from agentloop.sections import SecretSection
 
 LADDER = ("docker", "bubblewrap")
 

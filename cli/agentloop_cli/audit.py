@@ -16,7 +16,7 @@ from agentloop.errors import SandboxError, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
 
 if TYPE_CHECKING:
-    from agentloop.judge.audit import TaskAudit
+    from agentloop.audit.cheats import TaskAudit
     from agentloop.protocols import SandboxBackend
 
 FAILED_CHECK = 1
@@ -45,8 +45,8 @@ def audit(
     flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4 no sandbox can be made or
     an image is missing, 130 interrupted.
     """
-    from agentloop.gate.suite import HEAD
-    from agentloop.judge.audit import Quick, document, quick_document
+    from agentloop.audit.cheats import Quick, document, quick_document
+    from agentloop.suites.suite import HEAD
     from agentloop_cli.main import make_backend
 
     folders = [_of_project(path) for path in suite]
@@ -70,7 +70,7 @@ def audit(
 
 def _of_project(path: Path) -> Path:
     """The suite of a project, or the path as it is."""
-    from agentloop.config import CONFIG_FILE, load_config, suite_folder
+    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
 
     return suite_folder(path, load_config(path)) if (path / CONFIG_FILE).is_file() else path
 
@@ -83,9 +83,9 @@ def _audited_suites(
     quick: bool,
     progress: LiveProgress,
 ) -> list[TaskAudit]:
-    from agentloop.gate.audit import audit as try_all
-    from agentloop.gate.suite import load_suite
+    from agentloop.audit.suite import audit as try_all
     from agentloop.loop.project import check_verifiers
+    from agentloop.suites.suite import load_suite
 
     suites = [load_suite(folder) for folder in folders]
     for suite in suites:

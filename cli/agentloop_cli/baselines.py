@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.gate.bank import Bank
-from agentloop.gate.trials import Actor
 from agentloop.plugins import FILE_MODULE
+from agentloop.rollout.actors import Actor
 from agentloop_cli.evals import Found
 
 HINT = "--baseline-project names a folder that has it"

@@ -16,7 +16,7 @@ from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 if TYPE_CHECKING:
-    from agentloop.costs import Spent
+    from agentloop.costs.totals import Spent
     from agentloop.store.store import Store
 
 UNKNOWN = "-"
@@ -59,8 +59,8 @@ def costs(
     was measured for whole stages of a loop on this machine, whoever else used
     it; episodes have their share of it by wall time.
     """
-    from agentloop.config import load_prices
-    from agentloop.costs import price, tabulate
+    from agentloop.config.settings import load_prices
+    from agentloop.costs.totals import price, tabulate
 
     own = load_prices(project)
     store = open_store(where, project=project, create=False)
@@ -78,8 +78,8 @@ def costs(
 
 
 def _episodes(store: Store, words: str, tenant: str | None) -> Iterator[Spent]:
-    from agentloop.costs import shares, spent
-    from agentloop.formats.stored import read_each
+    from agentloop.costs.totals import shares, spent
+    from agentloop.otel.stored import read_each
 
     stages, times = store.stages(), {}
     for stored in read_each(store, store.every(words, project=tenant)):

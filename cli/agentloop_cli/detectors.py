@@ -16,9 +16,9 @@ from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store
 
 if TYPE_CHECKING:
-    from agentloop.judge.failures.calibration import Trust
-    from agentloop.judge.failures.learned import Scorer
-    from agentloop.judge.failures.measure import Row
+    from agentloop.failures.analysis.measure import Row
+    from agentloop.failures.learned.calibration import Trust
+    from agentloop.failures.learned.scorer import Scorer
     from agentloop.judge.labels import Read
     from agentloop.types import FailureType
 
@@ -46,7 +46,7 @@ def label_trace(
 
     Exit codes: 0 stored, 2 the type or the step is unknown, 5 no such trace.
     """
-    from agentloop.config import known_secrets
+    from agentloop.config.settings import known_secrets
     from agentloop.judge.labels import put_label
 
     named = None if kind is None else _type(kind, project)
@@ -94,8 +94,8 @@ def fit_scorer(
 
     Exit codes: 0 fitted, 2 too few labels or a wrong one.
     """
-    from agentloop.judge.failures.fitting import fit
-    from agentloop.judge.failures.learned import SCORER
+    from agentloop.failures.learned.fitting import fit
+    from agentloop.failures.learned.scorer import SCORER
 
     scorer = fit([each.to_learn for each in _labelled(labels, tenant, project, where)], seed=seed, precision=precision)
     path = out or project / SCORER
@@ -124,8 +124,8 @@ def show_detectors(
     any, the table has what was measured when they were made. A learned scorer
     shows what it did on traces held out when it was fitted. With 95% intervals.
     """
-    from agentloop.judge.failures.learned import load_scorer
-    from agentloop.judge.failures.measure import measure, read_folder
+    from agentloop.failures.analysis.measure import measure, read_folder
+    from agentloop.failures.learned.scorer import load_scorer
     from agentloop.types import FailureType
 
     if labels is None and not _n_stored(tenant, project, where):
@@ -177,7 +177,7 @@ def _n_stored(tenant: str, project: Path, where: str | None) -> int:
 
 def _unmeasured() -> list[dict[str, Any]]:
     """Every rule, with what is known of it without labels."""
-    from agentloop.judge.failures.rules import ALL, MEASURED, is_on
+    from agentloop.failures.detectors.rules import ALL, MEASURED, is_on
 
     return [
         _row(each.id, is_on(each), each.min_precision, (known.n_right, known.n) if known else (0, 0), (0, 0), (0, 0))
@@ -204,7 +204,7 @@ def _of_heads(scorer: Scorer) -> list[dict[str, Any]]:
 
 
 def _of_head(name: str, trust: Trust, on: bool, promised: float) -> dict[str, Any]:
-    from agentloop.judge.failures.learned import DETECTOR
+    from agentloop.failures.learned.scorer import DETECTOR
 
     said, found, silent = (trust.n_right, trust.n_said), (trust.n_right, trust.n), (trust.n - trust.n_said, trust.n)
     return _row(f"{DETECTOR} {name}", on, promised, said, found, silent)

@@ -10,27 +10,27 @@ from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 
-from agentloop.config import CONFIG_FILE, STORE, known_secrets, load_config, place
+from agentloop.config.sections import SandboxSection
+from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.suite import HEAD, TASKS, Suite, load_suite
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
 from agentloop.harbor.roots import for_backend
 from agentloop.harbor.suite import HarborTrials, boxed, harbor_evals, told
 from agentloop.harbor.task import HarborTask, find_tasks
 from agentloop.identity import Identity
-from agentloop.judge.audit import ORACLE
-from agentloop.judge.failures.learned import load_scorer
 from agentloop.loop.project import check_environments, check_verifiers
 from agentloop.loop.refs import resolve
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sections import SandboxSection
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Judged, Store
+from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite
 from agentloop.types import Task
 from agentloop_cli.tapes import Taped
 

@@ -18,7 +18,7 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 if TYPE_CHECKING:
-    from agentloop.formats.stored import StoredTrace
+    from agentloop.otel.stored import StoredTrace
     from agentloop.protocols import Exporter
     from agentloop.store.store import Store
     from agentloop.store.tables import TraceSummary
@@ -66,7 +66,7 @@ def export_traces(
     A file is written whole or not at all. Exit code 5: no trace was found.
     """
     from agentloop.formats.export import load_exporter, save
-    from agentloop.formats.stored import read_each
+    from agentloop.otel.stored import read_each
 
     exporter = load_exporter(format, out)
     _check(exporter, ids, filter, out, as_json)

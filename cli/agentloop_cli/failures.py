@@ -16,8 +16,8 @@ from agentloop_cli.render import AsJson, on_one_line, percent, print_block, prin
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store, same_store
 
 if TYPE_CHECKING:
-    from agentloop.judge.failures.pareto import Change, Cluster, Example, Rate, Row, Survey
-    from agentloop.judge.failures.taxonomy import Taxonomy
+    from agentloop.failures.analysis.pareto import Change, Cluster, Example, Rate, Row, Survey
+    from agentloop.failures.taxonomy import Taxonomy
 
 NOTHING = 5
 VITAL = 0.8
@@ -54,7 +54,7 @@ def failures(
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
-    from agentloop.judge.failures.survey import survey
+    from agentloop.failures.analysis.survey import survey
 
     words = " ".join(filter or ())
     store = open_store(where, project=project, create=False)
@@ -139,7 +139,7 @@ def _print_below(row: Row, found: Survey, meaning: str, *, vital: bool) -> None:
 
 
 def _print_alike(cluster: Cluster) -> None:
-    from agentloop.judge.failures.remedies import FOUND
+    from agentloop.failures.analysis.remedies import FOUND
 
     tool = f" · {on_one_line(cluster.tool)}" if cluster.tool else ""
     line = Text.assemble(f"{cluster.n:>6,}  ", (cluster.type, "red"), tool, "  ", (cluster.id, "dim"))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from agentloop.errors import NoSuchTrace, counted
-from agentloop.gate.atomic import write_text
+from agentloop.output_files import write_text
 from agentloop_cli.render import on_one_line, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
-    from agentloop.gate.report import Attempt
+    from agentloop.reports.loop import Attempt
     from agentloop.store.store import Store
 
 REPORT = "report.html"
@@ -45,7 +45,7 @@ class Outputs:
 
     def write(self, result: GateResult, suites: Sequence[Path], folder: Path | None) -> None:
         """All of it. suites: folders, for the places of tasks. folder: the run's; None where nothing was run."""
-        from agentloop.gate.comment import comment, write_summary
+        from agentloop.reports.comment import comment, write_summary
 
         paths = [*([folder / REPORT] if folder else []), *([self.html] if self.html else [])]
         for path in paths:
@@ -63,11 +63,11 @@ class Outputs:
 
     def _write_files(self, result: GateResult, suites: Sequence[Path]) -> None:
         if self.junit:
-            from agentloop.gate.junit import junit
+            from agentloop.reports.junit import junit
 
             write_text(self.junit, junit(result))
         if self.sarif:
-            from agentloop.gate.sarif import sarif, task_places
+            from agentloop.reports.sarif import sarif, task_places
 
             places: dict[str, tuple[Path, int]] = {}
             for suite in suites:
@@ -78,7 +78,7 @@ class Outputs:
 
 def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
     from agentloop.gate import findings
-    from agentloop.gate.gate_report import Evidence, write_gate_report
+    from agentloop.reports.gate import Evidence, write_gate_report
 
     shown = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
     wanted = {one for task in shown for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
@@ -91,8 +91,8 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
 
 def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, Attempt]:
     """Those of the traces that are in the store of `folder`."""
-    from agentloop.config import STORE
-    from agentloop.gate.report import Attempt
+    from agentloop.config.settings import STORE
+    from agentloop.reports.loop import Attempt
     from agentloop.store.store import Store
 
     if not (folder / STORE).is_file():

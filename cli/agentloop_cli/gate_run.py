@@ -12,7 +12,6 @@ from itertools import chain, count
 from pathlib import Path
 
 from agentloop.errors import ConfigError, counted
-from agentloop.gate.atomic import write_text
 from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, unknown_program
 from agentloop.gate.drift import controls_for
 from agentloop.gate.environment import Change, Environment, compare
@@ -21,8 +20,9 @@ from agentloop.gate.fold import Fold
 from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.summary import ENDS
-from agentloop.gate.trials import Actor
+from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import Actor
 from agentloop.store.store import Store
 from agentloop.types import content_hash
 from agentloop_cli.baselines import find_baselines, is_same_version

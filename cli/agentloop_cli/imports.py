@@ -47,7 +47,7 @@ def import_traces(
     Exit codes: 0 all was imported, 1 some records are broken, 2 a path or
     option is wrong, 5 nothing was found to import, 130 interrupted.
     """
-    from agentloop.config import known_secrets
+    from agentloop.config.settings import known_secrets
     from agentloop.formats.importing import load_formats, take, walk
 
     files, formats = walk(paths), load_formats(format)

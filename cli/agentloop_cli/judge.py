@@ -64,7 +64,7 @@ def judge_again(
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
-    from agentloop.judge.failures.learned import load_scorer
+    from agentloop.failures.learned.scorer import load_scorer
     from agentloop.judge.rejudge import rejudge
 
     scorer, reader = load_scorer(project), _reader(project)
@@ -234,15 +234,15 @@ def _figure(figure: Figure) -> str:
 
 
 def _open(project: Path, where: str | None) -> Store:
-    from agentloop.config import known_secrets
+    from agentloop.config.settings import known_secrets
 
     return open_store(where, project=project, create=False, secrets=known_secrets(project))
 
 
 def _reader(project: Path) -> Reader | None:
     """The model that the settings name, remembering in the project's folder what it said."""
-    from agentloop.config import CONFIG_FILE, load_config
-    from agentloop.costs import price
+    from agentloop.config.settings import CONFIG_FILE, load_config
+    from agentloop.costs.totals import price
     from agentloop.judge.reader import Reader
 
     if not (project / CONFIG_FILE).is_file() or (named := (config := load_config(project)).failures.reader) is None:
@@ -253,8 +253,8 @@ def _reader(project: Path) -> Reader | None:
 
 def _tasks(project: Path) -> dict[str, Task]:
     """Those of the project's suite, by id; none where there is no project, or it has no suite."""
-    from agentloop.config import CONFIG_FILE, load_config, suite_folder
-    from agentloop.gate.suite import load_suite
+    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
+    from agentloop.suites.suite import load_suite
 
     if not (project / CONFIG_FILE).is_file() or not (config := load_config(project)).project.suite:
         return {}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from agentloop.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from agentloop.judge.failures.taxonomy import Taxonomy
+    from agentloop.failures.taxonomy import Taxonomy
     from agentloop.store.store import Store
 
 
 def taxonomy_of(project: Path) -> Taxonomy:
     """With the leaves of `agentloop.toml` where there is one."""
-    from agentloop.config import CONFIG_FILE, load_config
-    from agentloop.judge.failures.taxonomy import OURS
+    from agentloop.config.settings import CONFIG_FILE, load_config
+    from agentloop.failures.taxonomy import OURS
 
     if not (project / CONFIG_FILE).is_file():
         return OURS

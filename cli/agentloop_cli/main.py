@@ -37,8 +37,8 @@ from agentloop_cli.traces import traces
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agentloop.config.sections import SecretSection
     from agentloop.protocols import SandboxBackend
-    from agentloop.sections import SecretSection
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -104,7 +104,7 @@ def loop(
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
-    from agentloop.config import CONFIG_FILE, load_config, place
+    from agentloop.config.settings import CONFIG_FILE, load_config, place
     from agentloop_cli.run import run_project
 
     config = load_config(folder)

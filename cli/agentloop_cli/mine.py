@@ -22,12 +22,12 @@ from agentloop_cli.render import AsJson, LiveProgress, on_one_line, print_json, 
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 if TYPE_CHECKING:
-    from agentloop.gate.candidates import Candidate
-    from agentloop.gate.mine import Mined
-    from agentloop.gate.suite import Suite
-    from agentloop.gate.trials import Actor
+    from agentloop.mining.candidates import Candidate
+    from agentloop.mining.mine import Mined
     from agentloop.protocols import SandboxBackend
+    from agentloop.rollout.actors import Actor
     from agentloop.store.store import Store
+    from agentloop.suites.suite import Suite
 
 LOST, NOTHING = 1, 5
 
@@ -117,10 +117,10 @@ class _Work:
         limit: int,
         tell: Callable[[Mined], None],
     ) -> None:
-        from agentloop.config import known_secrets
-        from agentloop.gate.candidates import Signatures, candidates
-        from agentloop.gate.case import read_cases
-        from agentloop.gate.mine import Mine
+        from agentloop.config.settings import known_secrets
+        from agentloop.mining.candidates import Signatures, candidates
+        from agentloop.mining.case import read_cases
+        from agentloop.mining.mine import Mine
         from agentloop.types import Split
 
         suite = _suite(self.project)
@@ -199,8 +199,8 @@ def _kept(work: _Work, as_json: bool) -> Iterator[None]:
 
 def _ids(store: Store, named: Sequence[str], filter: str, project: Path, tenant: str | None) -> list[str]:
     """Whole ids of the traces that are named, or else of what champions failed; none is all."""
-    from agentloop.gate.failed import read_failed
     from agentloop.loop.project import FAILED
+    from agentloop.mining.failed import read_failed
 
     if named:
         return [store.named(prefix, project=tenant).id for prefix in named]
@@ -209,8 +209,8 @@ def _ids(store: Store, named: Sequence[str], filter: str, project: Path, tenant:
 
 def _suite(project: Path) -> Suite | None:
     """The project's; None in a folder that is no project, where traces are all there is."""
-    from agentloop.config import CONFIG_FILE, load_config, suite_folder
-    from agentloop.gate.suite import load_suite
+    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
+    from agentloop.suites.suite import load_suite
 
     if not (project / CONFIG_FILE).is_file():
         return None
@@ -292,7 +292,7 @@ def _nothing(work: _Work) -> Iterator[str]:
 
 
 def _check(out: Path, as_json: bool) -> None:
-    from agentloop.gate.offline import recheck
+    from agentloop.mining.offline import recheck
 
     if not out.is_dir():
         raise ConfigError(f"no cases in {out}; name their folder with --out, or make some with `agentloop mine`")

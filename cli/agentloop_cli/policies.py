@@ -19,7 +19,7 @@ from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, open_store
 
 if TYPE_CHECKING:
-    from agentloop.sections import ServingSection
+    from agentloop.config.sections import ServingSection
     from agentloop.types import PolicyVersion
 
 policies = typer.Typer(help="Policy versions, and a server for them.", no_args_is_help=True)
@@ -177,7 +177,7 @@ def _holding(folder: Path, file: str) -> Path | None:
 
 def _settings(project: Path) -> ServingSection:
     """Of the project; outside of one, the environment's."""
-    from agentloop.config import CONFIG_FILE, Config, load_config
+    from agentloop.config.settings import CONFIG_FILE, Config, load_config
 
     return (load_config(project) if (project / CONFIG_FILE).exists() else Config()).serving
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any
 
-from agentloop.config import known_secrets
+from agentloop.config.settings import known_secrets
 from agentloop.errors import AgentLoopError, ConfigError, counted
-from agentloop.gate.atomic import write_text
 from agentloop.gate.bank import fill_bank, new_head
-from agentloop.gate.cassette import Mode, write_tape
 from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.findings import changes
 from agentloop.gate.flaky import read_quarantine, said
 from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
+from agentloop.output_files import write_text
+from agentloop.recordings.answers import Mode, write_tape
 from agentloop.store.redact import Redactor
 from agentloop_cli.gate_outputs import MAX_FLIPS
 from agentloop_cli.pytest_trials import BASELINE, NONE, PREFIX, Trials, today
@@ -82,7 +82,7 @@ def _gate(trials: Trials, told: Sequence[_Told]) -> Decision:
     if trials.report is not None:
         write_text(trials.report / "outcomes.jsonl", "".join(outcome_lines(header, [*banked, *rolled])))
         write_text(trials.report / "gate.json", result.model_dump_json(indent=1) + "\n")
-        from agentloop.gate.markdown import markdown
+        from agentloop.reports.markdown import markdown
 
         write_text(trials.report / "gate.md", markdown(result))
         notes.append(f"report: {trials.report / 'gate.md'}")

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from secrets import token_bytes
 
-from agentloop.config import known_secrets
-from agentloop.gate.cassette import SUFFIX, Mode, Tape, TapedPolicy, read_tape, write_tape
+from agentloop.config.settings import known_secrets
 from agentloop.protocols import Policy
+from agentloop.recordings.answers import SUFFIX, Mode, Tape, TapedPolicy, read_tape, write_tape
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
 from agentloop.types import ExecResult, SandboxSpec

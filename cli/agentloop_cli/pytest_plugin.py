@@ -14,8 +14,8 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from agentloop.gate.cassette import TapedPolicy
     from agentloop.protocols import Policy
+    from agentloop.recordings.answers import TapedPolicy
     from agentloop.types import Trace
     from agentloop_cli.pytest_decision import Decision
     from agentloop_cli.pytest_own import Box

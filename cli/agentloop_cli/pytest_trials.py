@@ -20,7 +20,6 @@ import pytest
 from agentloop.errors import ConfigError, SandboxUnavailable, counted
 from agentloop.gate import trials as gate_trials
 from agentloop.gate.bank import Bank, Evals, bank_path, load_bank
-from agentloop.gate.cassette import SUFFIX, Mode, Tape, read_tape
 from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.flaky import active, read_quarantine
@@ -29,6 +28,8 @@ from agentloop.gate.taped import TapedTrials, refusal
 from agentloop.loop.refs import resolve
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
+from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store
 from agentloop.types import Trace, Verdict
@@ -78,7 +79,7 @@ class SuiteRun:
     """A suite, made ready in this process."""
 
     found: Found
-    actor: gate_trials.Actor
+    actor: Actor
     bank: Bank | None
     tape: Tape
     tape_path: Path | None
@@ -192,7 +193,7 @@ class Trials:
         self._suites[suite] = SuiteRun(found, actor, bank, tape, tape_path, taped, environment)
         return self._suites[suite]
 
-    def _environment(self, found: Found, actor: gate_trials.Actor) -> Environment | None:
+    def _environment(self, found: Found, actor: Actor) -> Environment | None:
         try:
             return found.environment(self.backend, actor.packages, actor.identity)
         except SandboxUnavailable:
@@ -205,7 +206,7 @@ class Trials:
     def _taped(
         self,
         found: Found,
-        actor: gate_trials.Actor,
+        actor: Actor,
         bank: Bank | None,
         tape: Tape,
         environment: Environment | None,
@@ -249,7 +250,7 @@ class Trials:
         return self._actor.policy
 
     @cached_property
-    def _actor(self) -> gate_trials.Actor:
+    def _actor(self) -> Actor:
         return resolve(self.ref, self.root, (), "pytest")
 
     @cached_property

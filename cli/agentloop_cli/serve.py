@@ -72,7 +72,7 @@ def serve(
     of this project's settings and of variables called …_KEY, …_TOKEN, …_SECRET
     and …_PASSWORD.
     """
-    from agentloop.config import known_secrets
+    from agentloop.config.settings import known_secrets
 
     project = Path()
     try:
@@ -108,10 +108,10 @@ def serve(
 
 def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
     """What the settings and the command line say of models; None for no gateway."""
-    from agentloop.config import CONFIG_FILE, load_config
+    from agentloop.config.sections import GatewaySection, from_environment
+    from agentloop.config.settings import CONFIG_FILE, load_config
     from agentloop.gateway.routes import Routes, Upstream, versions_of
     from agentloop.registry.versions import Registry
-    from agentloop.sections import GatewaySection, from_environment
 
     settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
     upstreams = [Upstream(_host_of(url), url.rstrip("/")) for url in urls]
@@ -153,8 +153,8 @@ def _warn(routes: Routes) -> None:
 
 def _price(project: Path, routes: Routes | None) -> Price:
     """`[[prices]]` of the settings, and litellm's list where calls go through litellm anyway: it takes 200 MB."""
-    from agentloop.config import load_prices
-    from agentloop.costs import price
+    from agentloop.config.settings import load_prices
+    from agentloop.costs.totals import price
     from agentloop.gateway.prices import by_usage
     from agentloop.policies.litellm import list_price, load_litellm
 

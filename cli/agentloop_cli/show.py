@@ -38,7 +38,7 @@ def show_trace(
 ) -> None:
     """Show one trace: what was asked, done and seen, and why it failed."""
     from agentloop.formats.jsonl import document
-    from agentloop.formats.stored import StoredTrace
+    from agentloop.otel.stored import StoredTrace
 
     store = open_store(where, project=project, create=False)
     try:
@@ -134,7 +134,7 @@ def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
 
 def _asked(call: ToolCall) -> str:
     """The command or the answer; of a call that cannot be made, the arguments as they were written."""
-    from agentloop.agents.tools import argument
+    from agentloop.agents.tools.shell import argument
 
     value, why_not = argument(call)
     return value if why_not is None else call.arguments

@@ -19,7 +19,7 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project 
 
 def open_store(where: str | None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()) -> Store:
     """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
-    from agentloop.config import STORE
+    from agentloop.config.settings import STORE
     from agentloop.errors import StoreError
     from agentloop.store.store import Store
 

@@ -10,15 +10,16 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Literal
 
-from agentloop.config import known_secrets
+from agentloop.config.settings import known_secrets
 from agentloop.errors import ConfigError
 from agentloop.gate.bank import Bank, Runner, bank_path
-from agentloop.gate.cassette import SUFFIX, Mode, Tape, read_tape, write_tape
 from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Outcome, Settings, Side
 from agentloop.gate.taped import TapedTrials, refusal
-from agentloop.gate.trials import PAUSES_S, Actor
+from agentloop.gate.trials import PAUSES_S
 from agentloop.protocols import Policy
+from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape, write_tape
+from agentloop.rollout.actors import Actor
 from agentloop.store.redact import Redactor
 from agentloop_cli.render import stderr
 

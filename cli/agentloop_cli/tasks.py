@@ -17,8 +17,8 @@ from agentloop.errors import ConfigError, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
 if TYPE_CHECKING:
+    from agentloop.config.sections import AgentSection, PolicySection
     from agentloop.harbor.trial import TrialAgent
-    from agentloop.sections import AgentSection, PolicySection
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
 
@@ -89,10 +89,10 @@ def run(
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
     4 a trial gave no reward, 130 interrupted.
     """
-    from agentloop.config import STORE, known_secrets
+    from agentloop.config.sections import PolicySection
+    from agentloop.config.settings import STORE, known_secrets
     from agentloop.harbor.run import document, refuse_images, run_tasks
     from agentloop.harbor.task import find_tasks
-    from agentloop.sections import PolicySection
     from agentloop.store.store import Store
     from agentloop_cli.main import make_backend
 
@@ -151,7 +151,7 @@ def _settings(
     compaction: str | None,
 ) -> AgentSection:
     """The options before the settings of this folder before the defaults."""
-    from agentloop.config import load_agent
+    from agentloop.config.settings import load_agent
 
     was = load_agent(Path(), {})
     kind = agent.value if agent else was.kind
@@ -182,9 +182,9 @@ def _agent(agent: Agent, settings: AgentSection, asked: PolicySection) -> TrialA
         needed = "--model" if asked.kind == Kind.litellm else "--base-url and --model"
         raise ConfigError(f"--agent {agent.value} needs {needed}; or use --agent oracle, or nop")
     from agentloop.agents.choose import choose_agent
-    from agentloop.config import load_prices
+    from agentloop.config.sections import from_environment
+    from agentloop.config.settings import load_prices
     from agentloop.policies.choose import choose_endpoint
-    from agentloop.sections import from_environment
 
     key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
     asked = asked.model_copy(update={"api_key": SecretStr(key) if key else None})

@@ -9,8 +9,8 @@ import random
 import zlib
 from collections.abc import Callable, Sequence
 
-from agentloop.gate.suite import MUST_PASS
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.suites.suite import MUST_PASS
 from agentloop.types import Message, Task
 
 

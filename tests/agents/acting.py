@@ -10,8 +10,8 @@ from typing import Any
 
 from agentloop.agents.compaction import Compaction
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import Submit
-from agentloop.agents.toolset import Toolset
+from agentloop.agents.tools.shell import Submit
+from agentloop.agents.tools.toolset import Toolset
 from agentloop.protocols import SandboxBackend
 from agentloop.types import (
     Completion,

@@ -20,16 +20,16 @@ from pydantic import SecretStr
 
 from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.costs import price
-from agentloop.episode import Rollout, run_episode, with_files
+from agentloop.config.sections import PriceSection
+from agentloop.costs.totals import price
 from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, SandboxUnavailable, UpstreamUnavailable
-from agentloop.formats.spans import spans_of, trace_of
+from agentloop.otel.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
+from agentloop.rollout.episode import Rollout, run_episode, with_files
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sections import PriceSection
 from agentloop.testing import opened
 from agentloop.types import (
     Completion,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agentloop.agents.files import MAX_EDITED, PIECE, Files
-from agentloop.agents.search import Search
-from agentloop.agents.tools import Shell
+from agentloop.agents.tools.files import MAX_EDITED, PIECE, Files
+from agentloop.agents.tools.search import Search
+from agentloop.agents.tools.shell import Shell
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import Limits, SandboxSpec
 

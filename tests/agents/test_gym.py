@@ -18,14 +18,14 @@ need("gymnasium")
 
 import gymnasium  # noqa: E402
 
-from agentloop.agents.gym import GymLoop, check, tools_of  # noqa: E402
-from agentloop.agents.vector import Fleet, Together  # noqa: E402
-from agentloop.episode import Crew, Rollout, plan, roll_out  # noqa: E402
+from agentloop.agents.gym.loop import GymLoop, check, tools_of  # noqa: E402
+from agentloop.agents.gym.vector import Fleet, Together  # noqa: E402
 from agentloop.errors import ConfigError, SandboxError  # noqa: E402
 from agentloop.judge.score import judge, make_verifier  # noqa: E402
 from agentloop.policies.lockstep import Request  # noqa: E402
 from agentloop.policies.scripted import ScriptedPolicy  # noqa: E402
 from agentloop.protocols import Policy  # noqa: E402
+from agentloop.rollout.episode import Crew, Rollout, plan, roll_out  # noqa: E402
 from agentloop.types import (  # noqa: E402
     Completion,
     EnvironmentSpec,
@@ -379,5 +379,5 @@ def test_tasks_without_an_environment_are_as_they_were() -> None:
 
 
 def test_gymnasium_is_imported_when_it_is_used() -> None:
-    code = "import sys, agentloop.agents.gym, agentloop.loop.project; sys.exit('gymnasium' in sys.modules)"
+    code = "import sys, agentloop.agents.gym.loop, agentloop.loop.project; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,14 +14,14 @@ import pytest
 from agentloop.agents.compaction import SUMMARISE, SUMMARY, Compaction, Drop, Stop, Summarise
 from agentloop.agents.delegate import Delegate
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import Shell, Submit
-from agentloop.agents.toolset import Place, Tool, schema
-from agentloop.episode import plan, run_episode
+from agentloop.agents.tools.shell import Shell, Submit
+from agentloop.agents.tools.toolset import Place, Tool, schema
 from agentloop.errors import ConfigError, SandboxGone
-from agentloop.gate.suite import write_suite
 from agentloop.policies.lockstep import Lockstep, Request
+from agentloop.rollout.episode import plan, run_episode
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.suites.suite import write_suite
 from agentloop.types import Completion, Limits, Message, Part, Purpose, StopReason, Task, ToolCall, ToolSpec
 
 from .acting import Acted, act, asks, together

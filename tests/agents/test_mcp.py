@@ -14,7 +14,7 @@ import pytest
 from environments import need
 
 from agentloop.agents.mcp import Mcp, strict_name
-from agentloop.agents.tools import Shell
+from agentloop.agents.tools.shell import Shell
 from agentloop.errors import AgentCrashed, ConfigError, SandboxGone
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import Limits, SandboxSpec

@@ -10,11 +10,11 @@ import pytest
 from environments import need
 
 from agentloop.agents.choose import tool_loop
-from agentloop.episode import with_files
-from agentloop.gate.suite import load_suite
+from agentloop.config.sections import AgentSection, PriceSection
 from agentloop.plugins import load_part
+from agentloop.rollout.episode import with_files
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sections import AgentSection, PriceSection
+from agentloop.suites.suite import load_suite
 from agentloop.types import EnvironmentSpec, Limits, SandboxSpec
 
 from .acting import act, asks

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sandbox.roots import busybox_root
 
-from agentloop.agents.python import Python
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import Shell, Submit
+from agentloop.agents.tools.python import Python
+from agentloop.agents.tools.shell import Shell, Submit
 from agentloop.errors import CapabilityError
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import TOOLS
+from agentloop.agents.tools.shell import TOOLS
 from agentloop.errors import SandboxGone
 from agentloop.types import Completion, Limits, Message, Step, StopReason, Task, ToolSpec
 

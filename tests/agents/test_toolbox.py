@@ -13,16 +13,17 @@ from typing import Any
 
 import pytest
 
-from agentloop.agents.arguments import understood
 from agentloop.agents.choose import tool_loop
 from agentloop.agents.delegate import Delegate
-from agentloop.agents.files import Files
-from agentloop.agents.foreign import is_foreign
-from agentloop.agents.python import Python
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.toolbox import bounded
-from agentloop.agents.tools import TOOLS, Shell
-from agentloop.agents.toolset import Place, Tool, ToolFailed, number, schema, text
+from agentloop.agents.tools.arguments import understood
+from agentloop.agents.tools.files import Files
+from agentloop.agents.tools.foreign import is_foreign
+from agentloop.agents.tools.python import Python
+from agentloop.agents.tools.shell import TOOLS, Shell
+from agentloop.agents.tools.toolbox import bounded
+from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, number, schema, text
+from agentloop.config.sections import AgentSection, McpSection
 from agentloop.errors import (
     AgentCrashed,
     PathError,
@@ -35,7 +36,6 @@ from agentloop.errors import (
 from agentloop.faults import event_of, fault_of
 from agentloop.plugins import load_part
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sections import AgentSection, McpSection
 from agentloop.types import AttemptPhase, Limits, Message, StopReason, ToolCall, ToolSpec
 
 from .acting import act, asks, together
@@ -189,7 +189,7 @@ def test_an_error_of_the_model_passes_a_foreign_toolset_unchanged(bubblewrap: Bu
 
 
 def test_a_toolset_that_borrows_a_name_of_agentloops_is_foreign() -> None:
-    fake = type("Shell", (), {"__module__": "agentloop.agents.tools", "name": "shell"})
+    fake = type("Shell", (), {"__module__": "agentloop.agents.tools.shell", "name": "shell"})
     assert is_foreign(fake())
     assert not any(map(is_foreign, (*TOOLS, Delegate(), Files(), Python())))
 
@@ -259,7 +259,7 @@ def test_the_default_is_shell_and_submit() -> None:
 
 MINE = """
 from contextlib import asynccontextmanager
-from agentloop.agents.toolset import Tool, schema, text
+from agentloop.agents.tools.toolset import Tool, schema, text
 from agentloop.types import ToolSpec
 
 

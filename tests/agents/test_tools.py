@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from agentloop.agents.tools import SHELL, STDERR_HIDDEN, SUBMIT, argument, refused, run_shell
+from agentloop.agents.tools.shell import SHELL, STDERR_HIDDEN, SUBMIT, argument, refused, run_shell
 from agentloop.errors import SandboxGone
 from agentloop.types import ExecResult, Limits, ToolCall, ToolResult
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.formats.otlp import JSON, decode_traces
+from agentloop.otel.otlp import JSON, decode_traces
 from agentloop.store.store import Store
 from tests.store.rows import judged
 from tests.store.span_rows import imported

@@ -13,10 +13,10 @@ from store.span_rows import imported
 from agentloop.gate.bank import bank_path, evals_of, fill_bank, new_head
 from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.suite import load_suite
 from agentloop.identity import Identity
 from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
 from agentloop.types import (
     Completion,
     Failure,

@@ -11,9 +11,9 @@ import pytest
 from loop.mini import make_mini
 from parts import lacking
 
-from agentloop.gate.case import read_cases
-from agentloop.gate.suite import load_suite
+from agentloop.mining.case import read_cases
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.suites.suite import load_suite
 
 from .conftest import Run
 

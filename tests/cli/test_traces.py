@@ -16,7 +16,7 @@ import pytest
 from store.rows import judged
 from store.span_rows import imported
 
-from agentloop.formats.spans import spans_of
+from agentloop.otel.spans import spans_of
 from agentloop.store.store import Judged, Store
 from agentloop.types import FailureType, RewardState, Score, StopReason, SubTrace, ToolCall, ToolResult
 

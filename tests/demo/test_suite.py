@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import STDERR_HIDDEN, run_shell
+from agentloop.agents.tools.shell import STDERR_HIDDEN, run_shell
 from agentloop.demo.demonstrator import HABIT, demonstrator
 from agentloop.demo.project import prepare_demo
 from agentloop.demo.suite import LIMITS, NAMES, OPERATIONS, answers, make_tasks
-from agentloop.episode import Crew, plan, roll_out
 from agentloop.errors import ConfigError
-from agentloop.gate.suite import load_suite
 from agentloop.judge.score import judge
+from agentloop.rollout.episode import Crew, plan, roll_out
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.suites.suite import load_suite
 from agentloop.types import Purpose, SandboxSpec, Split, Task, ToolCall, Trace, Verdict
 
 SEED = 4

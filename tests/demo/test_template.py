@@ -12,13 +12,13 @@ from statistics import fmean
 
 import pytest
 
-from agentloop.config import load_config
+from agentloop.config.settings import load_config
 from agentloop.demo.template import prepare_template
 from agentloop.errors import ConfigError
-from agentloop.gate.suite import load_suite
 from agentloop.loop.refs import resolve
 from agentloop.plugins import load_object
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.suites.suite import load_suite
 from agentloop.types import Message, Split, Task
 
 

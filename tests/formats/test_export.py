@@ -20,15 +20,16 @@ from store.rows import judged
 from store.span_rows import imported
 
 from agentloop.errors import ConfigError, FormatError
-from agentloop.formats import parquet, stored
+from agentloop.formats import parquet
 from agentloop.formats.atif import AtifFormat
 from agentloop.formats.atif_export import AtifFiles
 from agentloop.formats.export import load_exporter, save
 from agentloop.formats.jsonl import AgentloopFormat, JsonLines
-from agentloop.formats.otlp import JSON, PROTOBUF, decode_logs, decode_traces
 from agentloop.formats.otlp_export import OtlpLines
 from agentloop.formats.source import Source
-from agentloop.formats.stored import StoredTrace, read_each
+from agentloop.otel import stored
+from agentloop.otel.otlp import JSON, PROTOBUF, decode_logs, decode_traces
+from agentloop.otel.stored import StoredTrace, read_each
 from agentloop.protocols import Exporter, Stored
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, Imported, RewardState, Score, SubTrace, Verdict

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.formats.contents import LISTS, WHOLE
-from agentloop.formats.dialogue import answer_of, chat_of, messages_of, tool_of
-from agentloop.formats.genai import Said, Where, event_of, kind_of, restored, span_of, where_of
+from agentloop.otel.contents import LISTS, WHOLE
+from agentloop.otel.dialogue import answer_of, chat_of, messages_of, tool_of
+from agentloop.otel.genai import Said, Where, event_of, kind_of, restored, span_of, where_of
 from agentloop.types import Message, Span, ToolCall
 
 WHERE: Where = where_of({"attributes": {"service.name": "s"}}, {"name": "n", "attributes": {}})

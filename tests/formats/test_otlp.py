@@ -24,8 +24,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agentloop.errors import FormatError
-from agentloop.formats.genai import restored
-from agentloop.formats.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
+from agentloop.otel.genai import restored
+from agentloop.otel.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
 
 IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 

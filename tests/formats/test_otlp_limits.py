@@ -14,9 +14,9 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from agentloop.errors import FormatError
-from agentloop.formats import otlp_limits as limits
-from agentloop.formats.genai import restored
-from agentloop.formats.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
+from agentloop.otel import otlp_limits as limits
+from agentloop.otel.genai import restored
+from agentloop.otel.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
 from agentloop.types import Span
 
 TRACE, SPAN = b"t" * 16, b"s" * 8

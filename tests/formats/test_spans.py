@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import FormatError
-from agentloop.formats.genai import Said, event_of, restored, span_of, where_of
-from agentloop.formats.otlp import PROTOBUF, decode_traces
-from agentloop.formats.otlp_write import encode
-from agentloop.formats.spans import spans_of, trace_of
+from agentloop.otel.genai import Said, event_of, restored, span_of, where_of
+from agentloop.otel.otlp import PROTOBUF, decode_traces
+from agentloop.otel.otlp_write import encode
+from agentloop.otel.spans import spans_of, trace_of
 from agentloop.types import Completion, Message, Span, Step, StopReason, SubTrace, ToolCall, ToolResult, Trace
 
 WHERE = where_of({"attributes": {}}, {"attributes": {}})

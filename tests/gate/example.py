@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from agentloop.gate.decide import decide, success
-from agentloop.gate.report import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.reports.loop import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
 from agentloop.types import (
     Completion,
     EvalReport,

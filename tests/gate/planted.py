@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.gate.candidates import Signatures, candidates
-from agentloop.gate.case import read_cases
-from agentloop.gate.mine import Mine, Mined
 from agentloop.gate.outcomes import Side
-from agentloop.gate.suite import write_suite
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
+from agentloop.mining.candidates import Signatures, candidates
+from agentloop.mining.case import read_cases
+from agentloop.mining.mine import Mine, Mined
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store
+from agentloop.suites.suite import write_suite
 from agentloop.types import Limits, Message, Part, SandboxSpec, Split, Task
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
-from agentloop.gate.gate_report import Evidence, write_gate_report
-from agentloop.gate.markdown import markdown
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
-from agentloop.gate.report import Attempt
+from agentloop.reports.gate import Evidence, write_gate_report
+from agentloop.reports.loop import Attempt
+from agentloop.reports.markdown import markdown
 from agentloop.types import FailureType, Message, Step
 
 from .example import attempt, critical, step

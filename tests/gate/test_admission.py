@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
-from agentloop.gate.admission import LOOKS, NAMES, all_six, flake, no_secrets, novel, reproduces, solvable, sound
+from agentloop.audit.cheats import TaskAudit
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.intervals import clopper_pearson
-from agentloop.judge.audit import TaskAudit
+from agentloop.mining.admission import LOOKS, NAMES, all_six, flake, no_secrets, novel, reproduces, solvable, sound
 from agentloop.types import FailureType, Part, RewardState, SandboxSpec, Task
 
 KIND = FailureType.call_wrong_arguments

@@ -13,8 +13,8 @@ from agentloop.errors import ConfigError, SandboxError
 from agentloop.gate.bank import Bank, BankHead, Evals, bank_path, evals_of, fill_bank, load_bank, new_head
 from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines
-from agentloop.gate.suite import load_suite
 from agentloop.identity import Identity
+from agentloop.suites.suite import load_suite
 from agentloop.types import RewardState, Split
 
 TASKS = ("a", "b", "c")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.gate.case import Case, case_id, case_task, drafted, put_case, read_case, read_cases, write_case
-from agentloop.gate.suite import load_suite
+from agentloop.mining.case import Case, case_id, case_task, drafted, put_case, read_case, read_cases, write_case
+from agentloop.suites.suite import load_suite
 from agentloop.types import FailureType, Part, SandboxSpec, Task, Trace
 
 from .example import step

@@ -13,10 +13,19 @@ import pytest
 from agents.box import MemoryPool, calls
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import plan, run_episode
 from agentloop.errors import ConfigError
-from agentloop.gate.cassette import Diverged, Mode, Tape, TapedPolicy, message_id, read_tape, setting_hash, write_tape
 from agentloop.protocols import Policy
+from agentloop.recordings.answers import (
+    Diverged,
+    Mode,
+    Tape,
+    TapedPolicy,
+    message_id,
+    read_tape,
+    setting_hash,
+    write_tape,
+)
+from agentloop.rollout.episode import plan, run_episode
 from agentloop.store.redact import Redactor
 from agentloop.types import Completion, EpisodeState, Message, Purpose, Task, ToolSpec, Trace
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.gate.comment import comment, marker, write_summary
-from agentloop.gate.markdown import SUMMARY_LIMIT
 from agentloop.gate.outcomes import GateVerdict
+from agentloop.reports.comment import comment, marker, write_summary
+from agentloop.reports.markdown import SUMMARY_LIMIT
 
 from .forge import TOKEN, Comments, forge
 from .results import failing, line, passing, result

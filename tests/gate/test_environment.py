@@ -13,10 +13,10 @@ import agentloop
 from agentloop import __version__
 from agentloop.gate import environment
 from agentloop.gate.environment import Environment, compare, environment_of
-from agentloop.gate.suite import load_suite
 from agentloop.identity import Outside, Value, identity
 from agentloop.sandbox import host
 from agentloop.sandbox.unconfined import UnconfinedBackend
+from agentloop.suites.suite import load_suite
 from agentloop.types import EnvironmentSpec, Part, SandboxSpec, Task
 
 

@@ -9,9 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from agentloop.errors import ConfigError
-from agentloop.gate.failed import Pinned, pin, read_failed
-from agentloop.gate.suite import Suite, load_suite, write_suite
-from agentloop.judge.failures.taxonomy import OURS
+from agentloop.failures.taxonomy import OURS
+from agentloop.mining.failed import Pinned, pin, read_failed
+from agentloop.suites.suite import Suite, load_suite, write_suite
 from agentloop.types import FailureType, Limits, Part, RewardState, SandboxSpec, Split, Task
 
 from .example import attempt, critical, step

@@ -23,9 +23,9 @@ from agentloop.gate.findings import (
     tally,
     what_happened,
 )
-from agentloop.gate.gate_report import render
-from agentloop.gate.markdown import markdown
 from agentloop.gate.outcomes import GateVerdict, SuiteResult
+from agentloop.reports.gate import render
+from agentloop.reports.markdown import markdown
 
 from .results import failing, inconclusive, infra, line, looks, passing, result
 

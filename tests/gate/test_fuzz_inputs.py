@@ -15,18 +15,18 @@ from damaged import DEEP, PROFILE, damaged_json, damaged_toml, must_hold
 from hypothesis import given
 from typer.testing import CliRunner
 
-from agentloop.config import known_secrets, load_config, load_policy
+from agentloop.config.settings import known_secrets, load_config, load_policy
 from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.gate.bank import BankHead, Evals, evals_of, load_bank
-from agentloop.gate.case import read_case, read_cases
 from agentloop.gate.flaky import read_quarantine
 from agentloop.gate.live import AHEAD, OUTCOMES, Run
 from agentloop.gate.live import MADE_OF as MADE_OF_FILE
-from agentloop.gate.offline import recheck
 from agentloop.gate.outcomes import Header, Outcome, Side, SuitePart
-from agentloop.gate.suite import load_suite
 from agentloop.harbor.task import load_task
 from agentloop.judge.score import judge
+from agentloop.mining.case import read_case, read_cases
+from agentloop.mining.offline import recheck
+from agentloop.suites.suite import load_suite
 from agentloop.types import Imported, Message, RewardState, Trace
 
 from .test_case import TRACE, case

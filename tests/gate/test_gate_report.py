@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.gate.gate_charts import difference, evidence, thinned
-from agentloop.gate.gate_report import MAX_BYTES, Evidence, divergence, pairs, render, write_gate_report
 from agentloop.gate.outcomes import GateResult, GateVerdict
-from agentloop.gate.report import Attempt
+from agentloop.reports.charts import difference, evidence, thinned
+from agentloop.reports.gate import MAX_BYTES, Evidence, divergence, pairs, render, write_gate_report
+from agentloop.reports.loop import Attempt
 from agentloop.types import FailureType
 
 from .example import attempt, critical, step

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 from junitparser import Error, Failure, JUnitXml, Properties, Skipped, TestCase
 
-from agentloop.gate.junit import junit
 from agentloop.gate.outcomes import GateResult, GateVerdict
+from agentloop.reports.junit import junit
 
 from .results import RESULTS, failing, infra, line, passing, result
 from .test_report import HOSTILE

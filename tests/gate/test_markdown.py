@@ -8,8 +8,8 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from agentloop.gate.markdown import COMMENT_LIMIT, code, markdown, prose
 from agentloop.gate.outcomes import GateResult, GateVerdict
+from agentloop.reports.markdown import COMMENT_LIMIT, code, markdown, prose
 
 from .results import RESULTS, failing, inconclusive, infra, line, passing, result
 from .test_report import HOSTILE

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.gate.candidates import Signatures, candidates
-from agentloop.gate.case import case_task, read_cases
-from agentloop.gate.mine import Mined
-from agentloop.gate.offline import recheck
-from agentloop.gate.suite import load_suite
 from agentloop.judge.rejudge import rejudge
+from agentloop.mining.candidates import Signatures, candidates
+from agentloop.mining.case import case_task, read_cases
+from agentloop.mining.mine import Mined
+from agentloop.mining.offline import recheck
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
 from agentloop.types import (
     Completion,
     Episode,

@@ -9,10 +9,10 @@ from itertools import product
 import pytest
 from scipy.stats import binom
 
-from agentloop.gate.admission import MAX_FLAKE
 from agentloop.gate.eprocess import MAX_RUNS
 from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import GateVerdict, Header, Side, SuitePart
+from agentloop.mining.admission import MAX_FLAKE
 
 from .simulated import outcome
 

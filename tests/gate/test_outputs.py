@@ -12,12 +12,12 @@ import pytest
 
 from agentloop.gate.findings import bound, flips
 from agentloop.gate.fold import fold
-from agentloop.gate.gate_report import render
-from agentloop.gate.junit import junit
-from agentloop.gate.markdown import markdown
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
-from agentloop.gate.sarif import sarif
 from agentloop.gate.schedule import visits
+from agentloop.reports.gate import render
+from agentloop.reports.junit import junit
+from agentloop.reports.markdown import markdown
+from agentloop.reports.sarif import sarif
 from agentloop.types import RewardState
 
 from .test_report import Page

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.gate.report import (
+from agentloop.reports.loop import (
     Attempt,
     Quote,
     ReportData,

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 
 from agentloop.gate.outcomes import GateResult, GateVerdict
-from agentloop.gate.sarif import sarif, task_places
+from agentloop.reports.sarif import sarif, task_places
 
 from .results import failing, line, passing, result
 from .test_report import HOSTILE

@@ -12,12 +12,13 @@ from agents.box import MemoryBox, MemoryPool, calls
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import SandboxGone
-from agentloop.gate.cassette import Mode, Tape
 from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.taped import TapedTrials
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
 from agentloop.protocols import Policy
+from agentloop.recordings.answers import Mode, Tape
+from agentloop.rollout.actors import Actor
 from agentloop.types import Completion, ExecResult, Message, Part, RewardState, Task, ToolSpec
 
 TASK = Task(id="t", instruction="say", verifiers=(Part(kind="exact", options={"expected": "up"}),))

@@ -12,9 +12,10 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ModelRefused, UpstreamUnavailable
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import Actor, Trials
+from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
 from agentloop.protocols import Policy
+from agentloop.rollout.actors import Actor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Judged, Store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agentloop.gate.findings import counts, headline
 from agentloop.gate.fold import fold
-from agentloop.gate.junit import junit
 from agentloop.gate.outcomes import GateResult, GateVerdict, Outcome
+from agentloop.reports.junit import junit
 from agentloop.types import RewardState
 
 from .simulated import bank, header, names, rounds

@@ -14,11 +14,11 @@ import pytest
 from parts import Run
 
 from agentloop.agents.command import Command
-from agentloop.episode import plan, run_episode
 from agentloop.gateway.routes import Upstream
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.policies.openai import OpenAIPolicy
+from agentloop.rollout.episode import plan, run_episode
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Failure, Purpose, Task

@@ -12,13 +12,13 @@ from shlex import quote
 
 import pytest
 
+from agentloop.audit.cheats import known_cheats
 from agentloop.harbor.agents import Cheater
 from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.room import FOLDERS, LOGS, SOLUTION, TESTS, Room
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask, load_task
 from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
-from agentloop.judge.audit import known_cheats
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sandbox.roots import busybox_root
 
+from agentloop.audit.cheats import Cheat, known_cheats
 from agentloop.gate.outcomes import Side
 from agentloop.harbor.agents import Cheater, Oracle
 from agentloop.harbor.run import why
@@ -15,9 +16,9 @@ from agentloop.harbor.suite import HarborTrials
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import Trial, run_trial
 from agentloop.harbor.trust import Fate, Trust, fate_by_content
-from agentloop.judge.audit import ORACLE, Cheat, known_cheats
 from agentloop.loop.refs import resolve
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import ORACLE
 from agentloop.types import FailureType, RewardState
 
 from .folders import make_task

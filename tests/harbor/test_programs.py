@@ -170,7 +170,9 @@ ask([user(task)])
     assert trace.steps[-1].results[-1].content.splitlines() == ["OSError", "b'403'", "b'403'", "b'403'"]
 
 
-def test_a_program_that_crashes_before_its_first_call_scores_0(bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path) -> None:
+def test_a_program_that_crashes_before_its_first_call_scores_0(
+    bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path
+) -> None:
     task = make_task(tmp_path / "task", toml="", image=image)
     with Model(lambda messages: {}) as model:
         files = program(tmp_path / "p", "raise ImportError('no such library')")

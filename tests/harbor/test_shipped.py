@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from parts import lacking
 
+from agentloop.audit.cheats import known_cheats
 from agentloop.harbor.agents import Nobody, Oracle
 from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.roots import for_backend
 from agentloop.harbor.run import run_tasks
 from agentloop.harbor.task import find_tasks
 from agentloop.harbor.trial import TrialAgent
-from agentloop.judge.audit import known_cheats
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import engine

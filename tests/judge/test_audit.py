@@ -16,21 +16,21 @@ from parts import Run
 from sandbox.roots import busybox_root
 from typer.testing import CliRunner
 
+from agentloop.audit.cheats import Cheat, Quick, TaskAudit, document, known_cheats
+from agentloop.audit.suite import audit as suite_audit
 from agentloop.errors import CapabilityError, PluginError, SandboxUnavailable
-from agentloop.gate.admission import sound
-from agentloop.gate.audit import audit as suite_audit
+from agentloop.failures.detectors.rules import RULES
+from agentloop.failures.reading import Reading
 from agentloop.harbor.agents import Cheater
 from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import run_trial
-from agentloop.judge.audit import Cheat, Quick, TaskAudit, document, known_cheats
-from agentloop.judge.canaries import ANSWER, CREDENTIAL, TEST, canaries
-from agentloop.judge.failures.reading import Reading
-from agentloop.judge.failures.rules import RULES
 from agentloop.loop.project import Silent, Stage, open_project
+from agentloop.mining.admission import sound
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.canaries import ANSWER, CREDENTIAL, TEST, canaries
 from agentloop.store.store import Judged
 from agentloop.types import (
     Completion,
@@ -124,7 +124,7 @@ ENDLESS = """#!/bin/sh
 def test_a_cheat_that_never_ends_is_cut_off_and_named(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentloop.judge.audit.MIN_CHEAT_S", 2.0)
+    monkeypatch.setattr("agentloop.audit.cheats.MIN_CHEAT_S", 2.0)
     solve = "#!/bin/sh\nmkdir -p /app; echo 42 > /app/answer.txt\n"
     folder = make_task(tmp_path / "t", toml="", test=ENDLESS, solve=solve, image=root)
     (folder / "instruction.md").write_text("Write 42 to `/app/answer.txt`.\n")
@@ -174,9 +174,9 @@ def audited_slowly(folder: Path, root: Path, backend: SandboxBackend, **seconds:
 @pytest.fixture
 def two_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two answers and no commands, with a bound of half a second and three times the slowest honest attempt."""
-    monkeypatch.setattr("agentloop.judge.audit.MIN_CHEAT_S", 0.5)
-    monkeypatch.setattr("agentloop.gate.audit.ANSWERS", {"infinite": lambda _: "inf", "blank": lambda _: " "})
-    monkeypatch.setattr("agentloop.gate.audit.LOOK", {})
+    monkeypatch.setattr("agentloop.audit.cheats.MIN_CHEAT_S", 0.5)
+    monkeypatch.setattr("agentloop.audit.suite.ANSWERS", {"infinite": lambda _: "inf", "blank": lambda _: " "})
+    monkeypatch.setattr("agentloop.audit.suite.LOOK", {})
 
 
 @pytest.mark.usefixtures("two_cheats")
@@ -189,7 +189,7 @@ def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBacke
 def test_a_task_is_not_believed_when_a_cheat_got_no_verdict(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentloop.gate.audit.LOOK", {"every-file": "sleep 60"})
+    monkeypatch.setattr("agentloop.audit.suite.LOOK", {"every-file": "sleep 60"})
     result = audited_slowly(tmp_path, root, bubblewrap, inf=60.0)
     assert (result.n_cheats, result.fooled_by, list(result.cut_off)) == (1, {}, ["infinite", "every-file"])
     [problem] = result.problems

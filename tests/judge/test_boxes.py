@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import Crew, plan, roll_out
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.command import Command
 from agentloop.judge.verifiers.files import Files
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.rollout.episode import Crew, plan, roll_out
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Episode, Part, Purpose, RewardState, SandboxSpec, Task, Verdict

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentloop.agents.tools import argument, refused
+from agentloop.agents.tools.shell import argument, refused
+from agentloop.failures.critical import classify
+from agentloop.failures.evidence import MAX_QUOTE, quote, texts
+from agentloop.failures.reference import is_reference, prints_answer
 from agentloop.faults import fault_in
-from agentloop.judge.failures.critical import classify
-from agentloop.judge.failures.evidence import MAX_QUOTE, quote, texts
-from agentloop.judge.failures.reference import is_reference, prints_answer
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.types import Failure, FailureType, RewardState, Step, StopReason, Task, ToolCall, Trace
@@ -275,7 +275,7 @@ def test_confidence_is_full_only_where_the_result_says_why() -> None:
     ],
 )
 def test_the_reference_agents_own_refusals_are_recognised(call: ToolCall, kind: str) -> None:
-    """The rules read the words of `agents/tools.py`; this breaks when either side changes them."""
+    """The rules read the words of `agents/tools/shell.py`; this breaks when either side changes them."""
     result = refused(call, argument(call)[1] or "")
     turn = Turn(call.name, call.arguments, error=call.error, content=result.content, ok=result.ok)
     assert types(trace([turn], stop_reason=LIMIT)) == [kind, "budget.limit_reached"]

@@ -12,12 +12,12 @@ from formats.samples import SHARED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentloop.failures.analysis.measure import read_folder
+from agentloop.failures.detectors.expected import difference
+from agentloop.failures.detectors.rules import ALL, RULES
+from agentloop.failures.evidence import texts
+from agentloop.failures.imported import classify_imported, read_imported
 from agentloop.intervals import wilson
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.expected import difference
-from agentloop.judge.failures.imported import classify_imported, read_imported
-from agentloop.judge.failures.measure import read_folder
-from agentloop.judge.failures.rules import ALL, RULES
 from agentloop.types import (
     Completion,
     FailureType,

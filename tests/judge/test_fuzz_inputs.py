@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentloop.errors import ConfigError
+from agentloop.failures.learned.scorer import Scorer
 from agentloop.formats.importing import load_formats, take
-from agentloop.judge.failures.learned import Scorer
 from agentloop.judge.labels import labelled, read_labels
 from agentloop.judge.reader import Reader
 from agentloop.judge.rejudge import rejudge

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.taxonomy import TAXONOMY, VERSION, describe
+from agentloop.failures.evidence import texts
+from agentloop.failures.taxonomy import TAXONOMY, VERSION, describe
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.protocols import Sandbox, Verifier

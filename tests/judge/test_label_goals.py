@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.judge.failures.closing import blamable
-from agentloop.judge.failures.imported import classify_imported
+from agentloop.failures.closing import blamable
+from agentloop.failures.imported import classify_imported
 from agentloop.types import Failure, Imported
 from tests.judge.test_signs import quoted_at_its_step, run, step
 

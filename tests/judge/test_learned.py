@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 from loop.mini import make_mini, opened
 
 from agentloop.errors import ConfigError
-from agentloop.judge.failures.calibration import fit_curve, fit_trust, folds, held_out
-from agentloop.judge.failures.critical import classify
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.features import FEATURES, rows
-from agentloop.judge.failures.fitted import N_TREES, SURE, Forest, Linear, StepModel
-from agentloop.judge.failures.fitting import (
+from agentloop.failures.critical import classify
+from agentloop.failures.evidence import texts
+from agentloop.failures.learned.calibration import fit_curve, fit_trust, folds, held_out
+from agentloop.failures.learned.features import FEATURES, rows
+from agentloop.failures.learned.fitted import N_TREES, SURE, Forest, Linear, StepModel
+from agentloop.failures.learned.fitting import (
     MIN_LABELS,
     Labelled,
     fit,
     held_out_outcomes,
     step_model,
 )
-from agentloop.judge.failures.learned import DETECTOR, SCORER, Scorer, around, positions
-from agentloop.judge.failures.phrases import N_AT_ONCE, OTHERS, SAID, phrases
-from agentloop.judge.failures.reading import Reading
-from agentloop.judge.failures.run_features import OF_RUN, run_row
+from agentloop.failures.learned.phrases import N_AT_ONCE, OTHERS, SAID, phrases
+from agentloop.failures.learned.run_features import OF_RUN, run_row
+from agentloop.failures.learned.scorer import DETECTOR, SCORER, Scorer, around, positions
+from agentloop.failures.reading import Reading
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import (
     Completion,
@@ -190,7 +190,7 @@ def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -
     program = (
         "import sys; sys.modules['sklearn'] = None\n"
         "from pathlib import Path\n"
-        "from agentloop.judge.failures.learned import Scorer\n"
+        "from agentloop.failures.learned.scorer import Scorer\n"
         "from agentloop.types import Trace\n"
         "trace = Trace.model_validate_json(Path('trace.json').read_bytes())\n"
         "print(Scorer.load(Path('scorer.json')).failures(trace)[0].detector)"
@@ -298,7 +298,7 @@ def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) ->
 def test_without_scikit_learn_fitting_says_what_to_install(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['sklearn'] = None\n"
-        "from agentloop.judge.failures.fitted import fit_linear\n"
+        "from agentloop.failures.learned.fitted import fit_linear\n"
         "try: fit_linear([[1.0]], ['a'], 1.0)\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

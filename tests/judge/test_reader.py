@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.costs import price
+from agentloop.config.sections import PriceSection
+from agentloop.costs.totals import price
 from agentloop.judge.reader import Reader
 from agentloop.judge.rejudge import Account, rejudge
-from agentloop.sections import PriceSection
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, Score, Trace
 

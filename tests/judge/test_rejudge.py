@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
-from agentloop.gate.failed import Pinned
-from agentloop.judge.failures.evidence import texts
+from agentloop.failures.evidence import texts
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.score import judge
 from agentloop.judge.settle import resolve, settle
+from agentloop.mining.failed import Pinned
 from agentloop.store.store import Store
 from agentloop.train.samples import build_samples
 from agentloop.types import (

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.formats.spans_export import spans_of
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.settle import resolve
+from agentloop.otel.spans_export import spans_of
 from agentloop.store.store import Store
 from agentloop.types import (
     Completion,

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentloop.judge.failures.closing import blamable, closing
-from agentloop.judge.failures.evidence import texts
-from agentloop.judge.failures.imported import classify_imported
-from agentloop.judge.failures.reading import Reading
-from agentloop.judge.failures.schemas import misfit, standard
+from agentloop.failures.closing import blamable, closing
+from agentloop.failures.detectors.schemas import misfit, standard
+from agentloop.failures.evidence import texts
+from agentloop.failures.imported import classify_imported
+from agentloop.failures.reading import Reading
 from agentloop.judge.reader import is_open
 from agentloop.types import (
     Completion,

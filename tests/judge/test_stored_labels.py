@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
-from agentloop.judge.failures.survey import survey
+from agentloop.failures.analysis.survey import survey
 from agentloop.judge.labels import labelled, put_label, read_labels, stored_labels
 from agentloop.judge.rejudge import rejudge
 from agentloop.judge.settle import resolve

@@ -10,11 +10,11 @@ from store.rows import judged
 from store.span_rows import imported, span
 
 from agentloop.errors import ConfigError
-from agentloop.judge.failures.clusters import OWN_WORDS
-from agentloop.judge.failures.remedies import FOUND, REMEDIES, remedy
-from agentloop.judge.failures.rules import ALL
-from agentloop.judge.failures.signs import SIGNS
-from agentloop.judge.failures.survey import rate, survey, trend
+from agentloop.failures.analysis.clusters import OWN_WORDS
+from agentloop.failures.analysis.remedies import FOUND, REMEDIES, remedy
+from agentloop.failures.analysis.survey import rate, survey, trend
+from agentloop.failures.detectors.rules import ALL
+from agentloop.failures.detectors.signs import SIGNS
 from agentloop.store.store import Judged, Store
 from agentloop.types import Failure, FailureType, Purpose, RewardState
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agentloop.config import load_config
+from agentloop.config.settings import load_config
 from agentloop.errors import ConfigError
-from agentloop.judge.failures.taxonomy import TAXONOMY, Taxonomy
-from agentloop.judge.failures.vocabularies import EXITS, TAXONOMIES, leaf_of
+from agentloop.failures.taxonomy import TAXONOMY, Taxonomy
+from agentloop.failures.vocabularies import EXITS, TAXONOMIES, leaf_of
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, Imported, Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentloop.judge.failures.templates import MAX_LEADERS, Templates, words_of
+from agentloop.failures.analysis.templates import MAX_LEADERS, Templates, words_of
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ from agentloop_cli.main import app
 from environments import need
 from typer.testing import CliRunner
 
-from agentloop.config import STORE
+from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError
-from agentloop.gate.suite import load_suite, write_suite
 from agentloop.loop.learners import make_learner
 from agentloop.loop.project import Silent, open_project
 from agentloop.loop.turns import run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite, write_suite
 
 need("gymnasium")
 

@@ -35,7 +35,7 @@ def test_a_stage_has_the_joules_of_its_own_time(
     zone.mkdir(parents=True)
     for name, text in (("name", "package-0"), ("max_energy_range_uj", "262143328850"), ("energy_uj", "0")):
         (zone / name).write_text(text)
-    monkeypatch.setattr("agentloop.energy.POWERCAP", zone.parent if is_there else tmp_path)
+    monkeypatch.setattr("agentloop.costs.energy.POWERCAP", zone.parent if is_there else tmp_path)
 
     async def two_stages() -> list[dict[str, float]]:
         with opened(make_mini(tmp_path / "p"), Counting(zone / "energy_uj")) as project:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.config import STORE
+from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.loop.learners import make_learner
 from agentloop.loop.turns import run_loop

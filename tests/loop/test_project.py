@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentloop.config import load_config
+from agentloop.config.settings import load_config
 from agentloop.errors import ConfigError, PluginError
-from agentloop.gate.case import Case, drafted, put_case, write_case
-from agentloop.gate.suite import load_suite
+from agentloop.mining.case import Case, drafted, put_case, write_case
+from agentloop.suites.suite import load_suite
 from agentloop.types import FailureType, Imported, Message, Split, StopReason, Trace
 
 from .mini import Recorder, make_mini, opened

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from agentloop_cli.evals import evals_at
 
-from agentloop.config import STORE, load_config
-from agentloop.episode import plan
+from agentloop.config.settings import STORE, load_config
 from agentloop.errors import ConfigError, PluginError
-from agentloop.gate.suite import load_suite, write_suite
-from agentloop.gate.trials import Actor
 from agentloop.identity import identity
 from agentloop.loop.acting import agent_parts
 from agentloop.loop.learners import fixed_policy
 from agentloop.loop.refs import resolve
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.registry.versions import Registry
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.episode import plan
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite, write_suite
 from agentloop.types import Message, Part, Purpose, RewardState, Task, Trace, Verdict
 
 TASK = Task(

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, UpstreamUnavailable
-from agentloop.gate.failed import read_failed
-from agentloop.gate.suite import load_suite
 from agentloop.loop.project import FAILED, Project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
+from agentloop.mining.failed import read_failed
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.suites.suite import load_suite
 from agentloop.types import Action, Completion, Message, PolicyState, PolicyVersion, Purpose, Split, ToolSpec
 
 from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, Recorder, make_mini, opened, run, solves

@@ -12,10 +12,10 @@ import pytest
 from parts import Run
 
 from agentloop.agents.choose import choose_agent
+from agentloop.config.sections import AgentSection, McpSection, PolicySection
 from agentloop.errors import PluginError
 from agentloop.identity import Identity, identity
 from agentloop.loop.acting import agent_parts, policy_parts
-from agentloop.sections import AgentSection, McpSection, PolicySection
 
 from .mini import make_mini
 
@@ -242,7 +242,7 @@ def script(folder: Path, name: str = "agent.py:make") -> Identity:
         "from importlib import import_module as load; prompt = load('words')",
         "prompt = __import__('words')",
         "prompt = eval('1')",
-        "from agentloop.config import load_prices; prompt = load_prices('.')",
+        "from agentloop.config.settings import load_prices; prompt = load_prices('.')",
         "import agentloop.types; prompt = agentloop.config",
         "from words import prompt",
     ],
@@ -268,7 +268,7 @@ def test_a_script_in_a_package_reads_the_package(tmp_path: Path) -> None:
     [
         "import re, json; prompt = re.compile(json.dumps('x')).pattern",
         "from collections.abc import Sequence; prompt = str(Sequence)",
-        "from agentloop.gate.suite import MUST_PASS; prompt = MUST_PASS",
+        "from agentloop.suites.suite import MUST_PASS; prompt = MUST_PASS",
         "from agentloop import types; prompt = types.Message.__name__",
         "from words import prompt",
     ],

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.gate.suite import load_suite, write_suite
 from agentloop.loop.project import Project, Silent
 from agentloop.loop.warm_start import CHECK_EVERY, SETTLE_STEPS, demonstrate, warm_start
+from agentloop.suites.suite import load_suite, write_suite
 from agentloop.train.checkpoint import folder_hash
 from agentloop.types import Split
 

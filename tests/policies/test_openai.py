@@ -13,11 +13,11 @@ from agents.box import MemoryBox
 from pydantic import SecretStr
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.agents.tools import SHELL, TOOLS
-from agentloop.costs import price
+from agentloop.agents.tools.shell import SHELL, TOOLS
+from agentloop.config.sections import PriceSection
+from agentloop.costs.totals import price
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.openai import OpenAIPolicy
-from agentloop.sections import PriceSection
 from agentloop.types import Completion, Limits, Message, Step, StopReason, Task, ToolCall, ToolSpec
 
 from .conftest import Answer, Endpoint

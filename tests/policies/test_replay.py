@@ -12,11 +12,11 @@ import pytest
 from agents.box import MemoryPool, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import Crew, Rollout, plan, roll_out
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Policy, SandboxBackend
+from agentloop.rollout.episode import Crew, Rollout, plan, roll_out
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store

@@ -16,7 +16,6 @@ import pytest
 from agents.box import calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.episode import Rollout, plan, run_episode
 from agentloop.errors import (
     CapabilityError,
     ConfigError,
@@ -28,6 +27,7 @@ from agentloop.errors import (
 )
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.episode import Rollout, plan, run_episode
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.journal import Player, Recorder
 from agentloop.sandbox.pool import SandboxPool

@@ -1,0 +1,218 @@
+"""The agent of a task that names a Gymnasium environment: its policy has the tools `reset` and `step`, and no others.
+
+An action that is not in the environment's action space, a step before the reset and a step after the end are errors
+that the policy sees. The rewards are in the tools' results as the environment gave them; `env_return` makes a verdict
+of them. The environment is trusted code: it runs on the host, in this process or in one of its own (`vector.py`), and
+in no box, which is why a trace of it says `isolation="none"`. What is untrusted, the policy's words, only ever reaches
+it as an element of its action space.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from agentloop.errors import ConfigError, extra
+from agentloop.protocols import Policy, Sandbox
+from agentloop.types import EnvironmentSpec, Limits, Message, Step, StopReason, Task, ToolCall, ToolResult, ToolSpec
+
+if TYPE_CHECKING:
+    from agentloop.agents.gym.vector import Place, Transition
+
+RESET = ToolSpec(
+    name="reset",
+    description="Begin the episode and see the first observation. It can begin once.",
+    parameters={"type": "object", "properties": {}, "additionalProperties": False},
+)
+STEP = "step"
+
+
+class GymLoop:
+    """Reset and step, one conversation, one episode of the environment."""
+
+    name = "gym"
+
+    def __init__(self) -> None:
+        self._fleet: Any = None
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """The instruction alone: the tools' own descriptions say the rest."""
+        return (Message(role="user", content=task.instruction),)
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Callable[[Step], None]
+    ) -> tuple[StopReason, str | None]:
+        """Until the environment has ended, the policy makes no call, or `task.limits.max_steps` turns are over.
+
+        seed: of the environment, where the task gives none, and of the policy. The answer is the return, as text.
+        Raises SandboxError when the environment breaks, ConfigError when it cannot be made.
+        """
+        if task.environment is None:
+            raise ConfigError(f"task {task.id!r} names no environment; give it one, or use the agent tool_loop")
+        tools = tools_of(task.environment)
+        if self._fleet is None:
+            from agentloop.agents.gym.vector import Fleet
+
+            self._fleet = Fleet()
+        messages = list(self.first_messages(task))
+        play = Play(self._fleet, task.environment, task.limits, seed)
+        try:
+            for index in range(task.limits.max_steps):
+                started = time.perf_counter()
+                done = await policy.complete(messages, tools, max_tokens=task.limits.max_tokens, seed=seed + index)
+                results = tuple([await play.call(call) for call in done.message.tool_calls])
+                record(Step(index=index, completion=done, results=results, duration_s=time.perf_counter() - started))
+                if play.over is not None:
+                    return StopReason.submitted, json.dumps(play.total)
+                if done.finish_reason == "context":
+                    return StopReason.context_limit, None
+                if not done.message.tool_calls:
+                    return StopReason.no_tool_call, None
+                messages.append(done.message)
+                messages += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in results]
+            return StopReason.step_limit, None
+        finally:
+            play.leave()
+
+
+class Play:
+    """One episode of an environment, as calls of tools."""
+
+    def __init__(self, fleet: Any, spec: EnvironmentSpec, limits: Limits, seed: int) -> None:
+        self._fleet, self._spec, self._limits = fleet, spec, limits
+        self._seed = spec.seed if spec.seed is not None else seed % 2**31
+        self._place: Place | None = None
+        self._rewards: list[float] = []
+        self.over: str | None = None
+        """`terminated` or `truncated` once it has ended."""
+
+    @property
+    def total(self) -> float:
+        """The return so far, correctly rounded; NaN where a reward was none."""
+        try:
+            return math.fsum(self._rewards)
+        except (OverflowError, ValueError):  # an infinity of each sign
+            return math.nan
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        """Make one call; a wrong one is answered with an error."""
+        started = time.perf_counter()
+        content, why = await self._answer(call)
+        return ToolResult(
+            call_id=call.id,
+            name=call.name,
+            content=content if why is None else f"error: {why}",
+            ok=why is None,
+            duration_s=time.perf_counter() - started,
+        )
+
+    def leave(self) -> None:
+        """Let go of the environment."""
+        if self._place is not None:
+            self._place.leave()
+
+    async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
+        """(what the environment said, None), or ("", why it was not asked)."""
+        arguments, why = _arguments(call)
+        if why is not None:
+            return "", why
+        if self.over is not None:
+            return "", f"the episode is over ({self.over}); nothing more can be done in it"
+        if call.name == RESET.name:
+            if self._place is not None:
+                return "", "the episode has begun already, and begins once; use step"
+            self._place, first = await self._fleet.reset(self._spec, self._seed)
+            return self._told(first, reset=True), None
+        if self._place is None:
+            return "", "the episode has not begun; call reset first"
+        from agentloop.agents.gym.spaces import InvalidAction, read_action
+
+        try:
+            action = read_action(_spaces(_kind(self._spec))[0], arguments["action"])
+        except InvalidAction as error:
+            return "", f"invalid action: {error}"
+        seen = await self._place.step(action)
+        self._rewards.append(seen.reward)
+        if seen.terminated or seen.truncated:
+            self.over = "terminated" if seen.terminated else "truncated"
+        return self._told(seen), None
+
+    def _told(self, seen: Transition, *, reset: bool = False) -> str:
+        """JSON of one line; a reward that JSON cannot say is its text."""
+        from agentloop.agents.gym.spaces import observed
+
+        told: dict[str, Any] = {}
+        if not reset:
+            reward = seen.reward if math.isfinite(seen.reward) else str(seen.reward)
+            told = {"reward": reward, "terminated": seen.terminated, "truncated": seen.truncated}
+        told["observation"] = observed(seen.observation, self._limits.max_output)
+        if seen.text is not None:
+            told["text"] = seen.text[: self._limits.max_output]
+        if self.over is not None:
+            told["over"] = f"the episode is over ({self.over})"
+        return json.dumps(told, ensure_ascii=False)
+
+
+def tools_of(spec: EnvironmentSpec) -> tuple[ToolSpec, ...]:
+    """`reset`, and `step` with the schema of the environment's actions. Raises ConfigError as `check` does."""
+    from agentloop.agents.gym.spaces import schema_of
+
+    action, observation = _spaces(_kind(spec))
+    step = ToolSpec(
+        name=STEP,
+        description=" ".join(f"Take one action. Actions: {action}. Observations: {observation}.".split()),
+        parameters={
+            "type": "object",
+            "properties": {"action": schema_of(action)},
+            "required": ["action"],
+            "additionalProperties": False,
+        },
+    )
+    return RESET, step
+
+
+def check(spec: EnvironmentSpec) -> None:
+    """Make the environment once. Raises ConfigError, in one line, where that or a tool for it cannot be made."""
+    tools_of(spec)
+
+
+def _kind(spec: EnvironmentSpec) -> str:
+    """What its spaces depend on: a suite has as many seeds as tasks."""
+    return spec.model_dump_json(exclude={"seed", "processes"})
+
+
+@cache
+def _spaces(spec: str) -> tuple[Any, Any]:
+    """The spaces of actions and observations. spec: an EnvironmentSpec as JSON."""
+    found = EnvironmentSpec.model_validate_json(spec)
+    try:
+        import gymnasium
+    except ImportError:
+        raise ConfigError(f"environment {found.id!r} needs gymnasium; {extra('gym')}") from None
+    try:
+        made = gymnasium.make(found.id, **found.options)
+    except Exception as error:  # it raises its own kinds, and those of whatever the environment imports
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise ConfigError(f"environment {found.id!r} cannot be made: {why}; correct its id and options") from None
+    made.close()
+    return made.action_space, made.observation_space
+
+
+def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
+    wanted = {RESET.name: set(), STEP: {"action"}}.get(call.name)
+    if call.error:
+        return {}, f"malformed call: {call.error}"
+    if wanted is None:
+        return {}, f"no tool {call.name!r} (tools: {RESET.name}, {STEP})"
+    try:
+        given = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        return {}, f"malformed call: arguments are not JSON: {error}"
+    if not isinstance(given, dict) or set(given) != wanted:
+        takes = "no arguments" if not wanted else "exactly one argument, 'action'"
+        return {}, f"malformed call: {call.name} takes {takes}"
+    return given, None

@@ -1,0 +1,173 @@
+"""Files of the box: read, write, edit and list.
+
+All is done by commands in the box, as the user that the agent is there. Texts travel as arguments of the shell's own
+`printf`, quoted; no limit of the agent's is in reach of what a file or a name contains.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, number, schema, text
+from agentloop.types import ExecResult, ToolCall, ToolSpec
+
+MAX_EDITED = 1 << 20
+"""Bytes of a file that is edited."""
+REMARK = 100
+"""Bytes for what is said of a file that is not shown whole."""
+PIECE = 6000
+"""Characters that one command carries: a command is one argument, of 128 KiB at most, and may be quoted twice."""
+NO_FILE, FOLDER, TOO_LONG = 96, 97, 98
+"""Exit codes of our own commands."""
+PATH = text("Relative to the working directory, or absolute.")
+READ = ToolSpec(
+    name="read_file",
+    description="Read a text file, or some of its lines.",
+    parameters=schema(
+        {"path": PATH},
+        {"first_line": number("The first line is 1."), "last_line": number("Left out, to the end.")},
+    ),
+)
+WRITE = ToolSpec(
+    name="write_file",
+    description="Create or replace a text file, and the folders above it.",
+    parameters=schema({"path": PATH, "text": text("The whole file.")}),
+)
+EDIT = ToolSpec(
+    name="edit_file",
+    description="Replace a piece of a text file, which must be in it exactly once.",
+    parameters=schema(
+        {"path": PATH, "old": text("As it is there, blanks and line ends included."), "new": text("In its place.")}
+    ),
+)
+LIST = ToolSpec(
+    name="list_files",
+    description="List a folder; names of folders end with a slash.",
+    parameters=schema({}, {"path": PATH, "depth": number("Levels of folders below it; 1 if left out.", maximum=20)}),
+)
+
+
+class Files:
+    """The four tools."""
+
+    name = "files"
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        """See `Toolset`."""
+        at = _Files(place)
+        yield [
+            Tool(READ, at.read, together=True, timed=True),
+            Tool(WRITE, at.write, timed=True),
+            Tool(EDIT, at.edit, timed=True),
+            Tool(LIST, at.list, together=True, timed=True),
+        ]
+
+
+class _Files:
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    async def read(self, call: ToolCall, arguments: dict[str, Any]) -> str:
+        """Whole lines, as many as there is room for, and a line that says what else there is."""
+        path, first, last = arguments["path"], arguments.get("first_line", 1), arguments.get("last_line")
+        room = max(1, self._place.task.limits.max_output - REMARK)
+        lines = "" if last is None else f" | head -n {max(0, last - first + 1)}"
+        command = f"{_must_be_file(path)} grep -c '' < {_quoted(path)}; tail -n +{first} < {_quoted(path)}{lines}"
+        done = await self._run(f"{command} | head -c {room + 1}", path, max_output=room + 64)
+        counted, _, found = done.stdout.partition("\n")
+        if "\0" in found or found.count("�") > len(found) / 10:
+            raise ToolFailed(f"{path} is no text")
+        n_lines = int(counted)
+        if len(found.encode()) <= room:
+            return found or f"[{path} has {n_lines:,} lines; none of them from line {first}]"
+        whole, _, _ = found.encode()[:room].decode(errors="ignore").rpartition("\n")
+        if not whole:
+            return (
+                f"{found.encode()[:room].decode(errors='ignore')}\n[line {first} is longer than what is shown at once]"
+            )
+        n_shown = whole.count("\n") + 1
+        return f"{whole}\n[lines {first} to {first + n_shown - 1} of {n_lines:,}; read on with first_line]"
+
+    async def write(self, call: ToolCall, arguments: dict[str, Any]) -> str:
+        """Says how much was written."""
+        await self._replace(arguments["path"], arguments["text"])
+        return f"wrote {len(arguments['text'].encode()):,} bytes to {arguments['path']}"
+
+    async def edit(self, call: ToolCall, arguments: dict[str, Any]) -> str:
+        """Says what was done; fails when the piece is not there, or more than once."""
+        path, old = arguments["path"], arguments["old"]
+        command = (
+            f"{_must_be_file(path)} n=$(wc -c < {_quoted(path)}); [ $n -le {MAX_EDITED} ] || exit {TOO_LONG}; "
+            f"echo $n; cat < {_quoted(path)}"
+        )
+        done = await self._run(command, path, max_output=MAX_EDITED + 64)
+        n_bytes, _, found = done.stdout.partition("\n")
+        if len(found.encode()) != int(n_bytes) or "\0" in found or done.dropped:
+            raise ToolFailed(f"{path} is no text in UTF-8; change it with a command")
+        n_times = found.count(old) if old else 0
+        if n_times != 1:
+            many = f"is {n_times} times in {path}; give more of what is around it"
+            raise ToolFailed(f"the old text {many if n_times else f'is not in {path}; read it again'}")
+        await self._replace(path, found.replace(old, arguments["new"]))
+        return f"edited {path} in line {found[: found.index(old)].count(chr(10)) + 1}"
+
+    async def list(self, call: ToolCall, arguments: dict[str, Any]) -> str:
+        """A line each, sorted."""
+        path, depth = arguments.get("path", "."), arguments.get("depth", 1)
+        find = f"find . -mindepth 1 -maxdepth {depth}"
+        command = (
+            f"[ -d {_quoted(path)} ] || exit {NO_FILE}; cd {_quoted(path)} && "
+            f"{{ {find} -type d | sed 's|$|/|'; {find} ! -type d; }} | sed 's|^\\./||' | sort"
+        )
+        done = await self._run(command, path, max_output=self._place.task.limits.max_output)
+        return done.stdout.rstrip("\n") or f"[{path} is empty]"
+
+    async def _replace(self, path: str, content: str) -> None:
+        """A short text by one command; a longer one piece by piece beside it, so that the file is never half there."""
+        if "\0" in content:
+            raise ToolFailed("a text has no NUL in it; make such a file with a command")
+        name, folder = _quoted(path), f'mkdir -p "$(dirname {_quoted(path)})"'
+        if len(content) <= PIECE:
+            await self._run(
+                f"[ ! -d {name} ] || exit {FOLDER}; {folder} && printf %s {shlex.quote(content)} > {name}", path
+            )
+            return
+        draft = f'"${{TMPDIR:-/tmp}}/.agentloop-{secrets.token_hex(6)}"'
+        try:
+            for start in range(0, len(content), PIECE):
+                piece = shlex.quote(content[start : start + PIECE])
+                await self._run(f"umask 077; printf %s {piece} >> {draft}", path)
+            await self._run(f"[ ! -d {name} ] || exit {FOLDER}; {folder} && cat < {draft} > {name}", path)
+        finally:
+            await self._place.sandbox.exec(f"rm -f {draft}", timeout_s=self._place.task.limits.tool_timeout_s)
+
+    async def _run(self, command: str, path: str, *, max_output: int = 4096) -> ExecResult:
+        """A command that went well. Raises ToolFailed for another, with its own words."""
+        timeout_s = self._place.timeout_s
+        done = await self._place.sandbox.exec(command, timeout_s=timeout_s, max_output=max_output)
+        if done.timed_out:
+            raise ToolFailed(f"timed out after {timeout_s:g} s")
+        known = {
+            NO_FILE: f"{path} is not there, or not of that kind",
+            FOLDER: f"{path} is a folder",
+            TOO_LONG: f"{path} has more than {MAX_EDITED:,} bytes; change it with a command",
+        }
+        if done.exit_code:
+            raise ToolFailed(known.get(done.exit_code) or done.stderr.strip() or f"exit code {done.exit_code}")
+        return done
+
+
+def _quoted(path: str) -> str:
+    """For the shell, and never taken for an option."""
+    if "\0" in path or not path:
+        raise ToolFailed(f"{path!r} is no path")
+    return shlex.quote(path if path.startswith("/") else f"./{path}")
+
+
+def _must_be_file(path: str) -> str:
+    return f"[ ! -d {_quoted(path)} ] || exit {FOLDER}; [ -f {_quoted(path)} ] || exit {NO_FILE};"

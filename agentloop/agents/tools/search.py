@@ -1,0 +1,72 @@
+"""Text in files of the box, by regular expression: ripgrep where the box has it, else find and grep."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, number, schema, text
+from agentloop.types import ToolCall, ToolSpec
+
+MAX_MATCHES, MAX_LINE = 100, 300
+IS_BINARY = re.compile(r"(grep: .*: binary file|Binary file .*) matches")
+"""What grep says in place of lines that are no text."""
+SEARCH = ToolSpec(
+    name="search_files",
+    description="Find lines in files that match a regular expression. Binary files and .git are left out.",
+    parameters=schema(
+        {"pattern": text("A POSIX extended regular expression.")},
+        {
+            "path": text("File or folder to search in; the working directory if left out."),
+            "glob": text("Names of files to search in, such as *.py; all if left out."),
+            "max_matches": number(f"Lines that are shown at most; {MAX_MATCHES} if left out.", maximum=1000),
+        },
+    ),
+)
+
+
+class Search:
+    """One tool."""
+
+    name = "search"
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        """See `Toolset`."""
+
+        async def search(call: ToolCall, arguments: dict[str, Any]) -> str:
+            return await _search(place, **arguments)
+
+        yield [Tool(SEARCH, search, together=True, timed=True)]
+
+
+async def _search(
+    place: Place, pattern: str, path: str = ".", glob: str | None = None, max_matches: int = MAX_MATCHES
+) -> str:
+    """`path:number:line`, a line each. Raises ToolFailed for what is no expression, and for a path that is none."""
+    if any("\0" in given for given in (pattern, path, glob or "")) or not path:
+        raise ToolFailed("neither a pattern nor a path has a NUL in it, and no path is empty")
+    expression, where = shlex.quote(pattern), shlex.quote(path if path.startswith(("/", ".")) else f"./{path}")
+    names, globs = (f"-name {shlex.quote(glob)}", f"-g {shlex.quote(glob)}") if glob else ("", "")
+    ripgrep = f"rg --no-config -nH --no-heading --color=never --sort=path --hidden --no-ignore -g '!.git' {globs}"
+    files = f"find {where} -name .git -prune -o -type f {names}"
+    grep = f"{files} -exec grep -nHE -e {expression} -- {{}} + | sort -t: -k1,1 -k2,2n"
+    command = (
+        f"[ -e {where} ] || {{ echo {shlex.quote(path)} is not there >&2; exit; }}; "
+        f"if command -v rg > /dev/null; then {ripgrep} -e {expression} -- {where}; else {grep}; fi "
+        f"| cut -c1-{MAX_LINE} | head -n {max_matches + 1}"
+    )
+    timeout_s, room = place.timeout_s, place.task.limits.max_output
+    done = await place.sandbox.exec(command, timeout_s=timeout_s, max_output=room)
+    if done.timed_out:
+        raise ToolFailed(f"timed out after {timeout_s:g} s; search in fewer files")
+    found = [line.removeprefix("./") for line in done.stdout.splitlines() if not IS_BINARY.fullmatch(line)]
+    if not found:
+        if done.stderr.strip():
+            raise ToolFailed(done.stderr.strip())
+        return "[no line matches]"
+    more = [f"[more than {max_matches} lines match; narrow the search]"] if len(found) > max_matches else []
+    return "\n".join([*found[:max_matches], *more])

@@ -1,0 +1,118 @@
+"""The tools of one episode: which there are, which calls are made together, and what a call gives.
+
+A call that cannot be made, fails or hangs is a result that the policy reads. What ends the attempt raises: a sandbox
+that ended, a model that gives a sub-agent no answer, a tool server that is gone. Only agentloop's own tools can raise
+the last two; `foreign.py` guards the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from agentloop.agents.tools.arguments import refused, understood
+from agentloop.agents.tools.foreign import is_foreign, opened_foreign
+from agentloop.agents.tools.toolset import Answer, Place, Tool, ToolFailed, Toolset
+from agentloop.errors import AgentLoopError, PathError, PluginError, TransferLimit
+from agentloop.faults import words_of
+from agentloop.types import ToolCall, ToolResult, ToolSpec
+
+
+class Toolbox:
+    """The tools of one episode, by name."""
+
+    def __init__(self, families: Sequence[Iterable[Tool]], place: Place) -> None:
+        self._families, self._place = families, place
+        names = [spec.name for spec in self.specs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise PluginError(f"two tools are called {twice!r}; leave one of them out of [agent] tools")
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What the policy is told of them."""
+        return tuple(tool.spec for family in self._families for tool in family)
+
+    def rounds(self, calls: Sequence[ToolCall]) -> Iterator[list[ToolCall]]:
+        """`calls` in their order; in one list, neighbours that are made together."""
+        tools = [tool for family in self._families for tool in family]
+        made_together = {tool.spec.name for tool in tools if tool.together}
+        waiting: list[ToolCall] = []
+        for call in calls:
+            if waiting and call.name not in made_together:
+                yield waiting
+                waiting = []
+            if call.name in made_together:
+                waiting.append(call)
+            else:
+                yield [call]
+        if waiting:
+            yield waiting
+
+    async def call_all(self, calls: Sequence[ToolCall]) -> list[ToolResult | Answer]:
+        """What they give, in their order. Raises what the first to fail raised, when the others have ended."""
+        if len(calls) == 1:
+            return [await self.call(calls[0])]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(self.call(call)) for call in calls]
+        except BaseExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [task.result() for task in running]
+
+    async def call(self, call: ToolCall) -> ToolResult | Answer:
+        """What one call gives. Raises the errors of `errors.py` that end the attempt, whoever's fault they are."""
+        arguments, why_not = understood(call, self.specs)
+        if why_not is not None:
+            return refused(call, why_not)
+        tool = next(tool for family in self._families for tool in family if tool.spec.name == call.name)
+        limit_s, started = self._place.timeout_s, time.perf_counter()
+        said, ok, timed_out = "", False, False
+        try:
+            async with asyncio.timeout(None if tool.timed else limit_s) as alarm:
+                done = await tool.run(call, arguments)
+            if not isinstance(done, str):
+                return done
+            said, ok = done, True
+        except TimeoutError as error:
+            timed_out = alarm.expired()
+            said = f"timed out after {limit_s:g} s" if timed_out else f"failed: TimeoutError: {error}"
+        except (ToolFailed, PathError, TransferLimit) as error:
+            said = f"failed: {error}"
+        except AgentLoopError:
+            raise
+        # The edge to other people's tools: whatever one raises is what it has to say.
+        except (Exception, SystemExit) as error:
+            said = f"failed: {words_of(error)}"
+        return ToolResult(
+            call_id=call.id,
+            name=call.name,
+            content=bounded(said, self._place.task.limits.max_output),
+            ok=ok,
+            timed_out=timed_out,
+            duration_s=time.perf_counter() - started,
+        )
+
+
+@asynccontextmanager
+async def opened(toolsets: Sequence[Toolset], place: Place) -> AsyncIterator[Toolbox]:
+    """The tools of an episode, closed after the block in the opposite order."""
+    async with AsyncExitStack() as stack:
+        families: list[Iterable[Tool]] = []
+        for toolset in toolsets:
+            family: AbstractAsyncContextManager[Iterable[Tool]]
+            family = opened_foreign(toolset, place) if is_foreign(toolset) else toolset.open(place)
+            families.append(await stack.enter_async_context(family))
+        yield Toolbox(families, place)
+
+
+def bounded(said: str, max_bytes: int) -> str:
+    """`said` with at most so many bytes of its beginning and end, and a line that says what was left out."""
+    data = said.encode(errors="replace")
+    if len(data) <= max_bytes:
+        return data.decode()
+    head, tail = data[: max_bytes - max_bytes // 2], data[len(data) - max_bytes // 2 :]
+    n_left_out = len(data) - len(head) - len(tail)
+    return f"{head.decode(errors='ignore')}\n[{n_left_out:,} bytes left out]\n{tail.decode(errors='ignore')}"

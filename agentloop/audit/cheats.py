@@ -1,0 +1,248 @@
+"""What an audit of rewards found, and the ways in which it tries to fool them.
+
+Who tries them is told by what a task is: `harbor/audit.py` and `audit/suite.py`. A task's own solution
+must score 1 every time, doing nothing and random commands 0, and no cheat anything. A trial that gives
+no reward fools nobody; what a task's tests cannot know is not looked for here. An attempt that ended for
+infrastructure, such as a missing image, says nothing about its task.
+
+Each cheat has a time bound, because a cheat may leave work that never ends: `patience_s`. A cheat without a verdict
+was not tested, and the rewards of its task cannot be believed unless the cheat itself explains why.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from agentloop import errors
+from agentloop.errors import CapabilityError, SandboxError, counted
+from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
+from agentloop.types import FailureType, Frozen, RewardState, SandboxSpec, Verdict
+
+CHEATS = Path(__file__).with_name("cheats.toml")
+N_ORACLE = 3
+RUN = "audit"
+MIN_CHEAT_S, SLOWER = 10.0, 3.0
+"""A cheat's bound: this many seconds, plus this many times the slowest attempt of the solution, nobody and chance."""
+
+
+class Cheat(Frozen):
+    """A way to a reward without the work."""
+
+    name: str
+    tries: str
+    """One line."""
+    run: str
+    """Shell commands that use $PATHS, what the task asks to be made, and $WORK, where commands start."""
+    endless: bool = False
+    """Whether verification of what it leaves may never end, so that a cut-off there says nothing against the task."""
+
+
+def refuse_no_box(backend: SandboxBackend) -> None:
+    """Raises CapabilityError: a cheat may remove all that it can reach."""
+    if backend.isolation == "none":
+        raise CapabilityError(f"{backend.name} is no box, and an audit breaks what it can; use docker or bubblewrap")
+
+
+def patience_s(attempts_s: Sequence[float]) -> float:
+    """Seconds after which an attempt by a cheat is cut off.
+
+    attempts_s: seconds that each attempt of the solution, nobody and chance took, verification included.
+    """
+    return MIN_CHEAT_S + SLOWER * max(attempts_s, default=0.0)
+
+
+async def start_one_of_each(backend: SandboxBackend, specs: Sequence[tuple[str, SandboxSpec]]) -> None:
+    """See that a sandbox starts for each task; specs: (task, spec), of which equal ones are tried once.
+
+    Raises SandboxError with the task's name: an image that is missing says nothing about the task's reward.
+    """
+    tried: list[SandboxSpec] = []
+    for task, spec in specs:
+        if spec in tried:
+            continue
+        tried.append(spec)
+        try:
+            box = await backend.create(spec)
+        except SandboxError as error:
+            raise type(error)(f"task {task}: {error}") from error
+        await box.close()
+
+
+def infrastructure(verdict: Verdict, error: str | None) -> str | None:
+    """Why an attempt ended, where that was infrastructure. error: of its trace, which begins with a class's name."""
+    kind = getattr(errors, (error or "").partition(":")[0], None)
+    is_ours = isinstance(kind, type) and issubclass(kind, SandboxError)
+    return error if is_ours and verdict.state is RewardState.infra_failed else None
+
+
+@cache
+def known_cheats() -> tuple[Cheat, ...]:
+    """Those of cheats.toml, in its order."""
+    return tuple(Cheat(**told) for told in tomllib.loads(CHEATS.read_text())["cheat"])
+
+
+@dataclass
+class TaskAudit:
+    """What the trials of one task came to."""
+
+    task: str
+    oracle: list[float | None] = field(default_factory=list)
+    """Its rewards; None for a trial without one."""
+    why: str | None = None
+    """What stood in the way of the first of them that is not 1, or of all."""
+    empty: float | None = None
+    random: float | None = None
+    fooled_by: dict[str, float] = field(default_factory=dict)
+    """Cheat -> the reward it got."""
+    no_reward: dict[str, str] = field(default_factory=dict)
+    """Agent -> why its trial gave no reward."""
+    flagged: list[str] = field(default_factory=list)
+    """Cheats that were found out, whatever their reward."""
+    n_cheats: int = 0
+    """How many cheats got a verdict."""
+    cut_off: dict[str, float] = field(default_factory=dict)
+    """Cheat -> the seconds after which its attempt was cut off; it got no verdict."""
+    untested: dict[str, str] = field(default_factory=dict)
+    """Cheat -> why it got no verdict, where nothing excuses that: the rewards may not hold against it."""
+    excused: dict[str, str] = field(default_factory=dict)
+    """Cheat -> why it got no verdict, where the cheat can cause that or the sandbox failed."""
+    infrastructure: str | None = None
+    """Why the solution, nobody or chance could not be tried; None when they could."""
+    waits: str | None = None
+    """Whom its verifier waits for, so that no trial here says anything of it; None for others."""
+
+    def cut(self, agent: str, after_s: float, *, reached_tests: bool) -> None:
+        """Take in a cheat whose attempt was cut off. reached_tests: whether its verification had begun."""
+        self.cut_off[agent] = after_s
+        why = f"{after_s:.0f} s" if reached_tests else f"{after_s:.0f} s, before its verification began"
+        self.no_reward[agent] = f"cut off after {why}"
+        is_endless = any(cheat.endless for cheat in known_cheats() if cheat.name == agent)
+        (self.excused if is_endless and reached_tests else self.untested)[agent] = why
+
+    def note(self, agent: str, verdict: Verdict, why: str | None, *, infrastructure: str | None = None) -> None:
+        """Take in one attempt. why: what stood in the way of its whole reward. infrastructure: why it ended."""
+        reward = verdict.reward
+        if infrastructure is not None and agent in (ORACLE, NOBODY, RANDOM):
+            self.infrastructure = self.infrastructure or infrastructure
+            return
+        if infrastructure is not None:  # some cheats wreck their sandbox
+            self.no_reward[agent] = self.excused[agent] = infrastructure
+            return
+        if verdict.state is RewardState.unscored and self.waits is None:
+            self.waits = next((score.error for score in verdict.scores if score.waiting), None)
+        if agent == ORACLE:
+            self.oracle.append(reward)
+            if reward != 1.0 and self.why is None:
+                self.why = why or (f"it is {verdict.state}" if reward is None else f"it scores {reward:g}")
+            return
+        if verdict.state is not RewardState.scored:
+            self.no_reward[agent] = why or ""
+        if agent == NOBODY:
+            self.empty = reward
+        elif agent == RANDOM:
+            self.random = reward
+        else:
+            self.n_cheats += 1
+            if reward:
+                self.fooled_by[agent] = reward
+            if any(failure.type is FailureType.outcome_reward_hack for failure in verdict.failures):
+                self.flagged.append(agent)
+
+    @property
+    def problems(self) -> list[str]:
+        """A line each; none for a task whose reward can be believed, or that was not audited."""
+        if self.waits or self.infrastructure:
+            return []
+        found = []
+        n_passed = sum(reward == 1.0 for reward in self.oracle)
+        if not self.oracle:
+            found.append(f"not known: {self.why}")
+        elif not n_passed:
+            found.append(f"broken: its own solution does not score 1 ({self.why})")
+        elif n_passed < len(self.oracle):
+            found.append(f"flaky: its own solution scored 1 in {n_passed} of {len(self.oracle)} trials ({self.why})")
+        if self.empty:
+            found.append(f"lenient: doing nothing scores {self.empty:g}")
+        if self.random:
+            found.append(f"lenient: random commands score {self.random:g}")
+        found += [f"fooled by {name}: {reward:g}" for name, reward in self.fooled_by.items()]
+        if lost := self.untested or (not self.n_cheats and self.excused):
+            names = ", ".join(f"{name} ({why})" for name, why in lost.items())
+            found.append(
+                f"not tested: {counted(len(lost), 'cheat')} ended without a verdict: {names}; "
+                "run the audit again with less load; if they end this way again, give the verifier a time limit"
+            )
+        for name, doing in ((NOBODY, "doing nothing"), (RANDOM, "random commands")):
+            if name in self.no_reward:  # a cheat that wrecks its box says nothing against the task
+                found.append(f"no reward for {doing}, where it should be 0: {self.no_reward[name]}")
+        return found
+
+
+@dataclass(frozen=True)
+class Quick:
+    """One task of a quick check: its solution must score 1, and an agent that does nothing must score 0."""
+
+    task: str
+    problem: str | None
+    """Why the task is wrong, in one line; None when it is right."""
+    infrastructure: str | None = None
+
+    @classmethod
+    def of(cls, found: TaskAudit) -> Quick:
+        """What a quick check says of an audit without cheats. A task that waits for somebody is unscored."""
+        if found.infrastructure:
+            return cls(found.task, None, found.infrastructure)
+        problems = [f"unscored: {found.waits}"] if found.waits else found.problems
+        return cls(found.task, "; ".join(problems) or None)
+
+
+def quick_document(checks: Sequence[Quick], sandbox: str) -> dict[str, Any]:
+    """The one document of `--quick --json`."""
+    return {
+        "sandbox": sandbox,
+        "n_tasks": len(checks),
+        "n_wrong": sum(check.problem is not None for check in checks),
+        "n_infrastructure": sum(check.infrastructure is not None for check in checks),
+        "ok": not any(check.problem or check.infrastructure for check in checks),
+        "tasks": [
+            {"task": check.task, "problem": check.problem, "infrastructure": check.infrastructure} for check in checks
+        ],
+    }
+
+
+def document(audits: Sequence[TaskAudit], sandbox: str) -> dict[str, Any]:
+    """The one document of `--json`."""
+    return {
+        "sandbox": sandbox,
+        "n_tasks": len(audits),
+        "n_cheats": sum(one.n_cheats for one in audits),
+        "n_fooled": sum(len(one.fooled_by) for one in audits),
+        "n_waiting": sum(one.waits is not None for one in audits),
+        "n_infrastructure": sum(one.infrastructure is not None for one in audits),
+        "ok": not any(one.problems or one.infrastructure for one in audits),
+        "tasks": [
+            {
+                "task": one.task,
+                "oracle": one.oracle,
+                "empty": one.empty,
+                "random": one.random,
+                "n_cheats": one.n_cheats,
+                "fooled_by": one.fooled_by,
+                "found_out": one.flagged,
+                "no_reward": one.no_reward,
+                "cut_off": one.cut_off,
+                "untested": one.untested,
+                "excused": one.excused,
+                "infrastructure": one.infrastructure,
+                "waits": one.waits,
+                "problems": one.problems,
+            }
+            for one in audits
+        ],
+    }

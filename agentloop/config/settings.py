@@ -1,0 +1,264 @@
+"""What can be set, in one tree of two levels: `agentloop.toml`, then the environment, then the command line.
+
+The tables are in `sections.py`. These two alone read the environment: `AGENTLOOP_POLICY__API_KEY` sets `[policy]
+api_key`. Nothing happens at import.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from agentloop.config.sections import (
+    AgentSection,
+    FailuresSection,
+    GateSection,
+    GatewaySection,
+    PolicySection,
+    PriceSection,
+    ProjectSection,
+    SandboxSection,
+    Section,
+    ServingSection,
+    TrainSection,
+    WarmStartSection,
+    from_environment,
+)
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.input_files import one_line, read_toml
+from agentloop.types import content_hash
+
+CONFIG_FILE = "agentloop.toml"
+STORE = Path("traces") / "store.db"
+"""Of a project or of a run's results, in its folder."""
+SECRET_NAMES = ("_KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
+"""How the names of variables end that have a secret."""
+ENV_PREFIX = "AGENTLOOP_"
+
+
+class Config(BaseSettings):
+    """The resolved settings of one project."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+
+    project: ProjectSection = ProjectSection()
+    sandbox: SandboxSection = SandboxSection()
+    policy: PolicySection = PolicySection()
+    agent: AgentSection = AgentSection()
+    serving: ServingSection = ServingSection()
+    warm_start: WarmStartSection = WarmStartSection()
+    train: TrainSection = TrainSection()
+    gate: GateSection = GateSection()
+    failures: FailuresSection = FailuresSection()
+    gateway: GatewaySection = GatewaySection()
+    prices: tuple[PriceSection, ...] = ()
+    """Tables `[[prices]]`, before any list of others' that may be there."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment outranks the file, which is what the constructor is given."""
+        return env_settings, init_settings
+
+    @property
+    def hash(self) -> str:
+        """What decides a result: everything but names, prices, the box's kind, secrets and how long to go on."""
+        kept = self.model_dump(
+            mode="json",
+            exclude={
+                "project": {"name"},
+                "sandbox": True,
+                "policy": True,
+                "train": {"max_turns", "stop_at"},
+                "failures": True,
+                "gateway": True,
+                "prices": True,
+                "serving": True,
+                "agent": True,
+            },
+        )
+        if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
+            kept["agent"] = self.agent.decisive
+        return content_hash({**kept, "policy": self.policy.decisive})
+
+
+def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
+    """The settings of the project in folder `project`.
+
+    overrides: section -> its keys, from the command line; they outrank file and environment.
+    Raises ConfigError, with the file and the key, for whatever does not fit.
+    """
+    path = project / CONFIG_FILE
+    try:
+        tables = read_toml(path)
+    except FileNotFoundError:
+        raise ConfigError(f"no {CONFIG_FILE} in {project}; {_where_a_project_can_be(project)}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name the folder of a project") from None
+    inside: tuple[str, ...] = ()
+    try:
+        config = Config(**tables)
+        for section, keys in overrides.items():
+            inside = (section,)
+            current = getattr(config, section)
+            changed = type(current).model_validate({**current.model_dump(), **keys})
+            config = config.model_copy(update={section: changed})
+        return config
+    except ValidationError as error:
+        raise ConfigError(one_line(_first_problem(path, error, inside))) from None
+    except SettingsError:  # a variable that is named like a table
+        whole = {f"{ENV_PREFIX}{table}".upper() for table in Config.model_fields}
+        named = ", ".join(sorted(variable for variable in os.environ if variable.upper() in whole))
+        raise ConfigError(
+            f"{named}: a variable sets one key, as {ENV_PREFIX}SANDBOX__KIND sets [sandbox] kind; name the key, too"
+        ) from None
+
+
+def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
+    """`[policy]` and `[agent]` of a file that has nothing else: one of several policies that are compared.
+
+    Of the environment only the key counts, where the file names none: what else it sets would make them all alike.
+    Raises ConfigError, with the file and the key, for whatever does not fit.
+    """
+    try:
+        tables = read_toml(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; name a file with a table [policy]") from None
+    if unknown := [name for name in tables if name not in ("policy", "agent")]:
+        raise ConfigError(f"{path}: {unknown[0]!r} has no place here (tables: policy, agent); leave it out")
+    table = tables.get("policy", {})
+    inside: tuple[str, ...] = ("policy",)
+    try:
+        if isinstance(table, dict):
+            key = table.get("api_key", f"${{{ENV_PREFIX}POLICY__API_KEY:-}}".upper())
+            table = {**table, "api_key": (isinstance(key, str) and from_environment(key)) or None}
+        policy = PolicySection.model_validate(table)
+        inside = ("agent",)
+        return policy, AgentSection.model_validate(tables.get("agent", {}))
+    except ValidationError as error:
+        raise ConfigError(one_line(_first_problem(path, error, inside))) from None
+
+
+def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
+    """`[agent]` of the settings in `folder`, where there are any; `options` outrank them. Raises ConfigError."""
+    if (folder / CONFIG_FILE).exists():
+        return load_config(folder, agent=options).agent
+    try:
+        return AgentSection.model_validate(options)
+    except ValidationError as error:
+        [*keys, problem] = [*map(str, error.errors()[0]["loc"]), error.errors()[0]["msg"]]
+        where = f"--{' '.join(keys)}: " if keys else ""
+        raise ConfigError(f"{where}{problem.removeprefix('Value error, ')}") from None
+
+
+def load_prices(folder: Path) -> tuple[PriceSection, ...]:
+    """`[[prices]]` of the settings in `folder`, where there are any. Raises ConfigError."""
+    return load_config(folder).prices if (folder / CONFIG_FILE).exists() else ()
+
+
+def suite_folder(project: Path, config: Config) -> Path:
+    """Where the tasks of the project in folder `project` are. Raises ConfigError where it names none."""
+    if not config.project.suite:
+        raise ConfigError(
+            f'{project / CONFIG_FILE}: [project] has no suite; name the folder of its tasks there: suite = "evals/NAME"'
+        )
+    return project / config.project.suite
+
+
+def place(path: Path, table: str, key: str) -> str:
+    """Where `[table] key` was set: the variable when there is one, which outranks the file at `path`."""
+    variable = f"{ENV_PREFIX}{table}__{key}".upper()
+    return variable if variable in map(str.upper, os.environ) else f"{path}: [{table}] {key}"
+
+
+def _where_a_project_can_be(folder: Path) -> str:
+    """The next move, which must be one that `init` accepts: it makes a project in a new or empty folder only."""
+    below = sorted(file.parent for file in folder.glob(f"*/{CONFIG_FILE}"))
+    if below:
+        return f"did you mean {' or '.join(map(str, below[:3]))}?"
+    if folder.is_dir() and any(folder.iterdir()):
+        return f"name the folder of a project, or make one in a new folder: `agentloop init {folder / 'my-project'}`"
+    return f"`agentloop init {folder}` makes a project there"
+
+
+def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) -> str:
+    """inside: the table that was checked, when it was not the whole tree."""
+    problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    table, *keys = (*inside, *map(str, problem["loc"]))
+    if len(keys) > 1:
+        return _inside_a_list(path, table, keys, problem["msg"])
+    if problem["type"] == "extra_forbidden":
+        return _unknown(path, table, *keys[:1], is_table=isinstance(problem["input"], dict))
+    if not keys and problem["type"] == "value_error":
+        return f"{path}: [{table}] {problem['msg'].removeprefix('Value error, ')}"
+    if not keys and table == "prices":
+        return f"{path}: prices must be a list of tables; write [[prices]] above the keys of each"
+    if not keys:
+        return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
+    is_secret = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"))
+    got = "" if is_secret else f" is {problem['input']!r}"
+    wanted = problem["msg"].removeprefix("Value error, ").replace("Input", "it", 1).partition(", unable to")[0]
+    return f"{place(path, table, keys[0])}{got}: {wanted}"
+
+
+def _inside_a_list(path: Path, table: str, keys: Sequence[str], problem: str) -> str:
+    """keys: the list, the place in it, and the key; what is there is not shown, because it may be a secret."""
+    if keys[0].isdigit():
+        return f"{path}: {' '.join([f'[[{table}]] number {int(keys[0]) + 1}', *keys[1:]])}: {problem}"
+    where = f"[[{table}.{keys[0]}]] number {int(keys[1]) + 1}" if keys[1].isdigit() else f"[{table}] {keys[0]}"
+    return f"{path}: {' '.join([where, *keys[2:]])}: {problem.removeprefix('Value error, ')}"
+
+
+def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) -> str:
+    """What to say of a table that does not exist, or of a key that its table does not have."""
+    tables = {name: PriceSection if name == "prices" else f.annotation for name, f in Config.model_fields.items()}
+    sections = {name: list(cast(type[Section], table).model_fields) for name, table in tables.items()}
+    if key is not None:
+        hint = did_you_mean(key, sections[table]) or _belongs_in(key, sections)
+        return f"{place(path, table, key)}: no such key in this table (keys: {', '.join(sections[table])}){hint}"
+    known = f"(tables: {', '.join(sections)})"
+    if is_table:
+        return f"{path}: unknown table [{table}] {known}{did_you_mean(table, sections)}"
+    return f"{path}: {table!r} is set above the first table {known}{_belongs_in(table, sections)}"
+
+
+def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
+    tables = [f"[{name}]" for name, keys in sections.items() if key in keys]
+    return f"; it belongs in {' or '.join(tables)}" if tables else ""
+
+
+def known_secrets(project: Path) -> list[str]:
+    """Values that must never be stored, whatever their shape, if they are long enough to look for (`Redactor`).
+
+    Those of variables whose names end as a secret's does, and those in the settings of the project in folder
+    `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
+    """
+    found = [value for name, value in os.environ.items() if name.upper().endswith(SECRET_NAMES)]
+    if (project / CONFIG_FILE).exists():
+        config = load_config(project)
+        given = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
+        given += [value for server in config.agent.mcp for value in server.headers.values()]
+        texts = [text.get_secret_value() for text in given if text is not None]
+        for text in (upstream.api_key for upstream in config.gateway.upstream):
+            with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so
+                texts.append(from_environment(text))
+        found += [*texts, *(word for text in texts for word in text.split())]  # as in "Bearer ${TOKEN}"
+    return found

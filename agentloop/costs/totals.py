@@ -1,0 +1,194 @@
+"""What experience cost: tokens, money, GPU-seconds and joules, by policy version, task, episode or model.
+
+A price is said in one place, the tables `[[prices]]` of the settings; policies, the gateway and `agentloop costs` read
+it there. What nobody knows is None and never 0: one answer of unknown price makes its episode's cost unknown, and one
+such episode its group's. Energy was measured for whole stages of a loop (`energy.py`), training between their episodes
+included; an episode has the share of it that it has of the episodes' wall time. List prices: `policies/litellm.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from agentloop.config.sections import PriceSection
+from agentloop.errors import ConfigError
+from agentloop.types import Completion, Trace, Verdict
+
+Price = Callable[[Completion], float | None]
+"""An answer -> what it cost in USD; None where that is not known."""
+
+
+def nobody_knows(completion: Completion) -> None:
+    """The price where none is said."""
+    return
+
+
+def free(answer: object) -> float:
+    """Of what costs nothing."""
+    return 0.0
+
+
+def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
+    """The first that is known of: a table of one's own, what was recorded with the answer, and `listed`."""
+
+    def cost(completion: Completion) -> float | None:
+        if is_refused(completion):
+            return 0.0
+        table = next((each for each in own if fnmatchcase(completion.model or "", each.model)), None)
+        if table is not None:
+            return by_table(table, completion)
+        return completion.cost_usd if completion.cost_usd is not None else listed(completion)
+
+    return cost
+
+
+def priced(completion: Completion, asked: str, price: Price) -> Completion:
+    """With its cost, by the model's name as the answer has it, else as it was asked for."""
+    cost = price(completion)
+    if cost is None:
+        cost = price(completion.model_copy(update={"model": asked}))
+    return completion.model_copy(update={"cost_usd": cost})
+
+
+def is_refused(completion: Completion) -> bool:
+    """Whether the model had no room for the conversation, which costs nothing."""
+    return completion.finish_reason == "context" and not completion.n_prompt_tokens + completion.n_completion_tokens
+
+
+def unpriced(model: str | None) -> ConfigError:
+    """What to say where money is limited and nobody knows what an answer costs."""
+    return ConfigError(
+        f"max_cost_usd is set, and nobody knows what {model or 'the policy'!r} costs; add a table [[prices]] to "
+        f'agentloop.toml, with model = "{model or "*"}", input = 0.5 and output = 1.5 (USD per million tokens; a local '
+        "model's may be 0), or leave the limit out"
+    )
+
+
+def by_table(table: PriceSection, completion: Completion) -> float | None:
+    """USD; None for an answer of which nobody counted the tokens."""
+    if not completion.n_prompt_tokens + completion.n_completion_tokens:
+        return None
+    cached = min(completion.n_cached_tokens, completion.n_prompt_tokens)
+    kept = table.input if table.cached is None else table.cached
+    fresh = (completion.n_prompt_tokens - cached) * table.input
+    return (fresh + cached * kept + completion.n_completion_tokens * table.output) / 1e6
+
+
+def completions(trace: Trace) -> Iterator[Completion]:
+    """Every answer that was asked for in a trace and below it: copied turns were paid for elsewhere.
+
+    A call that failed is one only where somebody counted its tokens.
+    """
+    for step in trace.steps:
+        said = step.completion
+        if not step.copied and not (step.is_broken and not said.n_prompt_tokens + said.n_completion_tokens):
+            yield said
+    for child in trace.children:
+        yield from completions(child.trace)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one episode took; None is unknown."""
+
+    version: int | None
+    task: str | None
+    is_solved: bool
+    answers: tuple[Completion, ...]
+    judging_usd: float | None
+    """Of judge models; 0 where none was asked."""
+    gpu_s: float | None = None
+    joules: float | None = None
+    episode: str | None = None
+
+
+def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> Spent:
+    """energy: `gpu_s` and `joules` of this episode, as far as they are known."""
+    judging = [score.cost_usd for score in verdict.scores if score.n_prompt_tokens + score.n_completion_tokens]
+    return Spent(
+        version=trace.policy_version,
+        task=trace.task_id,
+        is_solved=verdict.reward == 1.0,
+        answers=tuple(completions(trace)),
+        judging_usd=total(judging),
+        gpu_s=energy.get("gpu_s"),
+        joules=energy.get("joules"),
+        episode=trace.episode_id,
+    )
+
+
+@dataclass
+class Sum:
+    """The episodes of one version, task or model. Of a model, its own answers alone are counted and priced."""
+
+    n_episodes: int = 0
+    n_solved: int = 0
+    n_prompt_tokens: int = 0
+    n_cached_tokens: int = 0
+    n_completion_tokens: int = 0
+    _costs: dict[str, list[float | None]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, episode: Spent, answers: Sequence[Completion], price: Price) -> None:
+        """One more. answers: those of its that count here."""
+        self.n_episodes += 1
+        self.n_solved += episode.is_solved
+        self.n_prompt_tokens += sum(answer.n_prompt_tokens for answer in answers)
+        self.n_cached_tokens += sum(answer.n_cached_tokens for answer in answers)
+        self.n_completion_tokens += sum(answer.n_completion_tokens for answer in answers)
+        self._costs["usd"].append(total(price(answer) for answer in answers) if answers else None)
+        for name in ("judging_usd", "gpu_s", "joules"):
+            self._costs[name].append(getattr(episode, name))
+
+    def row(self) -> dict[str, Any]:
+        """Figures by name."""
+        known = {name: total(self._costs[name]) for name in ("usd", "judging_usd", "gpu_s", "joules")}
+        return {
+            "episodes": self.n_episodes,
+            "solved": self.n_solved,
+            "prompt_tokens": self.n_prompt_tokens,
+            "cached_tokens": self.n_cached_tokens,
+            "completion_tokens": self.n_completion_tokens,
+            **known,
+            "usd_per_episode": each(known["usd"], self.n_episodes),
+            "usd_per_solved": each(known["usd"], self.n_solved),
+            "joules_per_solved": each(known["joules"], self.n_solved),
+        }
+
+
+def tabulate(episodes: Iterable[Spent], by: str, price: Price) -> dict[str, dict[str, Any]]:
+    """Figures by `version`, `task`, `episode` or `model`, in order; `-` is what has none. One episode in memory."""
+    sums: dict[tuple[bool, Any], Sum] = defaultdict(Sum)
+    for episode in episodes:
+        if by == "model":
+            models = {answer.model for answer in episode.answers} or {None}
+            parts = {name: [answer for answer in episode.answers if answer.model == name] for name in models}
+        else:
+            parts = {getattr(episode, by): list(episode.answers)}
+        for name, answers in parts.items():
+            sums[(name is None, "" if name is None else name)].add(episode, answers, price)
+    return {"-" if is_none else str(name): sums[is_none, name].row() for is_none, name in sorted(sums)}
+
+
+def shares(stage: Mapping[str, float], n_episodes: int, duration_s: float, all_s: float) -> dict[str, float]:
+    """An episode's part of what was measured for its stage.
+
+    duration_s, all_s: of the episode, and of all of the stage's together; where no time was taken, they share alike.
+    """
+    part = duration_s / all_s if all_s > 0 else 1 / n_episodes
+    return {name: stage[name] * part for name in ("gpu_s", "joules") if name in stage}
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """The sum; None where one is unknown."""
+    numbers = list(values)
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def each(value: float | None, n: int) -> float | None:
+    """A share; None of what is unknown, and where there is nobody to share."""
+    return value / n if value is not None and n else None

@@ -1,0 +1,127 @@
+"""What each detector is worth on labelled data: precision, recall, and how often it says nothing.
+
+    rows = measure(read_folder(Path("traces")))
+
+Two kinds of truth: a run that succeeded, where every label is wrong; and AgentRx's people, who said which
+categories of failure a run has (`vocabularies.AGENTRX`). A detector is held against the latter only for types that
+those categories can say. Fault-injected episodes, where each cause is known, are `benchmarks/failures_rules.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from agentloop.errors import FormatError
+from agentloop.failures.detectors.rules import ALL, is_on
+from agentloop.failures.imported import read_imported
+from agentloop.failures.vocabularies import AGENTRX, leaf_of
+from agentloop.formats.importing import load_formats, take, walk
+from agentloop.formats.source import Source
+from agentloop.types import FailureType, Imported
+
+SAYABLE = frozenset(AGENTRX.values())
+
+
+class Labelled(NamedTuple):
+    """A trace, and what people said is wrong in it; None where nobody looked."""
+
+    imported: Imported
+    types: frozenset[FailureType] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One detector's account."""
+
+    detector: str
+    on: bool
+    min_precision: float
+    n_labels: int
+    """Runs that it labelled, anywhere in the folder."""
+    n_wrong_on_success: int
+    n_right: int
+    """Of the labelled runs that people looked at, those that have such a failure."""
+    n_judged: int
+    """Runs that it labelled and of which the truth is known: they succeeded, or people looked. 0 for types that the
+    people had no word for."""
+    n_found: int
+    n_to_find: int
+    """Runs of which people said that they have such a failure, and those of them that it labelled."""
+    n_silent: int
+    n_failed: int
+    """Runs that failed, and those of them of which it said nothing."""
+
+
+def read_folder(data: Path) -> list[Labelled]:
+    """Every trace in a folder, once, with AgentRx's labels where a file of them lies there."""
+    found: dict[str, Imported] = {}
+
+    def put(items: Sequence[Imported]) -> int:
+        before = len(found)
+        found.update((item.trace.id, item) for item in items)
+        return len(found) - before
+
+    take(walk([data]), load_formats(), put)
+    labels = dict[str, frozenset[FailureType]]()
+    for path in sorted(data.rglob("*_labels.json*")):
+        labels |= _labels(path)
+    return [Labelled(item, _types(item, labels)) for item in found.values()]
+
+
+def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = SAYABLE) -> list[Row]:
+    """One row a detector, those that are off too. sayable: types for which those who looked had a word."""
+    readings = [(read_imported(item.imported), item.types) for item in labelled]
+    rows = []
+    for detector in ALL:
+        said = [({failure.type for failure in detector(reading)}, reading, types) for reading, types in readings]
+        had_word = bool(sayable.intersection(detector.types))
+        looked = [(found, types) for found, _, types in said if types is not None and had_word]
+        wrong = sum(bool(found) for found, reading, _ in said if reading.won)
+        failed = [found for found, reading, _ in said if reading.lost]
+        rows.append(
+            Row(
+                detector.id,
+                is_on(detector),
+                detector.min_precision,
+                n_labels=sum(bool(found) for found, _, _ in said),
+                n_wrong_on_success=wrong,
+                n_right=sum(bool(found & types) for found, types in looked),
+                n_judged=sum(bool(found) for found, _ in looked) + wrong if had_word else 0,
+                n_found=sum(bool(found & types) for found, types in looked),
+                n_to_find=sum(bool(types.intersection(detector.types)) for _, types in looked),
+                n_silent=sum(not found for found in failed),
+                n_failed=len(failed),
+            )
+        )
+    return rows
+
+
+def _labels(path: Path) -> dict[str, frozenset[FailureType]]:
+    """Trajectory -> the types that its failures were given."""
+    try:
+        records = [record for _, record in Source(path).records() if isinstance(record, dict)]
+    except (FormatError, orjson.JSONDecodeError):
+        return {}
+    made = {}
+    for record in records:
+        failures = record.get("failures")
+        words = (
+            [f.get("failure_category") for f in failures if isinstance(f, dict)] if isinstance(failures, list) else []
+        )
+        types = (leaf_of("agentrx", word) for word in words if isinstance(word, str))
+        made[str(record.get("trajectory_id"))] = frozenset(kind for kind in types if kind is not None)
+    return made
+
+
+def _types(item: Imported, labels: dict[str, frozenset[FailureType]]) -> frozenset[FailureType] | None:
+    trace = item.trace
+    if trace.source != "agentrx" or not trace.steps:
+        return None
+    failed = not item.scores or item.scores[0].value == 0.0
+    key = trace.source_id or trace.task_id or ""
+    return labels.get(key) if failed else None

@@ -1,0 +1,194 @@
+"""What fails most, and since when: a Pareto of stored failures, clusters of alike ones, and how both changed.
+
+    survey(store, "purpose:evaluate", by="tool", since=4)
+
+Read from the tables alone (`store/failures.py`). A failed trace counts once, under its critical failure. A rate is a
+share of all traces of a version, successes too, and a change is called by name only where the 95% intervals of the
+two rates do not overlap: of dozens of rows, fewer are chance than a test of each at 5% would let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.failures.analysis.clusters import Alike, Clusters, Tally
+from agentloop.failures.analysis.pareto import BY, NONE, Change, Cluster, Example, Rate, Row, Survey, Trend
+from agentloop.failures.analysis.remedies import remedy
+from agentloop.intervals import wilson
+from agentloop.store.failures import Labelled
+from agentloop.store.store import Store
+
+
+def survey(
+    store: Store,
+    filter: str = "",
+    *,
+    project: str | None = None,
+    by: str = "type",
+    since: int | None = None,
+    every: bool = False,
+    cluster: str | None = None,
+    limit: int = 20,
+) -> Survey:
+    """since: rows and clusters are compared with versions before it, and only clusters that are new are told; without
+    it the newest version is compared with all others. every: all labels count, once a trace and type, recovered ones
+    and those of successes, too. cluster: only the one whose id begins so. limit: rows, and clusters.
+
+    Raises ConfigError for a wrong filter, for a dimension, cluster or version that is not there.
+    """
+    if by not in BY:
+        raise ConfigError(f"--by: no {by!r} (known: {', '.join(BY)}){did_you_mean(by, BY)}")
+    population = store.population(filter, project=project)
+    versions = {v: n for v, n in store.n_by("version", filter, project=project).items() if v is not None}
+    edge = _edge(versions, since)
+    rank = 0 if since is None else since
+    clusters = Clusters(lambda row: int(row.version is None or row.version < rank))
+    tallies: dict[str, Tally] = {}
+    seen: tuple[int, set[str]] = (0, set())
+    n = 0
+    for label in store.labelled(filter, project=project, every=every):
+        clusters.add(label)
+        seen = seen if seen[0] == label.key else (label.key, set())
+        value = _value(label, by)
+        if value not in seen[1]:  # several detectors, or steps, of one value are one failure of a trace
+            seen[1].add(value)
+            n += 1
+            tallies.setdefault(value, Tally()).add(label)
+    alike = clusters.done()
+    if cluster is not None:
+        alike = [_named(alike, cluster)]
+    elif since is not None:
+        alike = [one for one in alike if _is_new(one.tally, edge)]
+    of = None if by in ("type", "group") else store.n_by(by, filter, project=project)
+    rows = _rows(tallies, n, versions, edge, of, by)
+    return Survey(
+        by=by,
+        **population._asdict(),
+        counted=n,
+        earlier=_spanned(v for v in versions if edge is not None and v < edge),
+        later=_spanned(v for v in versions if edge is not None and v >= edge),
+        purposes=tuple(store.purposes(filter, project=project)),
+        n_rows=len(rows),
+        rows=tuple(rows[:limit]),
+        n_clusters=len(alike),
+        clusters=tuple(_cluster(one, n, versions, edge) for one in alike[:limit]),
+    )
+
+
+def trend(before: Rate, since: Rate) -> Trend:
+    """What can be said of two rates: nothing while their intervals overlap."""
+    if since.low > before.high:
+        return "growing" if before.n else "new"
+    if since.high < before.low:
+        return "shrinking" if since.n else "gone"
+    return ""
+
+
+def rate(n: int, of: int) -> Rate:
+    """With an interval that says nothing where there are no traces."""
+    low, high = wilson(n, of) if of else (0.0, 1.0)
+    return Rate(n=n, of=of, low=low, high=high)
+
+
+def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
+    """The first version that counts as later; None where there is nothing to compare."""
+    if since is None:
+        return max(versions) if len(versions) > 1 else None
+    if not any(version < since for version in versions) or not any(version >= since for version in versions):
+        known = ", ".join(f"v{version}" for version in sorted(versions)) or "none"
+        raise ConfigError(f"--since: v{since} has no traces on both sides of it (versions with traces: {known})")
+    return since
+
+
+def _value(label: Labelled, by: str) -> str:
+    if by == "group":
+        return label.type.partition(".")[0]
+    if by == "version":
+        return NONE if label.version is None else f"v{label.version}"
+    value = getattr(label, by)
+    return NONE if value is None else str(value)
+
+
+def _rows(
+    tallies: Mapping[str, Tally],
+    n: int,
+    versions: Mapping[int, int],
+    edge: int | None,
+    of: Mapping[Any, int] | None,
+    by: str,
+) -> list[Row]:
+    sizes = {NONE if value is None else f"v{value}" if by == "version" else str(value): m
+             for value, m in (of or {}).items()}  # fmt: skip
+    made, above = [], 0
+    for value, tally in sorted(tallies.items(), key=lambda item: (-item[1].n, item[0])):
+        above += tally.n
+        size = None if by == "tool" and value == NONE else sizes.get(value)
+        made.append(
+            Row(
+                value=value,
+                n=tally.n,
+                share=tally.n / n,
+                cumulative=above / n,
+                n_tasks=len(tally.tasks),
+                rate=None if size is None else rate(min(tally.n, size), size),
+                mostly=tally.mostly,
+                change=None if of is not None else _change(tally, versions, edge),
+                example=_example(tally),
+                next=remedy(tally.mostly),
+            )
+        )
+    return made
+
+
+def _cluster(one: Alike, n: int, versions: Mapping[int, int], edge: int | None) -> Cluster:
+    tally = one.tally
+    return Cluster(
+        id=one.id,
+        **one.kind._asdict(),
+        template=one.template,
+        n=tally.n,
+        share=tally.n / n,
+        n_tasks=len(tally.tasks),
+        versions={f"v{version}": rate(tally.versions[version], versions[version]) for version in sorted(versions)},
+        change=_change(tally, versions, edge),
+        is_new=_is_new(tally, edge),
+        example=_example(tally),
+        traces=tuple(tally.traces),
+    )
+
+
+def _change(tally: Tally, versions: Mapping[int, int], edge: int | None) -> Change | None:
+    if edge is None:
+        return None
+    before, since = (
+        rate(sum(tally.versions[v] for v in part), sum(versions[v] for v in part))
+        for part in ([v for v in versions if v < edge], [v for v in versions if v >= edge])
+    )
+    return Change(before=before, since=since, trend=trend(before, since))
+
+
+def _is_new(tally: Tally, edge: int | None) -> bool:
+    known = [version for version, n in tally.versions.items() if version is not None and n]
+    return edge is not None and bool(known) and min(known) >= edge
+
+
+def _example(tally: Tally) -> Example:
+    shown = tally.shown
+    return Example(trace_id=shown.id, task=shown.task, step=shown.step, tool=shown.tool, evidence=shown.evidence)
+
+
+def _named(alike: Iterable[Alike], prefix: str) -> Alike:
+    found = [one for one in alike if one.id.startswith(prefix)]
+    if len(found) != 1:
+        what = f"{len(found)} clusters" if found else "no cluster"
+        raise ConfigError(f"--cluster: {what} of an id that begins with {prefix!r}; name one of the list without it")
+    return found[0]
+
+
+def _spanned(versions: Iterable[int]) -> str:
+    known = sorted(versions)
+    if len(known) < 2:
+        return "".join(f"v{version}" for version in known)
+    return f"v{known[0]}-v{known[-1]}"

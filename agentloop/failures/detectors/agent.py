@@ -1,0 +1,51 @@
+"""Detectors of the group `agent`: what the agent broke by itself. It is the agent's outcome, with reward 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
+from agentloop.failures.reading import Reading
+from agentloop.faults import fault_in
+from agentloop.types import FailureType, StopReason
+
+FILTERED = ("content_filter", "SAFETY", "refusal")
+"""Finish reasons of an answer that the model, or a filter behind it, withheld."""
+
+
+@detector(
+    "crashed",
+    FailureType.agent_crashed,
+    FailureType.budget_limit_reached,
+    FailureType.call_malformed,
+)
+def crashed(reading: Reading) -> Iterator[Found]:
+    """The error with which the agent ended the run. Of a run of ours its facts say so, of another one its words.
+
+    The step is None: a step during which the run broke was never recorded.
+    """
+    trace = reading.trace
+    if not reading.foreign:
+        if (fault := fault_in(trace)) and not fault.ours:
+            yield Found(None, (trace.error,), type=fault.type)
+        return
+    if (trace.stop_reason is not StopReason.error and trace.error is None) or reading.ended is not None:
+        return
+    words = (trace.error or "").lower()
+    if CONTEXT.search(words):  # which `context_overflow` finds
+        return
+    if match := UNREADABLE.search(words):
+        yield Found(None, (trace.error,), at=match.start(), type=FailureType.call_malformed)
+    elif match := REFUSED.search(words):
+        yield Found(None, (trace.error,), at=match.start())
+    elif not API.search(words) and not BOX.search(words):
+        yield Found(None, (trace.error,), LIKELY)
+
+
+@detector("withheld", FailureType.agent_crashed)
+def withheld(reading: Reading) -> Iterator[Found]:
+    """An answer of the model that it, or a filter behind it, withheld."""
+    for step in reading.trace.steps:
+        if step.completion.finish_reason in FILTERED:
+            yield Found(step.index, (step.completion.message.content,), 0.9)

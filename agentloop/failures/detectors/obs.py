@@ -1,0 +1,52 @@
+"""Detectors of the group `obs`: what was seen and not taken for what it was."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentloop.failures.detectors.detector import Found, detector
+from agentloop.failures.detectors.words import ADMITS, SUCCESS
+from agentloop.failures.reading import Reading
+from agentloop.failures.reference import last_printed
+from agentloop.types import FailureType
+
+MAX_SAID = 4000
+"""Characters of a message in which a claim or an admission is looked for."""
+
+
+@detector("misread", FailureType.obs_misread)
+def misread(reading: Reading) -> Iterator[Found]:
+    """The last successful call printed the reference's answer, and another value was submitted.
+
+    A submission that holds the printed value among other words was read rightly; it is only wrong.
+    """
+    if not (reading.lost and reading.answer):
+        return
+    value = last_printed(reading)
+    whole = r"(?<![\w.+-]){}(?!\w|\.\w)"  # -95 and 95.5 are other values than 95
+    if not value or (value in reading.answer and re.search(whole.format(re.escape(value)), reading.answer)):
+        return
+    yield Found(reading.last_step, (reading.trace.answer,))
+
+
+@detector("error_ignored", FailureType.obs_error_ignored, version="1", min_precision=0.7)
+def error_ignored(reading: Reading) -> Iterator[Found]:
+    """A call failed, and the very next turn claims success without another call and without a word of the error."""
+    steps = reading.trace.steps
+    if not steps:
+        return
+    places = {step.index: place for place, step in enumerate(steps)}
+    last: dict[int, bool] = {}
+    for act in reading.acts:
+        last[act.step] = act.failed
+    for index, failed in last.items():
+        place = places[index] + 1
+        if not failed or place >= len(steps):
+            continue
+        message = steps[place].completion.message
+        if message.tool_calls or not SUCCESS.search(message.content, 0, MAX_SAID):
+            continue
+        if ADMITS.search(message.content, 0, MAX_SAID):
+            continue
+        yield Found(steps[place].index, (message.content,), 0.7)

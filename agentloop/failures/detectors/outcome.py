@@ -1,0 +1,84 @@
+"""Detectors of the group `outcome`, but for tampering: work that was left undone, and answers that were wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.reading import Reading
+from agentloop.types import FailureType, StopReason
+
+_PROMISES = re.compile(
+    r"\b(?:I(?:'ll| will) (?:now|next|proceed|start|continue|begin)|let me (?:now|proceed|start|continue|try|check)|"
+    r"next,? I(?:'ll| will)|please (?:wait|hold on)|one moment)\b|\bTODO\b",
+    re.IGNORECASE,
+)
+_CHECKS = re.compile(
+    r"\b(?:py)?tests?\b|\bcheck\b|\bverif|\bassert|\bdiff\b|\bunittest\b|\bmake\b|\blint|\bvalidat", re.IGNORECASE
+)
+_HANDS_IN = re.compile(r"submit|finish|final|answer|complete|terminate", re.IGNORECASE)
+
+
+@detector("premature_stop", FailureType.outcome_premature_stop, version="3")
+def premature_stop(reading: Reading) -> Iterator[Found]:
+    """Ended without submitting, with an empty answer, or with one that no successful call led to.
+
+    The last of these needs a reference solution, which shows that work was needed. A foreign agent that
+    ends with words has submitted them: there an empty last word counts, and a promise to go on, as a candidate.
+    """
+    if reading.won:
+        return
+    if reading.by_words:
+        yield from _foreign(reading)
+        return
+    stopped = reading.trace.stop_reason is StopReason.no_tool_call
+    empty = reading.submitted and not reading.answer
+    guessed = (
+        reading.lost
+        and reading.submitted
+        and bool(reading.task.solution)
+        and not any(result and result.ok for _, _, result in reading.calls)
+    )
+    if stopped or empty or guessed:
+        yield Found(reading.last_step)
+
+
+def _foreign(reading: Reading) -> Iterator[Found]:
+    if not reading.lost or reading.went_on_calling or not reading.trace.steps:
+        return
+    said = reading.last_said.rstrip()
+    silent = not reading.trace.steps[-1].completion.message.content.strip()
+    if (reading.trace.answer is not None and not reading.answer) or (silent and not reading.trace.answer):
+        yield Found(reading.last_step)
+    elif found := _PROMISES.search(said, max(0, len(said) - 400)):
+        yield Found(reading.last_step, (said,), LIKELY, found.start())
+
+
+@detector("wrong_answer", FailureType.outcome_wrong_or_unverified, version="3")
+def wrong_answer(reading: Reading) -> Iterator[Found]:
+    """Given as final, and the verifiers did not give it full marks; the detector's name says how it was checked.
+
+    `.contradicted`: the last thing seen was an error. `.weak`: a test or check ran last. `.none`: neither.
+    """
+    if reading.lost and (reading.submitted or (reading.by_words and _ended_by_itself(reading))):
+        said = (reading.trace.answer, reading.last_said)
+        yield Found(reading.last_step, said, flavour=f".{_verified(reading)}")
+
+
+def _ended_by_itself(reading: Reading) -> bool:
+    """True for last words without a call, and for a last call that hands something in."""
+    if not reading.trace.steps:
+        return False
+    calls = reading.trace.steps[-1].completion.message.tool_calls
+    return not calls or bool(_HANDS_IN.search(calls[-1].name))
+
+
+def _verified(reading: Reading) -> str:
+    for act in reversed(reading.acts):
+        if act.result is None:
+            continue
+        if act.failed:
+            return "contradicted"
+        return "weak" if act.call and _CHECKS.search(f"{act.name} {act.call.arguments[:500]}") else "none"
+    return "none"

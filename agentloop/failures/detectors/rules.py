@@ -1,0 +1,73 @@
+"""The deterministic detectors, all of them, and which of them are on.
+
+They say what happened, not which of it mattered: that is `critical.py`. A trace may carry several
+failures, and a success may too. Nothing here reads a file, a clock or a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from agentloop.failures.detectors import agent, budget, call, expected, infra, obs, outcome, plan, tampering
+from agentloop.failures.detectors.detector import LIKELY, Detector
+from agentloop.failures.reading import Reading
+from agentloop.types import Failure
+
+__all__ = ["ALL", "LIKELY", "MEASURED", "RULES", "Measured", "Reading", "Rule", "is_on"]
+
+Rule = Callable[[Reading], list[Failure]]
+
+ALL: tuple[Detector, ...] = (
+    budget.context_overflow,
+    call.malformed,
+    call.schema,
+    call.unknown_tool,
+    call.failing_call,
+    call.wrong_command,
+    expected.expected,
+    infra.tool_timeout,
+    obs.error_ignored,
+    obs.misread,
+    plan.repetition,
+    plan.same_words,
+    outcome.premature_stop,
+    budget.limit_reached,
+    budget.slow_call,
+    budget.ended,
+    outcome.wrong_answer,
+    agent.crashed,
+    agent.withheld,
+    infra.infrastructure,
+    infra.box_error,
+    infra.service_error,
+    infra.grader_failure,
+    tampering.canary_used,
+    tampering.orders,
+    tampering.refused_host,
+)
+
+
+class Measured(NamedTuple):
+    """How often a detector was right, of its labels on runs whose true failures are known."""
+
+    n_right: int
+    n: int
+
+
+MEASURED: Mapping[str, Measured] = {
+    # All five of its labels on the public traces (Who&When 3, BioAgent, OpenHands), read by hand: in the three others
+    # the agent spoke of the error in words that the pattern does not know.
+    "rules.error_ignored@1": Measured(2, 5),
+}
+"""Detector -> how it did where the truth is known; `measure.py` counts what labels can say."""
+
+
+def is_on(detector: Detector) -> bool:
+    """False for one that was measured below the precision that it states."""
+    measured = MEASURED.get(detector.id)
+    return measured is None or measured.n_right >= detector.min_precision * measured.n
+
+
+RULES: tuple[Detector, ...] = tuple(detector for detector in ALL if is_on(detector))
+"""What is on by default."""

@@ -1,0 +1,248 @@
+"""Signs: what a run that is known to have failed shows of its cause, where no detector found a failure for certain.
+
+A sign is weaker than a detector's finding. Each is a fact about the run with words that prove it, and it names the
+critical failure only where nothing stronger does (`critical.py`). None is looked for in a run that succeeded or that
+nobody scored. `benchmarks/failures_goals.py` measures how often each would hold of successes too. `source` and
+`no_source` often would: they say where an answer came from, and a right one comes from somewhere, too.
+
+A pattern here names what an agent does, in the common words of English; none names a source, a tool or a task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from agentloop.failures.closing import blamable
+from agentloop.failures.detectors.detector import Found, detector
+from agentloop.failures.detectors.origin import facts, has, origin_of, place
+from agentloop.failures.reading import Call, Reading
+from agentloop.types import FailureType
+
+SIGN = 0.3
+"""Confidence of a sign: five of 16 that were compared with what people had written named the same."""
+N_ALIKE = 3
+MAX_SAID = 6000
+"""Characters of a message that are searched, from its beginning."""
+MIN_WORDS = 12
+ALIKE = 0.8
+"""Share of the words of two messages that are the same from which one repeats the other."""
+
+_I = re.IGNORECASE
+GAVE_UP = re.compile(
+    r"\b(?:(?:unable|not able|not possible|impossible) to (?:\w+ )?(?:determine|answer|complete|proceed|continue"
+    r"|fulfil+|provide (?:the|an?|any|specific|this|that))|(?:can ?not|could not|couldn't|can't) (?:be )?(?:\w+ )?"
+    r"(?:determined?|answer(?:ed)?|completed?)|insufficient (?:information|data|evidence)|undetermined|inconclusive"
+    r"|(?:further|more|additional) (?:investigation|research|information|data|searching) (?:is|are|would be|may be)? ?"
+    r"(?:needed|required|necessary))\b",
+    _I,
+)
+ASSUMED = re.compile(
+    r"\b(?:(?:let'?s|let us|we(?:'ll| will| can)?|I(?:'ll| will)?) (?:now |just |first )?(?:assume|suppose|simulate"
+    r"|pretend)|(?<!'s )(?<!is )assuming|assume for|hypothetical(?:ly)?"
+    r"|for (?:the )?(?:purposes? of )?(?:illustration|demonstration)(?: purposes)?"
+    r"|(?:placeholder|mock|dummy|fictional|made-up|simulated|synthetic|fake) (?:data|values?|results?|response|output"
+    r"|information|search|numbers?)|(?:based on|from) (?:my|general|common|prior) (?:general )?(?:knowledge|memory"
+    r"|understanding|training)|to my knowledge|as of my (?:last|knowledge)|(?:educated|best) guess)\b",
+    _I,
+)
+OF_ASSUMED = (
+    "assum", "suppos", "simulate", "pretend", "hypothetical", "illustration", "demonstration", "placeholder", "mock",
+    "dummy", "fictional", "made-up", "synthetic", "fake", "knowledge", "memory", "understanding", "training", "guess",
+)  # fmt: skip
+"""A text that has none of these parts has nothing of ASSUMED; to look for them costs a tenth."""
+CLAIMS = re.compile(
+    r"\b(?:I|we)(?:'ve| have)? (?:already |now |also |just |successfully )?(?:searched|checked|reviewed|examined"
+    r"|explored|ran|executed|tested|verified|looked (?:at|up|into)|browsed|visited|opened|queried|inspected"
+    r"|retrieved|downloaded)\b"
+    r"|\b(?:after|upon) (?:searching|checking|reviewing|running|executing|exploring|inspecting|browsing|verifying)\b",
+    _I,
+)
+CALL_AS_TEXT = re.compile(
+    r"<(?:tool_call|function_calls?|invoke|function=|\|python_tag\|)|</(?:tool_call|invoke|function)>"
+    r"|\[TOOL_CALLS?\]|^\s*\{\s*\"(?:name|tool|function)\"\s*:\s*\"[\w.-]+\"\s*,\s*\"(?:arguments|parameters|args)\"\s*:",
+    re.MULTILINE,
+)
+CODE_BLOCK = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+CODE = re.compile(r"```[ \t]*(?:python|py|sh|bash|shell|sql|javascript|js)\b", _I)
+
+
+@detector("sign.call_as_text", FailureType.call_malformed, version="1", min_precision=SIGN)
+def call_as_text(reading: Reading) -> Iterator[Found]:
+    """The last message has a tool call written out as text, which nothing could run."""
+    last = reading.closing
+    if last is not None and not last.calls and (found := CALL_AS_TEXT.search(last.text)):
+        yield Found(last.step, (last.text,), SIGN, found.start())
+
+
+@detector("sign.no_work", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
+def no_work(reading: Reading) -> Iterator[Found]:
+    """An answer was given without a successful call: all failed, no offered tool was called, or no written code run."""
+    last = reading.closing
+    if last is None or last.calls or _talks(reading) or last.text.rstrip(" *_)\"'\n").endswith("?"):
+        return
+    if any(not act.failed for act in reading.acts):  # it succeeded, or nobody wrote down what it gave
+        return
+    code = any(CODE.search(step.completion.message.content, 0, MAX_SAID) for step in reading.trace.steps)
+    if reading.acts or (reading.offered and reading.offered.is_complete) or code:
+        yield Found(last.step, (last.text,), SIGN)
+
+
+@detector("sign.gave_up", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
+def gave_up(reading: Reading) -> Iterator[Found]:
+    """The last message says that the work was not done, or leaves it to somebody else."""
+    last = reading.closing
+    if last is None or last.hands_in or _talks(reading):  # to refuse a person may be the right answer
+        return
+    if found := GAVE_UP.search(last.text, 0, MAX_SAID):
+        yield Found(last.step, (last.text,), SIGN, found.start())
+
+
+@detector("sign.unfinished", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
+def unfinished(reading: Reading) -> Iterator[Found]:
+    """The run ended with a call, and no answer was given or handed in."""
+    last = reading.closing
+    if last is None or not last.calls or last.hands_in or reading.trace.answer is not None or _talks(reading):
+        return
+    if len(reading.trace.steps) > 1 and any(act.result is not None for act in reading.acts):  # else it is an excerpt
+        yield Found(last.step, (last.text, *last.calls), SIGN)
+
+
+@detector("sign.assumed", FailureType.obs_fabrication, version="1", min_precision=SIGN)
+def assumed(reading: Reading) -> Iterator[Found]:
+    """An agent says that it assumes, simulates or recalls what the task asks it to find out."""
+    for step in reading.trace.steps:
+        text = step.completion.message.content
+        low = text[:MAX_SAID].lower()
+        if step.copied or not any(part in low for part in OF_ASSUMED):
+            continue
+        if found := ASSUMED.search(text, 0, MAX_SAID):
+            yield Found(step.index, (text,), SIGN, found.start())
+
+
+@detector("sign.never_done", FailureType.obs_fabrication, version="1", min_precision=SIGN)
+def never_done(reading: Reading) -> Iterator[Found]:
+    """An agent says that it searched, ran or checked something, in a run in which no tool gave anything."""
+    if any(act.result is not None for act in reading.acts):
+        return
+    for step in reading.trace.steps:
+        text = step.completion.message.content
+        if not step.copied and (found := CLAIMS.search(text, 0, MAX_SAID)):
+            yield Found(step.index, (text,), SIGN, found.start())
+
+
+@detector("sign.stuck", FailureType.plan_repetition, version="1", min_precision=SIGN)
+def stuck(reading: Reading) -> Iterator[Found]:
+    """A tool failed three times in a row, and never succeeded afterwards."""
+    in_a_row: Counter[str] = Counter()
+    third: dict[str, Call] = {}
+    for act in reading.acts:
+        if act.result is None:
+            continue
+        if not act.failed:
+            in_a_row[act.name] = 0
+            third.pop(act.name, None)
+            continue
+        in_a_row[act.name] += 1
+        if in_a_row[act.name] == N_ALIKE:
+            third[act.name] = act
+    for act in third.values():
+        yield Found(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+        return
+
+
+@detector("sign.said_again", FailureType.plan_repetition, version="1", min_precision=SIGN)
+def said_again(reading: Reading) -> Iterator[Found]:
+    """An agent said nearly the same three times without a call."""
+    said: dict[str | None, list[tuple[frozenset[str], int]]] = defaultdict(list)
+    for step in reading.trace.steps:
+        message = step.completion.message
+        words = frozenset(message.content[:MAX_SAID].lower().split())
+        if message.tool_calls or step.copied or len(words) < MIN_WORDS:
+            continue
+        earlier = said[message.name][-8:]
+        n = max((count for other, count in earlier if _alike(words, other)), default=0) + 1
+        said[message.name].append((words, n))
+        if n >= N_ALIKE:
+            yield Found(step.index, (message.content,), SIGN)
+
+
+@detector("sign.seen", FailureType.obs_misread, version="1", min_precision=SIGN)
+def seen(reading: Reading) -> Iterator[Found]:
+    """A tool gave the answer that the source expects, and another was given."""
+    value = reading.wanted
+    if value is None or has(reading.trace.answer or "", value) or _says(reading, value):
+        return
+    for act in reading.acts:
+        if act.ok and (at := place(act.text, value)) >= 0:
+            yield Found(act.step, (act.text,), SIGN, at)
+            return
+
+
+@detector("sign.source", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
+def source(reading: Reading) -> Iterator[Found]:
+    """The answer, which was not accepted, is what a call gave: it did something else than the goal needs."""
+    origin = origin_of(reading)
+    if origin is not None and origin.act is not None:
+        yield Found(origin.step, (origin.text,), SIGN, origin.at)
+
+
+@detector("sign.no_source", FailureType.obs_fabrication, version="1", min_precision=SIGN)
+def no_source(reading: Reading) -> Iterator[Found]:
+    """Nothing of the answer, which was not accepted, is in what any tool gave: an agent said it first."""
+    origin = origin_of(reading)
+    if origin is not None and origin.act is None and origin.step not in _ends(reading):
+        yield Found(origin.step, (origin.text,), SIGN, origin.at)
+
+
+def _ends(reading: Reading) -> set[int]:
+    """The steps that only end the run, such as one that says `Done.`: none of them is where an answer went wrong."""
+    steps = reading.trace.steps
+    return {step.index for step, may in zip(steps, blamable(reading.trace), strict=True) if not may}
+
+
+@detector("sign.error", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
+def error(reading: Reading) -> Iterator[Found]:
+    """A call of the step failed, whatever was done about it later."""
+    for act in reading.acts:
+        if act.failed:
+            yield Found(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+
+
+@detector("sign.new_facts", FailureType.obs_fabrication, version="1", min_precision=SIGN)
+def new_facts(reading: Reading) -> Iterator[Found]:
+    """The step has names or numbers that the task does not have, no tool had given and no agent had said before."""
+    heard = [message.content for message in reading.trace.messages]
+    known = {word for text in heard for word in facts(text)}
+    for step in reading.trace.steps:
+        known.update(word for message in step.heard for word in facts(message.content))
+        text = step.completion.message.content
+        fresh = next((word for word in facts(CODE_BLOCK.sub("", text)[:MAX_SAID]) if word not in known), None)
+        if fresh is not None:
+            yield Found(step.index, (text,), SIGN, place(text, fresh))
+        known.update(facts(text))
+        known.update(word for result in step.results for word in facts(result.content))
+
+
+SIGNS = (
+    call_as_text, no_work, unfinished, stuck, said_again, never_done, assumed, gave_up, seen, source, no_source,
+)  # fmt: skip
+"""In the order in which they name a cause: the surer first."""
+OF_A_STEP = (error, new_facts)
+"""Too common to name a cause. They say what kind of step it is that a learned scorer names."""
+
+
+def _talks(reading: Reading) -> bool:
+    """True for a conversation: a person, or somebody who plays one, answers the agent."""
+    return any(message.role == "user" for step in reading.trace.steps[1:] for message in step.heard)
+
+
+def _says(reading: Reading, value: str) -> bool:
+    last = reading.closing
+    return last is not None and any(has(text, value) for text in (last.text, *last.calls))
+
+
+def _alike(a: frozenset[str], b: frozenset[str]) -> bool:
+    both = len(a & b)
+    return both >= ALIKE * (len(a) + len(b) - both)

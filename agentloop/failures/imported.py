@@ -1,0 +1,114 @@
+"""Others' traces as detectors read them: what their source said beside the trace is looked up here.
+
+Expected actions, the reward, the tools that were offered and the word with which a run ended are kept raw by
+the importers (`Imported.raw`), each format in its own place. What is not there is not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentloop.failures.critical import label
+from agentloop.failures.detectors import schemas
+from agentloop.failures.detectors.rules import RULES, Rule
+from agentloop.failures.reading import Reading
+from agentloop.failures.vocabularies import leaf_of
+from agentloop.store.verdicts import reward_of
+from agentloop.types import Failure, FailureType, Imported, RewardState, Task
+
+STATUSES = (
+    "info.exit_status", "exit_status", "termination_reason", "agent_error_kind", "extra.agent_error_kind",
+    "error_kind", "status",
+)  # fmt: skip
+"""Where a source keeps the word with which a run ended; the vocabulary is the source's own."""
+HARNESS_STATUSES = tuple(
+    f"{before}{key}" for key in ("failure_mode", "exception_info.exception_type") for before in ("", "extra.", "info.")
+)
+"""Where a harness writes it beside a trace of any format; the vocabulary is terminal-bench's."""
+TIME_FLAGS = tuple(
+    f"{before}{key}" for key in ("agent_timed_out", "agent_timeout_error", "agent_timeout") for before in ("", "extra.")
+)
+GRADER_FLAGS = ("eval_timed_out", "extra.eval_timed_out")
+TOOLS = (
+    "responses_create_params.tools", "tools", "functions", "response.tools", "available_tools",
+    "agent.tool_definitions", "body.tools", "request.tools",
+)  # fmt: skip
+ANSWERS = ("expected_answer", "ground_truth", "groundtruth", "reference_answer", "info.expected_answer")
+"""Where sources keep the answer that they expect."""
+MAX_WANTED = 80
+"""Characters of an expected answer that can be looked for; a longer one is a rubric or an essay."""
+MAX_INSTRUCTION = 10_000
+
+
+def classify_imported(
+    imported: Imported, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
+) -> tuple[Failure, ...]:
+    """Every failure of a trace from elsewhere, as `critical.classify` gives them for one of ours."""
+    reading = read_imported(imported)
+    state = RewardState.unscored if reading.reward is None else RewardState.scored
+    return label(reading, state, rules=rules, guess=guess)
+
+
+def read_imported(imported: Imported, task: Task | None = None) -> Reading:
+    """What detectors are given. task: in place of the one that can be made of the trace."""
+    trace, task = imported.trace, task or task_of(imported)
+    return Reading(
+        task,
+        trace,
+        reward_of(imported.scores),
+        imported.scores,
+        ended=_ended(trace.source, imported.raw),
+        offered=_offered(imported.raw),
+        expected=_expected(imported.raw),
+        wanted=next((_plain(imported.raw.get(key)) for key in ANSWERS if _plain(imported.raw.get(key))), None),
+    )
+
+
+def task_of(imported: Imported) -> Task:
+    """The task, as far as its trace tells it: the first words of a user."""
+    trace = imported.trace
+    asked = next((m.content for m in trace.messages if m.role == "user" and m.content), "")
+    return Task(id=trace.task_id or trace.id, instruction=asked[:MAX_INSTRUCTION])
+
+
+def _ended(source: str, raw: Mapping[str, Any]) -> FailureType | None:
+    words = [(source, raw.get(key)) for key in STATUSES]
+    words += [("terminal_bench", raw.get(key)) for key in HARNESS_STATUSES]
+    leaves = (leaf_of(vocabulary, word) for vocabulary, word in words if isinstance(word, str))
+    leaf = next((leaf for leaf in leaves if leaf is not None and leaf is not FailureType.unclassified), None)
+    if leaf is None and any(isinstance(n := raw.get(flag), int) and n > 0 for flag in TIME_FLAGS):
+        return FailureType.budget_limit_reached
+    if leaf is None and any(raw.get(flag) is True for flag in GRADER_FLAGS):
+        return FailureType.infra_grader_failure
+    return leaf
+
+
+def _plain(value: object) -> str | None:
+    """A short answer as text; one digit is in every text, and says nothing."""
+    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    return text if 1 < len(text) <= MAX_WANTED else None
+
+
+def _offered(raw: Mapping[str, Any]) -> schemas.Offered | None:
+    tools = next((tools for key in TOOLS if isinstance(tools := raw.get(key), list) and tools), [])
+    return schemas.offered(tools)
+
+
+def _expected(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
+    """tau-bench has `info.task.actions`, `{name, kwargs}`; tau2 `task.evaluation_criteria.actions`."""
+    info, task = raw.get("info"), raw.get("task")
+    told = info.get("task") if isinstance(info, dict) else None
+    actions = told.get("actions") if isinstance(told, dict) else None
+    if actions is None and isinstance(task, dict):
+        criteria = task.get("evaluation_criteria")
+        actions = criteria.get("actions") if isinstance(criteria, dict) else None
+    if not isinstance(actions, list):
+        return None
+    made = []
+    for action in actions:
+        if not isinstance(action, dict) or not isinstance(action.get("name"), str):
+            return None
+        if action.get("requestor") != "user":
+            made.append({"name": action["name"], "arguments": action.get("kwargs", action.get("arguments"))})
+    return tuple(made)

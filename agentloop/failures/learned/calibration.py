@@ -1,0 +1,132 @@
+"""How often a guess is right: models asked about traces of tasks that they were not fitted on.
+
+Everything a learned scorer says about its own certainty is measured here, by cross-validation that keeps all traces
+of a task on one side.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from pydantic import FiniteFloat
+
+from agentloop.failures.learned.fitted import library
+from agentloop.intervals import wilson
+from agentloop.types import Frozen
+
+N_FOLDS = 10
+Item = TypeVar("Item")
+Model = TypeVar("Model")
+Answer = TypeVar("Answer")
+
+
+class Curve(Frozen):
+    """From a model's own probability to how often such a one was right: a logistic curve over its log-odds."""
+
+    slope: FiniteFloat
+    intercept: FiniteFloat
+
+    def __call__(self, p: float) -> float:
+        """In [0, 1], and never falling as `p` rises."""
+        z = self.intercept + self.slope * _log_odds(p)
+        return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
+
+
+class Trust(Frozen):
+    """How sure a guess is, whether it is sure enough to be said, and how such guesses did on traces held out."""
+
+    curve: Curve
+    cut: FiniteFloat | None
+    """Confidence from which guesses kept what was promised; None when too few did."""
+    n: int = 0
+    """Held-out guesses; the next two are of those."""
+    n_said: int = 0
+    """Sure enough to be said, by a curve and a cut that were fitted on the other folds'."""
+    n_right: int = 0
+    """Said, and right."""
+
+    def claims(self, p: float) -> bool:
+        """Whether a guess of probability `p` is said."""
+        return self.cut is not None and self.curve(p) >= self.cut
+
+
+def folds(tasks: Sequence[str], seed: int, n_folds: int = N_FOLDS) -> list[int]:
+    """The fold of each item, 0 to n_folds - 1. All items of a task get the same; the seed decides which."""
+    names = sorted(set(tasks))
+    random.Random(seed).shuffle(names)
+    of_task = {name: place % n_folds for place, name in enumerate(names)}
+    return [of_task[task] for task in tasks]
+
+
+def held_out(
+    items: Sequence[Item],
+    tasks: Sequence[str],
+    seed: int,
+    fit: Callable[[list[Item]], Model],
+    ask: Callable[[Model, Item], Answer],
+    also: Sequence[tuple[Item, str]] = (),
+) -> list[Answer]:
+    """What a model says of each item that was fitted on the other folds' items, in the items' order.
+
+    also: (item, task) pairs from elsewhere that nothing is said of; a model learns from those whose task it is not
+    asked about.
+    """
+    fold = folds(tasks, seed)
+    said: dict[int, Answer] = {}
+    for out in sorted(set(fold)):
+        asked = {task for task, its in zip(tasks, fold, strict=True) if its == out}
+        mine = [item for item, its in zip(items, fold, strict=True) if its != out]
+        model = fit([*mine, *(item for item, task in also if task not in asked)])
+        said |= {place: ask(model, item) for place, item in enumerate(items) if fold[place] == out}
+    return [said[place] for place in range(len(items))]
+
+
+def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Trust:
+    """What held-out guesses of probability `p` were worth, and above what they keep a promise of precision.
+
+    The cut is the lowest confidence above which the share that was right is `promised` even at the lower end of its
+    95% interval (Wilson): with few guesses nothing is claimed. Source of the idea: selective classification with
+    guaranteed risk, arXiv:1705.08500.
+    """
+    curve = fit_curve(p, right)
+    ranked = sorted(((curve(one), bool(was)) for one, was in zip(p, right, strict=True)), reverse=True)
+    cut, n_right = None, 0
+    for n, (sure, was) in enumerate(ranked, start=1):
+        n_right += was
+        last = n == len(ranked) or ranked[n][0] < sure  # equal guesses stand or fall together
+        if last and wilson(n_right, n)[0] >= promised:
+            cut = sure
+    return Trust(curve=curve, cut=cut)
+
+
+def fit_measured(p: Sequence[float], right: Sequence[bool], tasks: Sequence[str], promised: float, seed: int) -> Trust:
+    """As `fit_trust`, with what was said and right when each fold's guesses are judged by the other folds'."""
+    fold = folds(tasks, seed)
+    n_said = n_right = 0
+    for out in sorted(set(fold)):
+        inner = [place for place, its in enumerate(fold) if its != out]
+        made = fit_trust([p[place] for place in inner], [right[place] for place in inner], promised)
+        said = [place for place, its in enumerate(fold) if its == out and made.claims(p[place])]
+        n_said += len(said)
+        n_right += sum(right[place] for place in said)
+    return fit_trust(p, right, promised).model_copy(update={"n": len(p), "n_said": n_said, "n_right": n_right})
+
+
+def fit_curve(p: Sequence[float], right: Sequence[bool]) -> Curve:
+    """The curve that fits held-out guesses of probability `p`; flat where surer ones were right less often."""
+    share = (sum(right) + 1) / (len(right) + 2)  # Laplace: a few guesses that were all right are no certainty
+    flat = Curve(slope=0.0, intercept=_log_odds(share))
+    if len(set(right)) < 2:
+        return flat
+    x = [[_log_odds(one)] for one in p]
+    model = library("sklearn.linear_model").LogisticRegression(C=1.0).fit(x, list(map(bool, right)))
+    slope = float(model.coef_[0, 0])
+    return Curve(slope=slope, intercept=float(model.intercept_[0])) if slope > 0 else flat
+
+
+def _log_odds(p: float) -> float:
+    p = min(max(p, 1e-6), 1 - 1e-6)
+    return math.log(p / (1 - p))

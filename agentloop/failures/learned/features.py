@@ -1,0 +1,243 @@
+"""What a learned scorer sees of a trace: one row of plain numbers for each step.
+
+Nothing of a task, a model or a framework is named here, so that a scorer fitted on one kind of run can
+be asked about another. A row looks at its step, at what came before it, and at how the environment and
+others answered; a trace without contents has its rows, too. Time and memory grow with the trace's length.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import islice
+from operator import eq
+
+from agentloop.failures.learned.phrases import SAID, phrases
+from agentloop.failures.learned.turns import Turn, cut, turns
+from agentloop.types import Trace
+
+N_COMPARED = 4
+"""Earlier turns that a turn is compared with: a loop of that length is seen, and the time stays linear."""
+N_NAMES = 50
+"""Agents whose names are looked for in what others say."""
+MAX_ANSWER, N_TRACED = 400, 20
+"""Characters at the end of a run that are taken for its answer, and words of it that are traced back."""
+
+HARD = re.compile(
+    r"exit ?code:? ?-?[1-9]|execution failed|Traceback \(most recent|^[ \t]*(?:[A-Z]\w*)?Error\b|(?:Error|Exception):",
+    re.MULTILINE,
+)
+READS = re.compile(
+    r"^(?:get|list|find|search|read|view|show|look|calculate|think|fetch|query|check|describe|open|cat|ls|transfer)",
+    re.I,
+)
+FACT = re.compile(r"\d[\w.:/-]*")
+"""A number, a date, or an id from its first digit on."""
+ASCII_FACT = re.compile(FACT.pattern, re.ASCII)
+"""The same in a text that is ASCII, which it is through faster."""
+
+FEATURES: tuple[str, ...] = (
+    *("start", "end", "relative", "first", "second", "third", "last", "n_steps"),
+    *("n_speakers", "share", "turn", "opens", "closes", "frequent", "again", "new", "leaves", "directs", "worker"),
+    *("length", "longest", "silent", "thought"),
+    *SAID,
+    *("facts", "new_facts", "echo", "echo_self"),
+    *("calls", "writes", "repeats_call", "new_arguments", "failed"),
+    *("hard", "soft", "told_hard", "told_soft", "objected", "user_next", "user_before"),
+    *("first_hard", "last_hard", "no_hard", "before_hard", "since_hard", "n_hard"),
+    *("first_soft", "n_soft", "first_barred"),
+    *("first_write", "last_write", "n_writes"),
+    *("answers_first", "answers", "unanswered"),
+)
+"""Names of the columns, in order."""
+Columns = dict[str, Sequence[float]]
+"""Some of them: a value for each step."""
+
+
+def rows(trace: Trace) -> list[list[float]]:
+    """One row for each step, in the order of FEATURES; every value is finite."""
+    said = turns(trace)
+    if not said:
+        return []
+    columns = _of_places(len(said)) | _of_speakers(said) | _of_texts(trace, said) | _of_novelty(trace, said)
+    columns |= _of_calls(trace, columns["new_facts"]) | _of_errors(columns) | _of_answer(trace, said)
+    return [list(map(float, row)) for row in zip(*(columns[name] for name in FEATURES), strict=True)]
+
+
+def _of_places(n: int) -> Columns:
+    """Where each step stands among the `n`."""
+    start = [math.log1p(place) for place in range(n)]
+    return {
+        "start": start,
+        "end": start[::-1],
+        "relative": [place / max(1, n - 1) for place in range(n)],
+        "first": _only(0, n),
+        "second": _only(1, n),
+        "third": _only(2, n),
+        "last": _only(n - 1, n),
+        "n_steps": [math.log1p(n)] * n,
+    }
+
+
+def _of_speakers(said: Sequence[Turn]) -> Columns:
+    """Who speaks how often, and who tells others what to do."""
+    names, n = [turn.speaker for turn in said], len(said)
+    counts: Counter[str] = Counter()
+    before = []
+    for name in names:
+        before.append(counts[name])
+        counts[name] += 1
+    known = list(counts)[:N_NAMES]
+    others = {name: [other for other in known if other != name] for name in counts}
+    directing: Counter[str] = Counter()
+    for turn in said:
+        directing[turn.speaker] += any(map(turn.said.__contains__, others[turn.speaker]))
+    workers = [name for name in counts if directing[name] < 0.5 * counts[name]] or list(counts)
+    busiest = max(counts, key=lambda name: counts[name])
+    worker = max(workers, key=lambda name: counts[name])
+    last_turn = {name: place for place, name in enumerate(names)}
+    return {
+        "n_speakers": [math.log(len(counts))] * n,
+        "share": [counts[name] / n for name in names],
+        "turn": [math.log1p(made) for made in before],
+        "new": [made == 0 for made in before],
+        "opens": [name == names[0] for name in names],
+        "closes": [name == names[-1] for name in names],
+        "frequent": [name == busiest for name in names],
+        "worker": [name == worker for name in names],
+        "directs": [directing[name] / counts[name] for name in names],
+        "again": [False, *map(eq, names, names[1:])],
+        "leaves": [last_turn[name] == place for place, name in enumerate(names)],
+    }
+
+
+def _of_texts(trace: Trace, said: Sequence[Turn]) -> Columns:
+    """What is said in the step itself and beside it."""
+    heard = {text for turn in said for text in (turn.told, turn.back)}
+    has = phrases({*heard, *(text for turn in said for text in (turn.said, turn.answered))})
+    hard = {text for text in heard if "error" in has[text] and HARD.search(text)}
+    lengths, words = [len(turn.said) for turn in said], [has[turn.said] for turn in said]
+    longest = max(lengths)
+    failed = [any(not result.ok for result in step.results) for step in trace.steps]
+    messages = [step.completion.message for step in trace.steps]
+    before = [trace.messages, *(step.heard for step in trace.steps[1:])]
+    return {name: [name in its for its in words] for name in SAID} | {
+        "length": list(map(math.log1p, lengths)),
+        "longest": [length == longest for length in lengths],
+        "silent": [not turn.said or turn.said.isspace() for turn in said],
+        "thought": [bool(message.reasoning) and not message.content for message in messages],
+        "failed": failed,
+        "hard": [fails or turn.back in hard for fails, turn in zip(failed, said, strict=True)],
+        "soft": ["soft" in has[turn.back] for turn in said],
+        "told_hard": [turn.told in hard for turn in said],
+        "told_soft": ["soft" in has[turn.told] for turn in said],
+        "objected": ["objects" in has[turn.answered] for turn in said],
+        "user_next": [bool(turn.answered) for turn in said],
+        "user_before": [any(message.role == "user" for message in heard) for heard in before],
+    }
+
+
+def _of_novelty(trace: Trace, said: Sequence[Turn]) -> Columns:
+    """Numbers and ids that nobody had said before, and words that somebody had."""
+    known = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
+    words: deque[set[str]] = deque(maxlen=N_COMPARED)
+    own: dict[str, set[str]] = {}
+    n_facts, new, echo, echo_self = [], [], [], []
+    for turn in said:
+        known.update(_facts(turn.told))
+        facts = set(_facts(turn.said))
+        n_facts.append(math.log1p(len(facts)))
+        new.append(len(facts - known) / max(1, len(facts)))
+        known |= facts
+        now = set(turn.said.lower().split())
+        mine = own.get(turn.speaker, set())
+        echo_self.append(_alike(now, mine))
+        most = 0.0
+        for before in words:
+            if min(len(now), len(before)) > most * max(len(now), len(before)):  # else it cannot be more alike
+                most = max(most, echo_self[-1] if before is mine else _alike(now, before))
+        echo.append(most)
+        words.append(now)
+        own[turn.speaker] = now
+    return {"facts": n_facts, "new_facts": new, "echo": echo, "echo_self": echo_self}
+
+
+def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
+    """Tool calls: those that change something, and those made before."""
+    made: set[tuple[str, str]] = set()
+    calls = [step.completion.message.tool_calls for step in trace.steps]
+    repeats, n = [], len(calls)
+    for some in calls:
+        keys = {(call.name, call.arguments) for call in some}
+        repeats.append(not keys.isdisjoint(made))
+        made |= keys
+    writes = [any(not READS.match(call.name) for call in some) for some in calls]
+    first, last = _ends(writes)
+    return {
+        "calls": [math.log1p(len(some)) for some in calls],
+        "repeats_call": repeats,
+        "writes": writes,
+        "new_arguments": [share if some else 0.0 for share, some in zip(new_facts, calls, strict=True)],
+        "first_write": _only(first, n),
+        "last_write": _only(last, n),
+        "n_writes": [math.log1p(sum(writes))] * n,
+    }
+
+
+def _of_errors(columns: Columns) -> Columns:
+    """Where the errors of a trace are, seen from each step."""
+    hard, soft, n = columns["hard"], columns["soft"], len(columns["hard"])
+    first, last = _ends(hard)
+    far = [] if first is None else [place - first for place in range(n)]
+    return {
+        "first_hard": _only(first, n),
+        "last_hard": _only(last, n),
+        "no_hard": [first is None] * n,
+        "before_hard": [1 / (1 - steps) if steps <= 0 else 0.0 for steps in far] or [0.0] * n,
+        "since_hard": [1 / (1 + steps) if steps > 0 else 0.0 for steps in far] or [0.0] * n,
+        "n_hard": [math.log1p(sum(hard))] * n,
+        "first_soft": _only(_ends(soft)[0], n),
+        "n_soft": [math.log1p(sum(soft))] * n,
+        "first_barred": _only(_ends(columns["barred"])[0], n),
+    }
+
+
+def _of_answer(trace: Trace, said: Sequence[Turn]) -> Columns:
+    """Where the names and numbers of the answer, the last words of the run, come from: who said them first."""
+    asked = cut([message.content for message in trace.messages])
+    last = next((turn.said for turn in reversed(said) if turn.said.strip()), "")[-MAX_ANSWER:]
+    words = dict.fromkeys(word.strip(".,;:!?()[]{}*`'\"") for word in last.split() if not word.islower())
+    left = list(islice((word for word in words if len(word) > 2 and word not in asked), N_TRACED))
+    answer, n = left, max(1, len(left))
+    firsts, alls, waiting = [], [], []
+    for turn in said:
+        here = list(filter(turn.said.__contains__, answer))
+        n_left = len(left)
+        left = [word for word in left if word not in here]
+        firsts.append((n_left - len(left)) / n)
+        alls.append(len(here) / n)
+        waiting.append(len(left) / n)
+    return {"answers_first": firsts, "answers": alls, "unanswered": waiting}
+
+
+def _only(place: int | None, n: int) -> list[bool]:
+    """True at one place of `n`, or at none."""
+    return [at == place for at in range(n)]
+
+
+def _ends(column: Sequence[float]) -> tuple[int | None, int | None]:
+    """The first and the last place where it is true."""
+    places = [place for place, value in enumerate(column) if value]
+    return (places[0], places[-1]) if places else (None, None)
+
+
+def _facts(text: str) -> list[str]:
+    return (ASCII_FACT if text.isascii() else FACT).findall(text)
+
+
+def _alike(a: set[str], b: set[str]) -> float:
+    """Shared words of all words, 0 to 1."""
+    both = len(a & b)
+    return both / (len(a) + len(b) - both) if both else 0.0

@@ -1,0 +1,205 @@
+"""Labels to a scorer: `fit` learns each head that there are labels enough for, and measures how sure it may be.
+
+The benchmark asks the same functions, head by head, for what they say of traces that were held out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from agentloop.errors import ConfigError, counted
+from agentloop.failures.closing import blamable
+from agentloop.failures.learned.calibration import fit_measured, held_out
+from agentloop.failures.learned.features import rows
+from agentloop.failures.learned.fitted import RUN_C, Linear, StepModel, fit_linear, fit_steps, library
+from agentloop.failures.learned.run_features import run_row
+from agentloop.failures.learned.scorer import FAILED, RunHead, Scorer, StepHead, likeliest, only
+from agentloop.types import FailureType, Trace
+
+MIN_LABELS, MIN_TASKS = 20, 10
+"""What a head needs before it is fitted at all; `docs` say how good it is with more."""
+MIN_EACH = 5
+"""Passed runs, and failed runs, that the outcome head needs."""
+N_OTHERS = 16
+"""Other runs of a task that one run is compared with."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A trace and what is known of it; None for what is not."""
+
+    trace: Trace
+    task: str
+    """Traces of one task never stand on both sides of a cross-validation."""
+    step: int | None = None
+    """Index of the critical step."""
+    category: str | None = None
+    """Its type: a leaf of the taxonomy, ours or the project's own."""
+    failed: bool | None = None
+
+    @cached_property
+    def rows(self) -> list[list[float]]:
+        """Of the steps, computed once."""
+        return rows(self.trace)
+
+    @cached_property
+    def place(self) -> int | None:
+        """Where the critical step stands among the steps; None where nobody said, or it is none of them."""
+        return next((n for n, step in enumerate(self.trace.steps) if step.index == self.step), None)
+
+
+def fit(labelled: Sequence[Labelled], *, seed: int = 0, precision: float = 0.5) -> Scorer:
+    """Learn what the labels are enough for; the same labels and seed give the same scorer.
+
+    precision: share of the scorer's claims that should be right; the higher, the more often it abstains.
+
+    Raises ConfigError when no head has MIN_LABELS labels of MIN_TASKS tasks (saying what there is), for a category
+    that is no leaf, and without scikit-learn.
+    """
+    for item in labelled:
+        if item.category is not None:
+            _check(item.category)
+    stepped = [item for item in labelled if item.place is not None and len(item.rows) > 1]
+    typed = [item for item in labelled if item.category is not None and item.rows]
+    known = [item for item in labelled if item.failed is not None and item.rows]
+    n_failed = sum(item.failed is True for item in known)
+    can_steps = _enough(stepped)
+    can_types = _enough(typed) and len({item.category for item in typed}) > 1
+    can_outcomes = _enough(known) and MIN_EACH <= n_failed <= len(known) - MIN_EACH
+    if not (can_steps or can_types or can_outcomes):
+        raise ConfigError(
+            f"too few labels to fit a scorer: critical steps {_count(stepped)}, types {_count(typed)}, outcomes "
+            f"{_count(known)} with {n_failed} failed; it needs {MIN_LABELS} of {MIN_TASKS} tasks in one of them"
+            f" (types: of two kinds; outcomes: {MIN_EACH} of each); label more traces"
+        )
+    library("sklearn")
+    used = {id(item): item for item in (*stepped, *typed, *known)}.values()
+    return Scorer(
+        n_labels=len(used),
+        n_tasks=len({item.task for item in used}),
+        precision=precision,
+        steps=_step_head(stepped, seed, precision) if can_steps else None,
+        categories=_category_head(typed, seed, precision) if can_types else None,
+        outcomes=_outcome_head(known, seed, precision) if can_outcomes else None,
+    )
+
+
+# ------------------------------------------------------------------ what models say of held-out traces
+
+
+def held_out_steps(items: Sequence[Labelled], seed: int, also: Sequence[Labelled] = ()) -> list[list[float]]:
+    """Probabilities of each item's steps, by models that were fitted on other tasks, of `also` too."""
+    more = [(item, item.task) for item in also]
+    return held_out(items, _tasks(items), seed, lambda some: step_model(some, seed), ask_steps, more)
+
+
+def held_out_categories(items: Sequence[Labelled], seed: int) -> list[dict[str, float]]:
+    """Probabilities of each category for each item, as above."""
+    return held_out(items, _tasks(items), seed, category_model, ask_category)
+
+
+def held_out_outcomes(items: Sequence[Labelled], seed: int, *, compare: bool = True) -> list[float]:
+    """Probability that each item failed, as above; with compare=False no run is compared with others of its task."""
+    table = outcome_rows(items) if compare else [_row(item) for item in items]
+    places = list(range(len(items)))
+
+    def model(some: list[int]) -> Linear:
+        return fit_linear([table[n] for n in some], [FAILED if items[n].failed else "" for n in some], RUN_C)
+
+    return held_out(places, _tasks(items), seed, model, lambda made, n: made.probabilities(table[n]).get(FAILED, 0.0))
+
+
+def outcome_rows(items: Sequence[Labelled]) -> list[list[float]]:
+    """Each run's row, compared with the other runs of its task among the items; their outcomes are not looked at."""
+    return [run_row(item.trace, theirs, item.rows) for item, theirs in zip(items, _others(items), strict=True)]
+
+
+def step_model(items: Sequence[Labelled], seed: int) -> StepModel:
+    """Learned of the items whose critical step is known and not the only one."""
+    pairs = [(item.rows, item.place) for item in items if item.place is not None and len(item.rows) > 1]
+    return fit_steps([table for table, _ in pairs], [place for _, place in pairs], seed)
+
+
+def ask_steps(model: StepModel, item: Labelled) -> list[float]:
+    """Probabilities of its steps, of those that may be named."""
+    return only(model.probabilities(item.rows), blamable(item.trace))
+
+
+def category_model(items: Sequence[Labelled]) -> Linear:
+    """Learned of the items whose category is known."""
+    some = [item for item in items if item.category is not None]
+    return fit_linear([_row(item) for item in some], [item.category or "" for item in some], RUN_C)
+
+
+def ask_category(model: Linear, item: Labelled) -> dict[str, float]:
+    """Probabilities of its categories."""
+    return model.probabilities(_row(item))
+
+
+# ------------------------------------------------------------------------------------------ heads
+
+
+def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
+    """Its curve is measured on held-out traces, before it learns from all."""
+    said = held_out_steps(items, seed)
+    guesses = [likeliest(p) for p in said]
+    right = [guess == item.place for guess, item in zip(guesses, items, strict=True)]
+    sure = [p[guess] for p, guess in zip(said, guesses, strict=True)]
+    trust = fit_measured(sure, right, _tasks(items), precision, seed)
+    every = trust.model_copy(update={"n_said": len(items), "n_right": sum(right)})
+    chance = fmean(1 / max(1, sum(blamable(item.trace))) for item in items)
+    return StepHead(model=step_model(items, seed), trust=every, chance=chance)
+
+
+def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHead:
+    said = held_out_categories(items, seed)
+    best = [max(p, key=lambda name, p=p: p[name]) for p in said]  # type: ignore[misc]
+    right = [guess == item.category for guess, item in zip(best, items, strict=True)]
+    sure = [p[guess] for p, guess in zip(said, best, strict=True)]
+    trust = fit_measured(sure, right, _tasks(items), precision, seed)
+    return RunHead(model=category_model(items), trust=trust)
+
+
+def _outcome_head(items: list[Labelled], seed: int, precision: float) -> RunHead:
+    right = [item.failed is True for item in items]
+    trust = fit_measured(held_out_outcomes(items, seed), right, _tasks(items), precision, seed)
+    return RunHead(
+        model=fit_linear(outcome_rows(items), [FAILED if item.failed else "" for item in items], RUN_C), trust=trust
+    )
+
+
+# --------------------------------------------------------------------------------- what they share
+
+
+def _row(item: Labelled) -> list[float]:
+    return run_row(item.trace, steps=item.rows)
+
+
+def _others(items: Sequence[Labelled]) -> list[list[Trace]]:
+    of_task = defaultdict[str, list[Trace]](list)
+    for item in items:
+        of_task[item.task].append(item.trace)
+    return [[other for other in of_task[item.task] if other is not item.trace][:N_OTHERS] for item in items]
+
+
+def _tasks(items: Sequence[Labelled]) -> list[str]:
+    return [item.task for item in items]
+
+
+def _enough(items: Sequence[Labelled]) -> bool:
+    return len(items) >= MIN_LABELS and len({item.task for item in items}) >= MIN_TASKS
+
+
+def _count(items: Sequence[Labelled]) -> str:
+    return f"{len(items)} of {counted(len({item.task for item in items}), 'task')}"
+
+
+def _check(category: str) -> None:
+    try:
+        FailureType(category)
+    except ValueError:
+        raise ConfigError(f"{category!r} is no type of failure; types are such as {FailureType.obs_misread}") from None

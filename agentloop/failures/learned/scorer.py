@@ -1,0 +1,254 @@
+"""A scorer for what rules leave open, learned from labels: which step, which agent, which type, did it fail at all.
+
+    scorer = fit(labelled)                      # people's labels; needs the extra `judge`
+    scorer.save(path); scorer = Scorer.load(path)
+    classify(task, trace, state, reward, guess=scorer.guess)
+
+It names the likeliest step of every failed run that the rules leave open, with the probability that such a step was
+right on traces that were held out (`confidence`). A type is named only where such types kept the promised `precision`
+there. No weights are shipped: `docs/judging.md` says why. It asks no model, and a fitted scorer needs no scikit-learn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import Field, FiniteFloat, ValidationError, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.failures.closing import blamable
+from agentloop.failures.evidence import quote_at
+from agentloop.failures.learned.calibration import Trust
+from agentloop.failures.learned.features import FEATURES, rows
+from agentloop.failures.learned.fitted import Linear, StepModel, library
+from agentloop.failures.learned.run_features import OF_RUN, run_row
+from agentloop.failures.learned.turns import speaker
+from agentloop.input_files import place_of
+from agentloop.intervals import wilson
+from agentloop.types import Failure, FailureType, Frozen, Trace
+
+DETECTOR = "learned.critical@2"
+SCORER = Path("traces") / "scorer.json"
+"""In a project: what `agentloop judge fit` writes, and what is asked where the rules leave a cause open."""
+FAILED = "failed"
+"""The outcome model's second class; its first is `""`."""
+
+
+class Read(Protocol):
+    """A trace as rules read it."""
+
+    @property
+    def trace(self) -> Trace:
+        """What is read."""
+
+
+class StepHead(Frozen):
+    """Which step, and how often such a guess was right. It names one in every run or in none: no cut is used."""
+
+    model: StepModel
+    trust: Trust
+    chance: FiniteFloat = 0.0
+    """How often a step drawn at random would have been right on the same labels."""
+
+    @property
+    def names(self) -> bool:
+        """Whether the likeliest step was right more often than chance, at the lower end of its 95% interval."""
+        return wilson(self.trust.n_right, self.trust.n)[0] > self.chance
+
+
+class RunHead(Frozen):
+    """Which class a run is of, and how often such a guess was right; of the outcome, how often such a run failed."""
+
+    model: Linear
+    trust: Trust
+
+    @model_validator(mode="after")
+    def _fits(self) -> RunHead:
+        if len(self.model.mean) != len(OF_RUN):
+            raise ValueError(f"weights of {len(self.model.mean)} columns where a run has {len(OF_RUN)}")
+        return self
+
+
+class Scorer(Frozen):
+    """What `fit` has learned. A head without enough labels is None, and its questions get no answer."""
+
+    kind: Literal["agentloop.scorer"] = "agentloop.scorer"
+    version: Literal[2] = 2
+    columns: tuple[str, ...] = FEATURES
+    run_columns: tuple[str, ...] = OF_RUN
+    n_labels: int = 0
+    n_tasks: int = 0
+    precision: FiniteFloat = Field(default=0.5, ge=0, le=1)
+    """What was promised of the guesses that are said; the heads' cuts keep it."""
+    steps: StepHead | None = None
+    categories: RunHead | None = None
+    outcomes: RunHead | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scorer:
+        if self.columns != FEATURES or self.run_columns != OF_RUN:
+            raise ValueError("fitted on other columns than this version of agentloop makes")
+        if self.steps is not None:
+            model = self.steps.model
+            linears, forests = (model.linear, model.first_linear), (model.forest, model.first_forest)
+            widest = max(max(forest.feature) for forest in forests)
+            if any(len(linear.mean) != len(FEATURES) for linear in linears) or widest >= len(FEATURES):
+                raise ValueError(f"a step has {len(FEATURES)} columns, and the models ask for others")
+        return self
+
+    def suspects(self, trace: Trace) -> list[float]:
+        """Probability of each step to be the critical one, given that the run failed; they sum to 1. [] without steps.
+
+        Raises ConfigError when the scorer learned no steps.
+        """
+        if self.steps is None:
+            raise ConfigError("this scorer was fitted on no labelled steps; label critical steps, and fit again")
+        return only(self.steps.model.probabilities(rows(trace)), blamable(trace))
+
+    def agents(self, trace: Trace) -> dict[str, float]:
+        """Agent -> probability of having made the critical mistake, likeliest first. Raises as `suspects`."""
+        return by_agent(trace, self.suspects(trace))
+
+    def p_failed(self, trace: Trace, others: Sequence[Trace] = ()) -> float:
+        """Probability that a run failed whose outcome nobody knows.
+
+        others: further runs of the same task, which tell most when they changed other things than this one.
+        Raises ConfigError when the scorer learned no outcomes.
+        """
+        if self.outcomes is None:
+            raise ConfigError("this scorer was fitted on no outcomes; fit on runs that passed and runs that failed")
+        return self.outcomes.trust.curve(self.outcomes.model.probabilities(run_row(trace, others))[FAILED])
+
+    def failures(self, item: Trace | Read) -> list[Failure]:
+        """The critical failure of a run that failed: one, or none for a trace without steps.
+
+        The step is the likeliest one, however likely, and None where the scorer's steps do not beat chance. The type
+        is `unclassified` where no type is sure enough to keep the promise. `confidence` is the probability of the
+        type; where it is `unclassified` it is that of the step, 0.0 when there is none.
+        """
+        trace = item if isinstance(item, Trace) else item.trace
+        table = rows(trace)
+        if not table:
+            return []
+        place, p_step = self._step(trace, table)
+        kind, p_kind = self._category(trace, table)
+        step, words = quote_at(trace, None if place is None else trace.steps[place].index, "")
+        return [
+            Failure(
+                type=kind,
+                step=step,
+                evidence=words,
+                detector=DETECTOR,
+                confidence=p_step if kind is FailureType.unclassified else p_kind,
+            )
+        ]
+
+    def guess(self, reading: Read) -> list[Failure]:
+        """As `failures`, for `classify`: of a failed run only, and nothing where it knows neither step nor type."""
+        return [
+            failure
+            for failure in self.failures(reading)
+            if failure.step is not None or failure.type is not FailureType.unclassified
+        ]
+
+    def around(self, trace: Trace) -> int:
+        """The message, counted from 0, that with its two neighbours holds the critical step most probably.
+
+        Raises as `suspects`; ConfigError also for a trace without steps.
+        """
+        p = self.suspects(trace)
+        if not p:
+            raise ConfigError(f"trace {trace.id} has no steps")
+        return around(trace, p)
+
+    def _step(self, trace: Trace, table: list[list[float]]) -> tuple[int | None, float]:
+        if self.steps is None or not self.steps.names:
+            return None, 0.0
+        allowed = blamable(trace)
+        if not any(allowed):
+            return None, 0.0
+        p = only(self.steps.model.probabilities(table), allowed)
+        place = likeliest(p)
+        return place, self.steps.trust.curve(p[place])
+
+    def _category(self, trace: Trace, table: list[list[float]]) -> tuple[FailureType, float]:
+        if self.categories is None or self.categories.trust.cut is None:
+            return FailureType.unclassified, 0.0
+        found = self.categories.model.probabilities(run_row(trace, steps=table))
+        best = max(found, key=lambda name: found[name])
+        trust = self.categories.trust
+        if not trust.claims(found[best]):
+            return FailureType.unclassified, 0.0
+        return FailureType(best), trust.curve(found[best])
+
+    def save(self, path: Path) -> None:
+        """Write JSON: numbers and names, nothing that runs. Raises OSError."""
+        path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Scorer:
+        """What `save` wrote. Raises ConfigError for anything else, and for what another version fitted."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; `agentloop judge fit` makes a scorer") from error
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = place_of(first["loc"]) or "the file"
+            raise ConfigError(f"{path}: no scorer: {where}: {first['msg']}; fit it again") from None
+
+
+def load_scorer(project: Path) -> Scorer | None:
+    """That of a project's folder, where there is one. Raises ConfigError for a file that is none, and without numpy."""
+    if not (project / SCORER).is_file():
+        return None
+    library("numpy")  # now, and not when the first run has failed
+    return Scorer.load(project / SCORER)
+
+
+def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
+    """Probabilities of the allowed steps alone, summing to 1; unchanged where none is allowed."""
+    total = sum(one for one, may in zip(p, allowed, strict=True) if may)
+    if not total:
+        return list(p)
+    return [one / total if may else 0.0 for one, may in zip(p, allowed, strict=True)]
+
+
+def likeliest(p: Sequence[float]) -> int:
+    """Place of the step that is named: the likeliest, the first of equals."""
+    return max(range(len(p)), key=p.__getitem__)
+
+
+def around(trace: Trace, p: Sequence[float]) -> int:
+    """The message whose neighbourhood, it and the ones beside it, holds the critical step most probably.
+
+    Counted from 0 as `positions` counts. Not always the likeliest step: two likely ones side by side beat a likelier
+    one alone, which is what a reader wants who will look at what stands beside it anyway.
+    """
+    at = positions(trace)
+    share: Counter[int] = Counter()
+    for place, one in zip(at, p, strict=True):
+        for message in (place - 1, place, place + 1):
+            share[message] += one  # type: ignore[assignment]  # a Counter of shares
+    return max(range(at[0], at[-1] + 1), key=share.__getitem__)
+
+
+def positions(trace: Trace) -> list[int]:
+    """How many messages stand before each step's own: what was heard and what tools gave are messages, too."""
+    found, at = list[int](), len(trace.messages)
+    for place, step in enumerate(trace.steps):
+        at += len(step.heard) if place else 0
+        found.append(at)
+        at += 1 + len(step.results)
+    return found
+
+
+def by_agent(trace: Trace, p: Sequence[float]) -> dict[str, float]:
+    """Agent -> sum over its steps, largest first."""
+    found: Counter[str] = Counter()
+    for step, one in zip(trace.steps, p, strict=True):
+        found[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
+    return dict(found.most_common())

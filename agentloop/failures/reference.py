@@ -1,0 +1,73 @@
+"""The one place where judging reads what a task expects: was this call a step of the reference solution?
+
+Commands are compared as a shell would split them, not by what they do: `wc -l<f` is `wc -l < f`,
+but `cat f | wc -l` is another command. So "not a reference command" alone is never a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from agentloop.failures.reading import Reading
+from agentloop.types import Task, ToolCall
+
+_WORD = re.compile(
+    r"""[0-9]+[<>]+&?                                           # a redirection with its number: 2>f is not 2 >f
+    |   (?:'[^']*' | "(?:\\.|[^"\\])*" | \\. | [^\s'"\\|&;<>()])+  # a word, with quoted and escaped parts
+    |   [|&;<>()]+ | \n                                         # an operator; a line break ends a command
+    |   \S                                                     # an open quote""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def expected_actions(task: Task) -> tuple[Mapping[str, Any], ...] | None:
+    """What a task's verifier `actions` expects, as `{"name": …, "arguments": {…}}`; None for a task without."""
+    wanted = next((part.options.get("expected") for part in task.verifiers if part.kind == "actions"), None)
+    if not isinstance(wanted, list | tuple):
+        return None
+    return tuple(action for action in wanted if isinstance(action, Mapping) and isinstance(action.get("name"), str))
+
+
+def is_reference(task: Task, call: ToolCall) -> bool:
+    """True when `call` runs one of the solution's commands."""
+    command = _command(call)
+    return command is not None and any(_same(command, known) for known in task.solution)
+
+
+def prints_answer(task: Task, call: ToolCall) -> bool:
+    """True when `call` runs the solution's last command, the one whose output is the answer."""
+    command = _command(call)
+    return command is not None and bool(task.solution) and _same(command, task.solution[-1])
+
+
+def _command(call: ToolCall) -> str | None:
+    if call.name != "shell":
+        return None
+    try:
+        arguments = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        return None
+    command = arguments.get("command") if isinstance(arguments, dict) else None
+    return command if isinstance(command, str) else None
+
+
+def _same(command: str, known: str) -> bool:
+    return command == known or _words(command) == _words(known)
+
+
+@lru_cache(maxsize=4096)
+def _words(command: str) -> tuple[str, ...]:
+    """Words and operators, quotes kept: 'a  b' and 'a b' differ, the space around `|` does not count."""
+    return tuple(_WORD.findall(command.strip()))
+
+
+def last_printed(reading: Reading) -> str | None:
+    """What the last successful call printed, when that call was the reference's last; else None."""
+    for _, call, result in reversed(reading.calls):
+        if result is not None and result.ok:
+            return result.content.strip() if prints_answer(reading.task, call) else None
+    return None

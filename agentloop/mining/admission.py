@@ -1,0 +1,225 @@
+"""The six checks that make a failed trace a regression case, each with the numbers that it rests on.
+
+    reproduces   the policy that failed fails again, more often than not
+    solvable     somebody passes: the task's own solution, the fixed policy, or a run that is stored
+    sound        the verifiers give the solution 1, and nothing to nobody and to every cheat that is known
+    flake        the policy that passes does so nearly always
+    novel        few cases have this failure yet
+    no_secrets   nothing in the case looks like a secret, and nothing was one
+
+Replays stop as soon as they have decided. They are looked at a few times, at numbers that are fixed beforehand, and
+the risk is divided among the looks, so each bound holds though it was looked for more than once. A trial without a
+reward is no evidence of anything; when too many have none, the check fails and says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from agentloop.audit.cheats import TaskAudit
+from agentloop.errors import counted
+from agentloop.gate.outcomes import Outcome
+from agentloop.intervals import clopper_pearson
+from agentloop.store.redact import Redactor
+from agentloop.types import FailureType, Frozen, Task
+
+LOOKS, ALPHA = (9, 18, 36), 0.01
+"""Replays of the policy that failed, and the risk of admitting a fault that shows every other time or less."""
+MIN_FAILS = 0.5
+"""Share of replays that fail, which the lower bound must exceed."""
+PASS_LOOKS, PASS_ALPHA = (16, 32), 0.05
+MAX_FLAKE = 0.25
+"""Share of trials that the passing policy loses, which the upper bound must not exceed: 0 of 16, or 2 of 32."""
+MAX_LOST = 0.2
+"""Share of trials without a reward above which nothing is said."""
+MAX_SCANNED = 16 << 20
+_MARK = re.compile(r"\[redacted:([a-z_]+):")
+
+Rolled = Callable[[range], Awaitable[Sequence[Outcome]]]
+"""Numbers of trials -> what came of them."""
+
+
+class Check(Frozen):
+    """What came of one check."""
+
+    name: str
+    passed: bool | None
+    """None for one that was not made, because another had failed before."""
+    why: str
+    """One line."""
+    numbers: dict[str, Any] = Field(default_factory=dict)
+
+
+NAMES = ("reproduces", "solvable", "sound", "flake", "novel", "no_secrets")
+
+
+def all_six(made: Iterable[Check]) -> tuple[Check, ...]:
+    """In the order of NAMES, with those that were not made."""
+    known = {check.name: check for check in made}
+    return tuple(known.get(name) or Check(name=name, passed=None, why="not made") for name in NAMES)
+
+
+async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
+    """Whether the policy that failed fails more often than not. roll: its trials; failure: what it was."""
+    seen, lost = _Counted(), ""
+    for numbered in _stages(LOOKS):
+        seen.add(await roll(numbered))
+        lost = seen.too_many_lost()
+        low, _ = clopper_pearson(seen.n_failed, seen.n, ALPHA / len(LOOKS))
+        if lost or low > MIN_FAILS or _hopeless(seen, LOOKS[-1]):
+            break
+    numbers = {
+        "policy": who, "failed": seen.n_failed, "of": seen.n, "lost": seen.n_lost, "low": round(low, 4),
+        "risk": ALPHA, "same_type": seen.types.count(failure.value),
+        "types": dict(Counter(seen.types).most_common()),
+    }  # fmt: skip
+    alike = f"{numbers['same_type']} of them by {failure}"
+    said = f"{who} failed {seen.n_failed} of {seen.n} replays ({alike}), which is at least {low:.0%} of the time"
+    passed = not lost and low > MIN_FAILS
+    return Check(name="reproduces", passed=passed, why=lost or (said if passed else _not_shown(said)), numbers=numbers)
+
+
+async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
+    """(whether the policy that passes does so nearly always, how often it passed)."""
+    seen, lost = _Counted(), ""
+    for numbered in _stages(PASS_LOOKS):
+        seen.add(await roll(numbered))
+        lost = seen.too_many_lost()
+        _, high = clopper_pearson(seen.n_failed, seen.n, PASS_ALPHA / len(PASS_LOOKS))
+        _, best = clopper_pearson(seen.n_failed, max(PASS_LOOKS[-1], seen.n), PASS_ALPHA / len(PASS_LOOKS))
+        if lost or high <= MAX_FLAKE or best > MAX_FLAKE:
+            break
+    numbers = {
+        "policy": who, "failed": seen.n_failed, "of": seen.n, "lost": seen.n_lost, "high": round(high, 4),
+        "risk": PASS_ALPHA,
+    }  # fmt: skip
+    said = f"{who} failed {seen.n_failed} of {seen.n} trials, which is at most {high:.1%} of the time"
+    passed = not lost and high <= MAX_FLAKE
+    why = lost or (said if passed else f"{said}; more than {MAX_FLAKE:.0%} is not excluded")
+    return Check(name="flake", passed=passed, why=why, numbers=numbers), seen.n - seen.n_failed
+
+
+def sound(found: TaskAudit) -> Check:
+    """Whether the verifiers can be believed. A task without a solution is not asked for it here (`solvable`)."""
+    problems = [one for one in found.problems if found.oracle or not one.startswith("not known")]
+    numbers = {
+        "solution": found.oracle, "nothing": found.empty, "random": found.random, "cheats": found.n_cheats,
+        "fooled_by": found.fooled_by,
+    }  # fmt: skip
+    if found.waits:
+        problems = [f"its verifier waits for somebody: {found.waits}"]
+    solution = "the solution scores 1, " if found.oracle else ""
+    return Check(
+        name="sound",
+        passed=not problems,
+        why="; ".join(problems) or f"{solution}doing nothing 0, and {found.n_cheats} cheats nothing",
+        numbers=numbers,
+    )
+
+
+def solvable(n_passed: int, who: str, stored: str | None) -> Check:
+    """n_passed: how often `who` passed. stored: the id of a run that passed, and passes when it is judged again."""
+    numbers = {"policy": who, "passed": n_passed, "trace": stored}
+    if n_passed:
+        return Check(name="solvable", passed=True, why=f"{who} passed {n_passed} times", numbers=numbers)
+    if stored:
+        why = f"trace {stored[:10]} passed it, and does when it is judged again"
+        return Check(name="solvable", passed=True, why=why, numbers=numbers)
+    why = "nobody has passed it: give the task a solution, or name a policy that passes with --fixed"
+    return Check(name="solvable", passed=False, why=why, numbers=numbers)
+
+
+def novel(n_covered: int, max_alike: int, same: str | None = None) -> Check:
+    """n_covered: cases of the same signature; max_alike: how many are enough; same: a case of the same task."""
+    if same is not None:
+        return Check(name="novel", passed=False, why=f"case {same} asks the same task", numbers={"same": same})
+    enough = "" if n_covered < max_alike else f", and {max_alike} are enough"
+    numbers = {"alike": n_covered, "at_most": max_alike}
+    why = f"{counted(n_covered, 'case')} of this failure before{enough}"
+    return Check(name="novel", passed=n_covered < max_alike, why=why, numbers=numbers)
+
+
+def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
+    """Whether all files of the case, and those that its box and verifiers start with, are clean, names included.
+
+    What was redacted before it was stored counts as well: where it was, a person has to look. No secret is quoted.
+    """
+    redactor = Redactor(b"case", secrets)
+    found: dict[str, list[str]] = {}
+    n_files = n_bytes = 0
+    for name, path in _files(draft, task):
+        n_files, n_bytes = n_files + 1, n_bytes + path.stat().st_size
+        if n_bytes > MAX_SCANNED:
+            why = f"more than {MAX_SCANNED:,} bytes to look through"
+            return Check(name="no_secrets", passed=False, why=why, numbers={"files": n_files, "bytes": n_bytes})
+        shown = redactor.text(name)
+        kinds = _MARK.findall(f"{shown}\n{redactor.text(path.read_bytes().decode(errors='replace'))}")
+        if kinds:
+            found[shown] = sorted(set(kinds))
+    told = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in found.items())
+    why = f"secrets, or places where one was: {told}; take them out" if found else f"{n_files} files are clean"
+    numbers = {"files": n_files, "bytes": n_bytes, "found": found}
+    return Check(name="no_secrets", passed=not found, why=why, numbers=numbers)
+
+
+def _files(draft: Path, task: Task | None) -> list[tuple[str, Path]]:
+    folders = {"": draft}
+    if task is not None:
+        tests = [part.options["tests"] for part in task.verifiers if isinstance(part.options.get("tests"), str)]
+        others = [*([task.sandbox.files] if task.sandbox.files else []), *map(Path, tests)]
+        folders |= {f"{path.name}/": path for path in others if not path.is_relative_to(draft)}
+    return [
+        (f"{name}{path.relative_to(folder).as_posix()}", path)
+        for name, folder in folders.items()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    ]
+
+
+class _Counted:
+    """Trials as they come."""
+
+    def __init__(self) -> None:
+        self.n = self.n_failed = self.n_lost = 0
+        self.types: list[str] = []
+        """Of the critical failures."""
+        self._why = ""
+
+    def add(self, new: Sequence[Outcome]) -> None:
+        for outcome in new:
+            if outcome.reward is None:
+                self.n_lost += 1
+                self._why = self._why or outcome.why or outcome.state.value
+                continue
+            self.n += 1
+            if outcome.reward < 1:
+                self.n_failed += 1
+                self.types += [outcome.failure] if outcome.failure else []
+
+    def too_many_lost(self) -> str:
+        """Why nothing can be said; "" when it can."""
+        asked = self.n + self.n_lost
+        if self.n_lost <= MAX_LOST * asked:
+            return ""
+        return f"{self.n_lost} of {asked} trials have no reward: {self._why}"
+
+
+def _stages(looks: Sequence[int]) -> list[range]:
+    return [range(before, n) for before, n in zip((0, *looks), looks, strict=False)]
+
+
+def _hopeless(seen: _Counted, last: int) -> bool:
+    """Whether more replays could not show it, or hardly: to stop early for this takes nothing from the risk."""
+    left = max(0, last - seen.n - seen.n_lost)
+    low, _ = clopper_pearson(seen.n_failed + left, seen.n + left, ALPHA / len(LOOKS))
+    return low <= MIN_FAILS or seen.n_failed < MIN_FAILS / 2 * seen.n
+
+
+def _not_shown(said: str) -> str:
+    return f"{said}: that it fails more often than not is not shown"

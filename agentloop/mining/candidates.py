@@ -1,0 +1,130 @@
+"""Failed traces -> candidates for cases: one of each kind of failure first.
+
+A failure's signature is its type, its detector, the tool and the words that show it, without what varies in them
+(`failures/analysis/templates.py`). The largest signature comes first, and before a second trace of any the first of all
+others. Nothing here runs anything; what becomes of a candidate is decided in `mine.py`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from agentloop.failures.analysis.clusters import Kind
+from agentloop.failures.analysis.templates import Templates
+from agentloop.judge.stored import is_ours, read
+from agentloop.mining.case import FULL, Case, case_id
+from agentloop.store.failures import Labelled
+from agentloop.store.store import Store
+from agentloop.types import Failure, Imported, RewardState, Task, Trace, Verdict
+
+MAX_ALIKE = 3
+"""Cases of one failure signature; further ones would say the same again."""
+TRIES = 3
+"""Traces of a signature that are tried for each case of it that may be, unless they are asked for by their ids."""
+
+
+class Signatures:
+    """Which failures are alike, those of cases and those of traces; fed in one order, they are the same each time."""
+
+    def __init__(self, cases: Sequence[Case] = (), max_alike: int = MAX_ALIKE) -> None:
+        """max_alike: cases of one signature at most."""
+        self._templates, self.max_alike = Templates(), max_alike
+        self.n_passed_over = 0
+        """Failed traces that were left out: their signature has enough cases, or was tried often enough."""
+        self.n_cases: Counter[tuple[Kind, int]] = Counter()
+        self.traces = {case.trace for case in cases}
+        """Of which there are cases, whatever these are called."""
+        self.of_task = {case.task: case.id for case in cases if case.kind == FULL}
+        """Task -> the case that asks it again from its start: another one would be the same."""
+        for case in cases:
+            self.n_cases[self.of(case.failure, case.detector, case.tool, case.evidence)] += 1
+
+    def of(self, kind: str, detector: str, tool: str | None, evidence: str) -> tuple[Kind, int]:
+        """Equal for failures that are alike."""
+        named = Kind(str(kind), detector.partition("@")[0], tool)
+        return named, self._templates.add(named, evidence)
+
+
+class Candidate(NamedTuple):
+    """A failed trace that may become a case."""
+
+    trace: Trace
+    verdict: Verdict
+    failure: Failure
+    """The critical one."""
+    tool: str | None
+    task: Task | None
+    """None for a trace of no task here."""
+    imported: Imported | None
+    signature: tuple[Kind, int]
+    n_alike: int
+    """Failed traces of the signature."""
+
+    @property
+    def id(self) -> str:
+        """Of the case to be."""
+        return case_id(self.task.id if self.task else self.trace.task_id or "trace", self.failure.type, self.trace.id)
+
+
+def candidates(
+    store: Store,
+    tasks: Mapping[str, Task],
+    signatures: Signatures,
+    *,
+    filter: str = "",
+    ids: Sequence[str] = (),
+    every: bool = False,
+    project: str | None = None,
+) -> Iterator[Candidate]:
+    """Scored failures of a store, read one after another. tasks: by id. ids: only these traces.
+
+    every: also of signatures that have enough cases, or have been tried often enough.
+
+    Raises ConfigError for a filter that is none.
+    """
+    alike: dict[tuple[Kind, int], list[Labelled]] = {}
+    wanted = set(ids)
+    for row in store.labelled(f"{filter} reward<1".strip(), project=project):
+        if not row.type.startswith("infra.") and (not ids or row.id in wanted):
+            alike.setdefault(signatures.of(row.type, row.detector, row.tool, row.evidence), []).append(row)
+    for rows in alike.values():
+        seen: Counter[str | None] = Counter()
+        order = {}
+        for row in sorted(rows, key=lambda row: (row.n_steps, row.key)):
+            order[row.key] = seen[row.task]  # one of each task before a second of any
+            seen[row.task] += 1
+        rows.sort(key=lambda row: (order[row.key], row.n_steps, row.key))
+    largest = sorted(alike.items(), key=lambda item: (-len(item[1]), *map(str, item[0])))
+    for n, rank in enumerate(zip_longest(*(rows for _, rows in largest))):
+        for (signature, rows), row in zip(largest, rank, strict=True):
+            if row is None:
+                continue
+            enough = n >= TRIES * signatures.max_alike or signatures.n_cases[signature] >= signatures.max_alike
+            enough |= row.task in signatures.of_task
+            if enough and not every:
+                signatures.n_passed_over += 1
+            elif made := _candidate(store, tasks, row, signature, len(rows), project):
+                yield made
+
+
+def _candidate(
+    store: Store,
+    tasks: Mapping[str, Task],
+    label: Labelled,
+    signature: tuple[Kind, int],
+    n_alike: int,
+    project: str | None,
+) -> Candidate | None:
+    row = next(iter(store.find(f'id:"{label.id}"', project=project, limit=1).traces))
+    found = read(store, store.row(row.project, row.id))
+    if found is None:
+        return None
+    verdict = found.verdict if is_ours(row) else store.verdict(row.project, row.id)
+    failure = verdict.critical
+    if verdict.state is not RewardState.scored or failure is None:
+        return None
+    task = tasks.get(found.trace.task_id or "")
+    return Candidate(found.trace, verdict, failure, label.tool, task, found.imported, signature, n_alike)

@@ -1,0 +1,228 @@
+"""A regression case: a folder that says what failed, how it fails again, and why that can be believed.
+
+    evals/regressions/CASE/
+        case.toml        what happened, in words and in keys; whose trace it was; the kind of case
+        suite.toml       the box and the limits                       } a suite of one task (`suite.py`): of an
+        tasks.jsonl      the instruction, the verifiers, the solution } `offline` case there is none
+        prefix.jsonl     of a fork, the turns that it goes on from, one a line
+        snapshot/        of a fork, what these turns left in the working folder
+        files/           what the box starts with, where it did not lie beside the cases already
+        cassette.jsonl   the calls of the failed run up to the step that failed, and what they gave
+        trace.json       of an offline case, the whole trace
+        evidence.json    the checks that it passed, with their numbers (`admission.py`)
+
+Kinds: `full` begins where the task does; `fork@k` goes on from step k of the failed run; `offline` runs nothing, and
+holds a detector to what it found. Everything is text and small, paths are relative, and equal cases have equal bytes.
+Nothing here runs a policy.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.input_files import place_of, read_toml
+from agentloop.output_files import write_text
+from agentloop.suites.suite import CASE, HEAD, MUST_PASS, TASKS, load_suite, toml_value, write_suite
+from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
+
+CASSETTE, EVIDENCE, TRACE = "cassette.jsonl", "evidence.json", "trace.json"
+SNAPSHOT, FILES, VERIFIERS = "snapshot", "files", "verifiers"
+FULL, OFFLINE = "full", "offline"
+MAX_BYTES = 2 << 20
+"""Of a whole case: it is to be read in a pull request."""
+MAX_WORDS = 2000
+"""Characters kept of one tool's result in the cassette, which is for people."""
+
+
+class Case(Frozen):
+    """What case.toml says, in its order."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
+    """Also the folder's name, and the task's id in the suite of cases."""
+    kind: str = Field(pattern=r"^(full|offline|fork@[1-9][0-9]*)$")
+    sentence: str
+    """What happened, for a person."""
+    failure: FailureType
+    step: int | None = None
+    """Index of the failing step; None when the whole trace is meant."""
+    evidence: str = ""
+    """Quoted from the trace."""
+    detector: str
+    tool: str | None = None
+    """Whose call failed."""
+    task: str
+    """Id of the task that it was made of, which is not trained on from then on; of an offline case what its source
+    calls it."""
+    suite: str = ""
+    trace: str
+    """Id of the trace that it was made of."""
+    source: str = "agentloop"
+    """The format that the trace came in."""
+    policy: str = ""
+    """Who failed, as a REF."""
+    verifiers: tuple[str, ...] = ()
+    """`name@version` of each, when the case was admitted."""
+    image: str = ""
+    tags: tuple[str, ...] = (MUST_PASS,)
+
+    @property
+    def k(self) -> int | None:
+        """The step that a fork goes on from; None for other kinds."""
+        return int(self.kind.removeprefix("fork@")) if self.kind.startswith("fork@") else None
+
+
+def case_id(task: str, failure: FailureType, trace: str) -> str:
+    """`wrong_arguments-max-a3-1a2b3c4d`: the same for the same trace."""
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", f"{failure.value.rpartition('.')[2]}-{task}").strip("-.")
+    return f"{words[:80]}-{content_hash([task, failure.value, trace])[:8]}"
+
+
+# --------------------------------------------------------------------------------------- writing
+
+
+@contextmanager
+def drafted(out: Path, name: str) -> Iterator[Path]:
+    """A new folder in `out`, gone after the block: what is written there has the paths of a case."""
+    folder = out.resolve() / f".{name}.draft"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_case(draft: Path, case: Case, trace: Trace, *, task: Task | None, imported: Imported | None = None) -> None:
+    """All of a case but its evidence into the folder `draft`, which stands where the case will.
+
+    task: as it is done in the case; None for an offline one. imported: its trace as it came. Files of the task that
+    lie in another folder than the cases' own are copied. Raises ConfigError for a case of more than MAX_BYTES.
+    """
+    text = "".join(
+        f"{key} = {toml_value(value)}\n"
+        for key, value in case.model_dump(mode="json", exclude_none=True).items()
+        if value not in ("", [])
+    )
+    write_text(draft / CASE, text)
+    last = len(trace.steps) - 1 if case.step is None else case.step
+    write_text(draft / CASSETTE, "".join(_cassette(trace.steps, last)))
+    if task is not None:
+        moved = _beside(task, draft).model_copy(update={"id": case.id, "split": Split.heldout, "tags": case.tags})
+        write_suite(draft, case.id, [moved])
+    else:
+        write_text(draft / TRACE, (imported or Imported(trace=trace)).model_dump_json(indent=1, exclude_defaults=True))
+    size = sum(path.stat().st_size for path in draft.rglob("*") if path.is_file())
+    if size > MAX_BYTES:
+        raise ConfigError(f"case {case.id}: {size:,} bytes, more than the {MAX_BYTES:,} that a case may have")
+
+
+def put_case(draft: Path, folder: Path, evidence: Mapping[str, Any]) -> None:
+    """Make the draft the case in the new folder `folder`, whole or not at all, and the cases a suite."""
+    write_text(draft / EVIDENCE, json.dumps(evidence, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft.rename(folder)
+    head = folder.parent / HEAD
+    if not head.exists():
+        write_text(head, f'name = {toml_value(folder.parent.name)}\ntags = ["{MUST_PASS}"]\n')
+
+
+def _cassette(steps: Sequence[Step], last: int) -> Iterator[str]:
+    for step in steps:
+        results = {result.call_id: result for result in reversed(step.results)}
+        for call in step.completion.message.tool_calls if step.index <= last else ():
+            row: dict[str, Any] = {"step": step.index, "tool": call.name, "arguments": call.arguments}
+            if call.id in results:
+                result = results[call.id]
+                row |= {"result": result.content[:MAX_WORDS], "ok": result.ok}
+            yield json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _beside(task: Task, draft: Path) -> Task:
+    """`task` with everything that it needs in the folder of suites that the case is in, copied if it was not."""
+    home = draft.parent.parent
+    spec = task.sandbox
+    if spec.files is not None and not spec.files.is_relative_to(home):
+        spec = spec.model_copy(update={"files": _copied(spec.files, draft / FILES)})
+    parts = tuple(_part_beside(part, home, draft / VERIFIERS) for part in task.verifiers)
+    return task.model_copy(update={"sandbox": spec, "verifiers": parts})
+
+
+def _part_beside(part: Part, home: Path, folder: Path) -> Part:
+    """A verifier that is kept in a file, or has a folder of tests."""
+    file, _, name = part.kind.rpartition(":")
+    tests = part.options.get("tests")
+    if file.endswith(".py") and not Path(file).is_relative_to(home):
+        part = part.model_copy(update={"kind": f"{_copied(Path(file), folder / Path(file).name)}:{name}"})
+    if isinstance(tests, str) and not Path(tests).is_relative_to(home):
+        part = part.model_copy(
+            update={"options": {**part.options, "tests": str(_copied(Path(tests), folder / Path(tests).name))}}
+        )
+    return part
+
+
+def _copied(source: Path, target: Path) -> Path:
+    size = sum(path.stat().st_size for path in (source, *source.rglob("*")) if path.is_file())
+    if size > MAX_BYTES:
+        raise ConfigError(
+            f"{source}: {size:,} bytes, more than the {MAX_BYTES:,} that a case may copy; keep it beside the cases, "
+            "below the same folder of suites"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
+    else:
+        shutil.copyfile(source, target)
+    return target
+
+
+# --------------------------------------------------------------------------------------- reading
+
+
+def read_case(folder: Path) -> Case:
+    """What the case in `folder` says. Raises ConfigError: one line with file and key."""
+    path = folder / CASE
+    try:
+        case = Case.model_validate(read_toml(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
+    except ValidationError as error:
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        key = place_of(first["loc"][:1])
+        hint = did_you_mean(key, Case.model_fields) if first["type"] == "extra_forbidden" else ""
+        raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; mend the line") from None
+    if case.id != folder.name:
+        raise ConfigError(f"{path}: key 'id' is {case.id!r} in the folder {folder.name!r}; give both the same name")
+    return case
+
+
+def read_cases(out: Path) -> list[Case]:
+    """Those in the folder `out`, by name; none where there is no such folder. Raises ConfigError."""
+    return [read_case(path.parent) for path in sorted(out.glob(f"*/{CASE}"))]
+
+
+def case_task(folder: Path) -> Task:
+    """The task of the case, or of the draft of one, in `folder`. Raises ConfigError for one that is offline."""
+    if not (folder / TASKS).is_file():
+        raise ConfigError(f"{folder} has no task to be done; it is an offline case")
+    return load_suite(folder).tasks[0]
+
+
+def read_trace(folder: Path) -> Imported:
+    """The trace of the offline case in `folder`. Raises ConfigError."""
+    try:
+        return Imported.model_validate_json((folder / TRACE).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{folder / TRACE}: no trace that can be read: {error}; bring it back") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = place_of(first["loc"]) or "the file"
+        raise ConfigError(f"{folder / TRACE}: no trace: {where}: {first['msg']}; bring it back") from None

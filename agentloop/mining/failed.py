@@ -1,0 +1,159 @@
+"""Failed traces -> the tasks that champions failed: what `mine.py` makes regression cases of.
+
+They are a suite like any other (`suite.py`), split heldout so that none of them is trained on, plus
+`failures.jsonl`: for each task what happened, at which step, and the words that show it. Nobody has
+checked that any of it happens again; a regression case (`case.py`) is what passed that check.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import ValidationError, model_validator
+
+from agentloop.errors import ConfigError
+from agentloop.failures.taxonomy import OURS, Taxonomy
+from agentloop.output_files import write_text
+from agentloop.suites.suite import HEAD, Suite, load_suite, read_jsonl, write_suite
+from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
+
+FAILURES = "failures.jsonl"
+
+
+class Pinned(Frozen):
+    """A failed trace that is to be remembered, and the verdict that says why it failed.
+
+    Refused (ValidationError, a ValueError) are a trace that was not scored, which is no failure of
+    the policy, and one with the full reward, which is no failure at all.
+    """
+
+    trace: Trace
+    verdict: Verdict
+
+    @model_validator(mode="after")
+    def _is_a_failure(self) -> Pinned:
+        if self.verdict.trace_id != self.trace.id:
+            raise ValueError(f"the verdict is on trace {self.verdict.trace_id!r}, not on {self.trace.id!r}")
+        if self.trace.task_id is None:
+            raise ValueError(f"trace {self.trace.id!r} is of no task; only a task can be repeated")
+        if self.verdict.state is not RewardState.scored:
+            raise ValueError(f"trace {self.trace.id!r} is {self.verdict.state}; only a scored trace can have failed")
+        if self.verdict.reward is None or self.verdict.reward >= 1:
+            raise ValueError(f"trace {self.trace.id!r} has reward {self.verdict.reward}; only a failed trace is pinned")
+        return self
+
+
+class FailedTask(Frozen):
+    """One line of failures.jsonl: why a task is in the suite."""
+
+    id: str
+    task_id: str
+    failure: FailureType
+    evidence: str
+    """Quoted from the trace; empty when the failure could not be classified."""
+    step: int | None
+    """Index of the failing step; None when the whole trace is meant."""
+    trace_id: str
+    policy_version: int
+    """The version that failed."""
+    sentence: str
+    """What happened, in words."""
+
+
+def pin(failures: Sequence[Pinned], folder: Path, suite: Suite, *, taxonomy: Taxonomy = OURS) -> int:
+    """Add the tasks of `failures` to the suite in `folder`; how many were not in it before.
+
+    One failure a task: what is already pinned stays as it is, so pinning twice changes no byte. Limits
+    follow `suite`, the suite that the traces are of. Not safe for two writers at once. taxonomy: what types mean.
+    Tasks done in another kind of box stay as they are, in a folder beside this one.
+    Raises ConfigError when a task is not in `suite` or is one that is trained on.
+    """
+    if not failures:
+        return 0
+    folder = folder.resolve()
+    tasks = {task.id: task for task in _pinned_tasks(folder, suite)}
+    known = {failed.task_id: failed for failed in read_failed(folder)}
+    n_before = len(tasks.keys() & known.keys())
+    for failure in failures:
+        task = _heldout_task(failure.trace, suite)
+        tasks.setdefault(task.id, task)
+        known.setdefault(task.id, _failed(failure, taxonomy))
+    lines = "".join(failed.model_dump_json() + "\n" for failed in known.values())
+    write_text(folder / FAILURES, lines)  # first: a task without its failure would not be completed by pinning again
+    write_suite(folder, "failed", list(tasks.values()))
+    return len(tasks.keys() & known.keys()) - n_before
+
+
+def read_failed(folder: Path) -> tuple[FailedTask, ...]:
+    """What is known of the tasks in `folder`, in the order they were pinned; none when there is no file."""
+    path = folder / FAILURES
+    if not path.is_file():
+        return ()
+    found = []
+    for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+        try:
+            found.append(FailedTask.model_validate(row))
+        except ValidationError as error:
+            key = error.errors()[0]["loc"][0]
+            raise ConfigError(f"{where}: key {key!r}: {error.errors()[0]['msg']}; mend or delete the line") from None
+    return tuple(found)
+
+
+def _pinned_tasks(folder: Path, suite: Suite) -> list[Task]:
+    """The tasks already in `folder`, under the limits of `suite`; those done in another kind of box are set aside."""
+    if not (folder / HEAD).exists():
+        return []
+    old, new = load_suite(folder), suite.split(Split.heldout)[0]
+    if old.tasks[0].sandbox != new.sandbox:
+        folder.rename(folder.with_name(f"{folder.name}-{old.hash[:8]}"))
+        return []
+    return [task.model_copy(update={"limits": new.limits}) for task in old.tasks]
+
+
+def _heldout_task(trace: Trace, suite: Suite) -> Task:
+    task = next((task for task in suite.tasks if task.id == trace.task_id), None)
+    if task is None:
+        raise ConfigError(f"trace {trace.id!r} is of task {trace.task_id!r}, which is not in suite {suite.name!r}")
+    if task.split is Split.train:
+        raise ConfigError(
+            f"task {task.id!r} of suite {suite.name!r} is trained on, so it cannot be kept as a held-out one; "
+            "pin failures of the validation or heldout split"
+        )
+    return task.model_copy(update={"split": Split.heldout})
+
+
+def _failed(failure: Pinned, taxonomy: Taxonomy) -> FailedTask:
+    trace, critical = failure.trace, failure.verdict.critical
+    kind = critical.type if critical else FailureType.unclassified
+    return FailedTask(
+        id=content_hash([trace.task_id, trace.id, kind.value])[:12],
+        task_id=str(trace.task_id),
+        failure=kind,
+        evidence=critical.evidence if critical else "",
+        step=critical.step if critical else None,
+        trace_id=trace.id,
+        policy_version=trace.policy_version or 0,
+        sentence=sentence(trace, failure.verdict, taxonomy),
+    )
+
+
+def sentence(trace: Trace, verdict: Verdict, taxonomy: Taxonomy) -> str:
+    """What a person reads of a failed trace: who did what, what it was worth, where it went wrong, and what that is."""
+    critical = verdict.critical
+    answer = "submitted nothing" if trace.answer is None else f"submitted {_quoted(trace.answer)}"
+    who = "An agent" if trace.policy_version is None else f"Policy version {trace.policy_version}"
+    reward = "unknown" if verdict.reward is None else f"{verdict.reward:g}"
+    start = f"{who} {answer} for task {trace.task_id} (reward {reward})"
+    if critical is None:
+        return f"{start}: {FailureType.unclassified.value}. {taxonomy.describe(FailureType.unclassified)}"
+    where = "in the whole trace" if critical.step is None else f"at step {critical.step}"
+    quote = _quoted(critical.evidence)
+    return f"{start}: {critical.type.value} {where}, {quote}. {taxonomy.describe(critical.type)}"
+
+
+def _quoted(text: str) -> str:
+    """As it is, on one line; JSON's spelling where it could not be told from the words around it."""
+    plain = text.isprintable() and "`" not in text and text.strip() == text != ""
+    return f"`{text}`" if plain else json.dumps(text, ensure_ascii=False)

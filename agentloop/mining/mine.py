@@ -1,0 +1,316 @@
+"""Candidates -> cases: each is made, tried and admitted, or not, with the reasons.
+
+A task of ours is asked again from its start; where that does not fail again, from the step that failed, with the turns
+and the files that the failed run had then (`fork.py`); a trace of no task here is kept for our detectors
+(`offline.py`). Cases are written one at a time, so whoever stops keeps what was admitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from agentloop.audit.cheats import TaskAudit
+from agentloop.audit.suite import audit
+from agentloop.errors import ConfigError
+from agentloop.failures.taxonomy import OURS, Taxonomy
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.trials import Trials
+from agentloop.judge.score import judge, name_verifiers
+from agentloop.judge.stored import read
+from agentloop.mining import admission
+from agentloop.mining.admission import Check, all_six
+from agentloop.mining.candidates import Candidate, Signatures
+from agentloop.mining.case import FULL, OFFLINE, SNAPSHOT, Case, case_id, case_task, drafted, put_case, write_case
+from agentloop.mining.failed import sentence
+from agentloop.mining.offline import offline_checks
+from agentloop.policies.scripted import oracle
+from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.fork import NoFork, fork
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.store import Store
+from agentloop.suites.suite import CASE
+from agentloop.types import FailureType, Imported, RewardState, Task, Trace, Verdict
+
+N_PASSING = 8
+"""Stored runs that passed, looked at of one task."""
+
+
+@dataclass(frozen=True)
+class Mined:
+    """What came of a candidate."""
+
+    case: Case
+    checks: tuple[Check, ...]
+    seconds: float
+    folder: Path | None
+    """None for one that was not admitted."""
+
+    @property
+    def why(self) -> str:
+        """The check that it failed, and why; "" for an admitted one."""
+        return "; ".join(f"{check.name}: {check.why}" for check in self.checks if check.passed is False)
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            **self.case.model_dump(mode="json"),
+            "admitted": self.folder is not None,
+            "why": self.why,
+            "checks": {check.name: check.model_dump(mode="json", exclude={"name"}) for check in self.checks},
+            "seconds": round(self.seconds, 2),
+        }
+
+
+@dataclass
+class Mine:
+    """Makes cases of candidates. failing, fixed: who failed, and who passes now; None where there is nobody."""
+
+    out: Path
+    store: Store
+    backend: SandboxBackend
+    failing: Callable[[Candidate], Actor | None]
+    fixed: Callable[[Candidate], Actor | None]
+    signatures: Signatures
+    suite: str = ""
+    tenant: str | None = None
+    """Whose stored runs may show that a task can be passed; None is everybody's."""
+    secrets: Sequence[str] = ()
+    taxonomy: Taxonomy = OURS
+    n_concurrent: int = 4
+    keep_rejected: Path | None = None
+    pauses_s: Sequence[float] | None = None
+    """Of `Trials`."""
+    _audits: dict[str, TaskAudit] = field(default_factory=dict)
+    _decided: dict[tuple[str, str], Mined] = field(default_factory=dict)
+    """(task, who failed) -> what came of asking it again from its start."""
+
+    async def mine(self, found: Iterator[Candidate], *, limit: int | None = None) -> AsyncIterator[Mined]:
+        """Each candidate that is no case yet, until `limit` were admitted. Raises what ends the program."""
+        n = 0
+        pool = SandboxPool(self.backend)
+        try:
+            for candidate in found:
+                if n == limit:
+                    return
+                if candidate.trace.id in self.signatures.traces or (self.out / candidate.id / CASE).exists():
+                    continue
+                mined = await self._mined(candidate, pool)
+                n += mined.folder is not None
+                yield mined
+        finally:
+            await pool.close()
+
+    async def _mined(self, candidate: Candidate, pool: SandboxPool) -> Mined:
+        started = time.perf_counter()
+        same = self.signatures.of_task.get(candidate.task.id) if candidate.task else None
+        first = admission.novel(self.signatures.n_cases[candidate.signature], self.signatures.max_alike, same)
+        if not first.passed:
+            return Mined(self._case(candidate, FULL), all_six([first]), time.perf_counter() - started, None)
+        mined: Mined | None = None
+        failing = self.failing(candidate)
+        start = (candidate.task.id if candidate.task else "", failing.ref if failing else "")
+        for kind in self._kinds(candidate):
+            if kind == FULL and start in self._decided:  # once: who asks often enough gets any answer
+                mined = replace(self._decided[start], case=self._case(candidate, FULL))
+            else:
+                try:
+                    mined = await self._tried(candidate, kind, pool, first, started, mined)
+                except NoFork as error:
+                    return _without_fork(mined, str(error))
+            if kind == FULL:
+                self._decided[start] = mined
+            if mined.folder is not None or not _not_again(mined):
+                break  # what fails again and is refused for another reason is refused from any step
+        assert mined is not None  # noqa: S101 - there is a first kind
+        return mined
+
+    def _kinds(self, candidate: Candidate) -> list[str]:
+        if candidate.task is None:
+            return [OFFLINE]
+        step = candidate.failure.step
+        ours = candidate.imported is None and candidate.trace.source == "agentloop"
+        return [FULL, *([f"fork@{step}"] if ours and step else [])]
+
+    async def _tried(
+        self, candidate: Candidate, kind: str, pool: SandboxPool, first: Check, started: float, before: Mined | None
+    ) -> Mined:
+        """before: what came of it from its start. Raises NoFork for a fork that cannot be made."""
+        case = self._case(candidate, kind)
+        with drafted(self.out, case.id) as draft:
+            task = await self._task(candidate, case, draft)
+            try:
+                write_case(draft, case, candidate.trace, task=task, imported=self._whole(candidate))
+            except ConfigError as error:
+                refused = Check(name="no_secrets", passed=False, why=f"it cannot be kept whole: {error}")
+                return Mined(case, all_six([first, refused]), time.perf_counter() - started, None)
+            checks = [first, admission.no_secrets(draft, case_task(draft) if task else None, self.secrets)]
+            if checks[-1].passed:
+                checks += await (
+                    self._online(candidate, draft, pool) if task else self._offline(candidate, case, draft)
+                )
+            made = all_six(checks)
+            if (shown := _shown(made, case.failure)) is not None:
+                case = _renamed(case, shown)
+                write_case(draft, case, candidate.trace, task=task, imported=self._whole(candidate))
+            folder = self.out / case.id if all(check.passed for check in made) else None
+            target = folder or (self.keep_rejected / case.id if self.keep_rejected else None)
+            if target is not None and not target.exists():
+                put_case(draft, target, _evidence(made, before))
+            if folder is not None:
+                self.signatures.traces.add(case.trace)
+                self.signatures.n_cases[candidate.signature] += 1
+                if kind == FULL and task is not None:
+                    self.signatures.of_task[case.task] = case.id
+        return Mined(case, made, time.perf_counter() - started, folder)
+
+    async def _task(self, candidate: Candidate, case: Case, draft: Path) -> Task | None:
+        """The task as it is done in the case. Raises NoFork."""
+        task, actor = candidate.task, self.failing(candidate)
+        if task is None or case.k is None:
+            return task
+        if actor is None:
+            raise NoFork("nobody is known who failed")
+        return await fork(task, candidate.trace, case.k, actor, self.backend, draft / SNAPSHOT)
+
+    async def _online(self, candidate: Candidate, draft: Path, pool: SandboxPool) -> list[Check]:
+        """The checks that run something, the cheap ones first; none after one that failed."""
+        source, task = candidate.task, case_task(draft)
+        assert source is not None  # noqa: S101 - of a case that is done again
+        failing, fixed = self.failing(candidate), self.fixed(candidate)
+        if failing is None:
+            why = "nobody to replay it with; name the policy that failed with --policy"
+            return [Check(name="reproduces", passed=False, why=why)]
+        audited = await self._audited(source)
+        checks = [admission.sound(audited)]
+        if not checks[-1].passed:
+            return checks
+
+        fails = self._rolled(task, Side.baseline, failing, pool)
+        checks.append(await admission.reproduces(fails, failing.ref, candidate.failure.type))
+        if not checks[-1].passed:
+            return checks
+        passing = fixed or (Actor("solution", failing.agent, oracle([task])) if task.solution else None)
+        if passing is None:
+            why = "nobody to try how often it passes; name a policy with --fixed, or give the task a solution"
+            return [*checks, Check(name="flake", passed=False, why=why)]
+        passes = self._rolled(task, Side.candidate, passing, pool)
+        flaky, n_passed = await admission.flake(passes, passing.ref)
+        n_solved = sum(reward == 1.0 for reward in audited.oracle) if not task.prefix else 0
+        known = (n_passed, passing.ref) if n_passed else (n_solved, "solution")
+        stored = None if known[0] else await self._stored_pass(source)
+        return [*checks, flaky, admission.solvable(*known, stored)]
+
+    def _rolled(self, task: Task, side: Side, actor: Actor, pool: SandboxPool) -> admission.Rolled:
+        """Trials as a gate makes them, of which nothing is stored."""
+        trials = Trials([task], {side: actor}, pool, run=f"mine/{task.hash}/{actor.ref}", pauses_s=self.pauses_s)
+        slots = asyncio.Semaphore(self.n_concurrent)
+
+        async def one(number: int) -> Outcome:
+            async with slots:
+                return await trials(task.id, side, number)
+
+        async def roll(numbers: range) -> list[Outcome]:
+            return await asyncio.gather(*map(one, numbers))
+
+        return roll
+
+    async def _offline(self, candidate: Candidate, case: Case, draft: Path) -> list[Check]:
+        passing = [found for found in self._passing(candidate.trace.task_id) if found.trace.id != candidate.trace.id]
+        return offline_checks(case, draft, passing)
+
+    async def _audited(self, task: Task) -> TaskAudit:
+        if task.hash not in self._audits:
+            [found] = await audit([task], self.backend, n_oracle=3, n_concurrent=self.n_concurrent)
+            self._audits[task.hash] = found
+        return self._audits[task.hash]
+
+    async def _stored_pass(self, task: Task) -> str | None:
+        for found in self._passing(task.id):
+            if (await judge(task, found.trace)).reward == 1.0:
+                return found.trace.id
+        return None
+
+    def _passing(self, task_id: str | None) -> list[Imported]:
+        """Stored runs of a task that passed, with what is known of their worth."""
+        found = []
+        rows = self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0, project=self.tenant)
+        for row in rows if task_id else ():
+            if (one := read(self.store, row)) is not None:
+                found.append(one.imported or Imported(trace=one.trace, verdict=one.verdict))
+        return [one if one.verdict else one.model_copy(update={"verdict": _won(one.trace)}) for one in found]
+
+    def _whole(self, candidate: Candidate) -> Imported:
+        whole = candidate.imported or Imported(trace=candidate.trace)
+        return whole.model_copy(update={"verdict": candidate.verdict})
+
+    def _case(self, candidate: Candidate, kind: str) -> Case:
+        trace, failure, task = candidate.trace, candidate.failure, candidate.task
+        named = name_verifiers(task) if task else {}
+        return Case(
+            id=candidate.id,
+            kind=OFFLINE if task is None else kind,
+            sentence=sentence(trace, candidate.verdict, self.taxonomy),
+            failure=failure.type,
+            step=failure.step,
+            evidence=failure.evidence,
+            detector=failure.detector,
+            tool=candidate.tool,
+            task=task.id if task else trace.task_id or "",
+            suite=self.suite if task else "",
+            trace=trace.id,
+            source=trace.source,
+            policy="" if trace.policy_version is None else f"v{trace.policy_version}",
+            verifiers=tuple(f"{name}@{verifier.version}" for name, verifier in named.items()),
+            image=task.sandbox.image if task else "",
+            tags=("must-pass",) if task else (OFFLINE,),
+        )
+
+
+def _won(trace: Trace) -> Verdict:
+    return Verdict(trace_id=trace.id, state=RewardState.scored, reward=1.0)
+
+
+def _not_again(mined: Mined) -> Check | None:
+    """The check of a case that did not fail again."""
+    return next((check for check in mined.checks if check.name == "reproduces" and check.passed is False), None)
+
+
+def _shown(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, int, int] | None:
+    """(type that most replays failed by, how many did, how many failed) where fewer than half failed by `failure`."""
+    numbers = next(check.numbers for check in checks if check.name == "reproduces")
+    types = numbers.get("types")
+    if not types or 2 * numbers["same_type"] >= numbers["failed"]:
+        return None
+    most = max(types, key=types.__getitem__)
+    return None if most == failure else (FailureType(most), types[most], numbers["failed"])
+
+
+def _renamed(case: Case, shown: tuple[FailureType, int, int]) -> Case:
+    """Called after what it will be seen to fail by; its failure stays that of the trace, which its step is of."""
+    most, n, n_failed = shown
+    words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."
+    return case.model_copy(update={"id": case_id(case.task, most, case.trace), "sentence": words})
+
+
+def _without_fork(mined: Mined | None, why: str) -> Mined:
+    assert mined is not None  # noqa: S101 - a fork is tried after the start
+    checks = tuple(
+        check.model_copy(update={"why": f"{check.why}; nor can it be gone on from: {why}"})
+        if check.name == "reproduces"
+        else check
+        for check in mined.checks
+    )
+    return replace(mined, checks=checks)
+
+
+def _evidence(checks: Sequence[Check], before: Mined | None) -> dict[str, Any]:
+    made = {check.name: {"passed": check.passed, "why": check.why, **check.numbers} for check in checks}
+    if before is not None and (check := _not_again(before)) is not None:
+        made["reproduces"]["from_start"] = check.numbers
+    return made

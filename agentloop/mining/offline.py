@@ -1,0 +1,81 @@
+"""An offline case holds our detectors to what they found in a trace; it asks nothing of any policy.
+
+For a trace that came from elsewhere there is no box and no task here, so nothing can be done again. What can be asked
+again, for nothing and with the same answer each time, is whether the rules still say of this run what they said when
+the case was admitted: same type, same step. A change of a detector that loses it is what such a case catches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.judge.stored import classified_imported
+from agentloop.mining.admission import Check
+from agentloop.mining.case import OFFLINE, Case, read_cases, read_trace
+from agentloop.types import Failure, Imported, RewardState, Verdict
+
+
+def found_in(imported: Imported) -> Failure | None:
+    """The failure that decides a run, as the rules find it now; its outcome is the one that is recorded."""
+    known = imported.verdict or Verdict(trace_id=imported.trace.id, state=RewardState.unscored, reward=None)
+    return classified_imported(imported, known.state, known.reward).critical
+
+
+def lost(case: Case, imported: Imported) -> str | None:
+    """What the rules say in place of what they said, in words; None where they still say it."""
+    now = found_in(imported)
+    if now is None:
+        return f"no rule finds {case.failure} in it now"
+    if (now.type, now.step) == (case.failure, case.step):
+        return None
+    return f"the rules find {_at(now.type, now.step)} now, not {_at(case.failure, case.step)}"
+
+
+def recheck(out: Path) -> dict[str, str | None]:
+    """Each offline case in `out` -> what was lost of it. Raises ConfigError."""
+    return {case.id: lost(case, read_trace(out / case.id)) for case in read_cases(out) if case.kind == OFFLINE}
+
+
+def offline_checks(case: Case, draft: Path, passing: Sequence[Imported]) -> list[Check]:
+    """The checks of an offline case but for `novel` and `no_secrets`. passing: runs of the same task that passed."""
+    imported = read_trace(draft)
+    why = lost(case, imported)
+    reproduces = Check(
+        name="reproduces",
+        passed=why is None,
+        why=why or f"the rules find {_at(case.failure, case.step)}, the same each time",
+        numbers={"deterministic": True, "detector": case.detector},
+    )
+    n_silent = sum(found_in(one) is None for one in passing)
+    before = _before(case, imported)
+    sound = Check(
+        name="sound",
+        passed=n_silent == len(passing) and not before,
+        why=before or f"nothing is found in {n_silent} of {len(passing)} runs that passed",
+        numbers={"silent": n_silent, "of": len(passing)},
+    )
+    ids = [one.trace.id for one in passing]
+    solvable = Check(
+        name="solvable",
+        passed=bool(ids),
+        why=f"trace {ids[0][:10]} passed the same task" if ids else "no run is stored that passed the same task",
+        numbers={"traces": ids},
+    )
+    flake = Check(name="flake", passed=True, why="nothing is drawn and nothing is run", numbers={"deterministic": True})
+    return [reproduces, solvable, sound, flake]
+
+
+def _before(case: Case, imported: Imported) -> str:
+    """Words for a detector that finds the failure before it was made: in the run as it was before that step."""
+    if case.step is None:
+        return ""
+    trace = imported.trace
+    cut = trace.model_copy(update={"steps": tuple(step for step in trace.steps if step.index < case.step)})
+    verdict = classified_imported(imported.model_copy(update={"trace": cut}), RewardState.unscored, None)
+    early = [one for one in verdict.failures if (one.type, one.step) == (case.failure, case.step)]
+    return "it is found before the step that failed" if early else ""
+
+
+def _at(kind: object, step: int | None) -> str:
+    return f"{kind} in the whole run" if step is None else f"{kind} at step {step}"

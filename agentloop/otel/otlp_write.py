@@ -1,0 +1,122 @@
+"""Spans as OpenTelemetry sends them: the other way of `otlp_protobuf.py` and `otlp_json.py`."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.trace.v1 import trace_pb2
+
+from agentloop.otel.genai import EVENT, restored
+from agentloop.types import Span
+
+
+def encode(spans: Sequence[Span]) -> bytes:
+    """An ExportTraceServiceRequest. Log records become events of their span, and go with it when it is not there."""
+    made: bytes = _request(spans).SerializeToString()
+    return made
+
+
+def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
+    """The same in the JSON of OTLP, which has its ids in hex and not as protobuf's own JSON has them."""
+    made: dict[str, Any] = MessageToDict(_request(spans), use_integers_for_enums=True)
+    listed = (span for r in made.get("resourceSpans", ()) for s in r["scopeSpans"] for span in s["spans"])
+    for span in listed:
+        for item in (span, *span.get("links", ())):
+            for key in ("traceId", "spanId", "parentSpanId"):
+                if key in item:
+                    item[key] = b64decode(item[key]).hex()
+    return made
+
+
+def _request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    logs: dict[str | None, list[Span]] = {}
+    for span in spans:
+        if span.kind == EVENT:
+            logs.setdefault(span.parent_id, []).append(span)
+    scopes: dict[str, Any] = {}
+    for span in spans:
+        if span.kind == EVENT:
+            continue
+        said = restored(span)
+        key = repr((said["resource"], said["scope"]))
+        if key not in scopes:
+            scopes[key] = _scope(request, said["resource"], said["scope"])
+        said["events"] += [_logged(log) for log in logs.get(span.span_id, ())]
+        _encode(scopes[key].spans.add(), span, said)
+    return request
+
+
+def _scope(request: ExportTraceServiceRequest, resource: dict[str, Any], scope: dict[str, Any]) -> Any:
+    of_resource = request.resource_spans.add()
+    _fill(of_resource.resource, resource)
+    of_resource.schema_url = resource.get("schema_url", "")
+    of_scope = of_resource.scope_spans.add()
+    _fill(of_scope.scope, scope)
+    of_scope.scope.name, of_scope.scope.version = scope.get("name", ""), scope.get("version", "")
+    of_scope.schema_url = scope.get("schema_url", "")
+    return of_scope
+
+
+def _encode(made: trace_pb2.Span, span: Span, said: dict[str, Any]) -> None:
+    made.trace_id, made.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
+    made.parent_span_id = bytes.fromhex(span.parent_id or "")
+    made.name = span.name
+    made.start_time_unix_nano = span.start_ns
+    made.end_time_unix_nano = said.get("end_time_unix_nano", span.end_ns)
+    made.kind = said.get("kind", 0)
+    made.flags, made.trace_state = said.get("flags", 0), said.get("trace_state", "")
+    made.dropped_events_count = said.get("dropped_events_count", 0)
+    made.dropped_links_count = said.get("dropped_links_count", 0)
+    _fill(made, said)
+    if status := said.get("status"):
+        made.status.code, made.status.message = status.get("code", 0), status.get("message", "")
+    for item in said["events"]:
+        event = made.events.add(name=item["name"], time_unix_nano=item["time_unix_nano"])
+        _fill(event, item)
+    for item in said["links"]:
+        link = made.links.add(trace_state=item.get("trace_state", ""), flags=item.get("flags", 0))
+        link.trace_id, link.span_id = bytes.fromhex(item["trace_id"]), bytes.fromhex(item["span_id"])
+        _fill(link, item)
+
+
+def _logged(log: Span) -> dict[str, Any]:
+    said = restored(log)
+    body = said["log"].get("body")
+    more = body if isinstance(body, dict) else {} if body is None else {"content": body}
+    name = log.name or "log"
+    return {"name": name, "time_unix_nano": log.start_ns, "attributes": said["attributes"] | more}
+
+
+def _fill(made: Any, item: dict[str, Any]) -> None:
+    made.dropped_attributes_count = item.get("dropped_attributes_count", 0)
+    made.attributes.extend(_pairs(item["attributes"]))
+
+
+def _pairs(attributes: dict[str, Any]) -> Iterable[common_pb2.KeyValue]:
+    return [common_pb2.KeyValue(key=key, value=_value(value)) for key, value in attributes.items()]
+
+
+def _value(value: Any) -> common_pb2.AnyValue:
+    match value:
+        case None:
+            return common_pb2.AnyValue()
+        case bool():
+            return common_pb2.AnyValue(bool_value=value)
+        case int():
+            return common_pb2.AnyValue(int_value=value)
+        case float():
+            return common_pb2.AnyValue(double_value=value)
+        case str():
+            return common_pb2.AnyValue(string_value=value)
+        case bytes():
+            return common_pb2.AnyValue(bytes_value=value)
+        case list():
+            return common_pb2.AnyValue(array_value=common_pb2.ArrayValue(values=map(_value, value)))
+        case _:
+            return common_pb2.AnyValue(kvlist_value=common_pb2.KeyValueList(values=_pairs(value)))

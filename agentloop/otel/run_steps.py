@@ -1,0 +1,361 @@
+"""The steps of one agent, told by spans that each repeat what came before."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+from agentloop.otel.dialogue import Chat, chat_of, tool_of
+from agentloop.otel.span_tree import Node
+from agentloop.otel.tool_definitions import tools_of
+from agentloop.otel.usage import array, usage_of, whole
+from agentloop.store.spans import DIALECT
+from agentloop.types import BROKEN, Completion, Message, Span, Step, ToolCall, ToolResult
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RunSteps:
+    """Collects calls of models and of tools, in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.first: tuple[Message, ...] = ()
+        """What was said before the first answer."""
+        self.error: str | None = None
+        """Why the last call of the model failed; None when it did not."""
+        self._failed_ns = 0
+        self.asked: dict[int, tuple[int, str]] = {}
+        """id of a tool's node -> index of the step and id of the call that asked for it."""
+        self._steps: list[dict[str, Any]] = []
+        self._calls: dict[str, list[tuple[int, ToolCall]]] = {}
+        self._seen: Counter[Any] = Counter()
+        self._context: Counter[Any] = Counter()
+        self._said: set[str] = set()
+        """The text of answers that have calls, too."""
+        self._aliased: set[int] = set()
+        """Calls of answers that a context has by another id, too, by their identity."""
+        self._strange: set[str] = set()
+        """Ids of calls that no answer made."""
+        self._unanswered: tuple[list[Message], bool] = ([], False)
+        """What was new in the contexts of calls that failed since the last answer, and whether one was shortened."""
+        self._tools: tuple[dict[str, Any], ...] = ()
+        """The tools that the last step that said so was offered."""
+        self._broken: tuple[Node, Chat, dict[str, Any]] | None = None
+        """The last of them."""
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def last_answer(self) -> Message | None:
+        """None when there was none, or nobody wrote it down."""
+        return None if not self._steps or self._steps[-1]["bare"] else self._steps[-1]["message"]
+
+    def chat(self, node: Node) -> None:
+        """A call of a model: what is new in its context was heard or given back, and its answer is a step."""
+        said = node.said()
+        chat, given = chat_of(said), said["attributes"]
+        for twin in node.twins:
+            chat = _completed(chat, chat_of(twin.said()))
+        # An answer that broke off is no step, and the gateway knows; others mark calls that they had an answer of.
+        error = node.span.error if not chat.outputs or DIALECT in given else None
+        new, shortened = self._hear(chat, given, is_answered=error is None)
+        heard, compacted = self._unanswered[0] + new, self._unanswered[1] or shortened
+        self._unanswered = (heard, compacted) if error else ([], False)
+        if error and self.error and node.span.start_ns < self._failed_ns and len(error) < len(self.error):
+            return  # the same failure, which another library says less of
+        self.error, self._failed_ns = error, node.span.end_ns
+        if error is not None:
+            self._broken = node, chat, given
+        else:
+            if not self._steps and "agentloop.n_heard" not in given:
+                self.first, heard, compacted = tuple(heard), [], False
+            self._answer(node, chat, given, heard, compacted, chat.finish_reason)
+
+    def end(self) -> None:
+        """No more follows: where the last call failed, what was asked is told, and what there was of an answer."""
+        if self.error is None or self._broken is None:
+            return
+        (node, chat, given), (heard, compacted) = self._broken, self._unanswered
+        if not self._steps:
+            self.first, heard, compacted = tuple(heard), [], False
+        if chat.outputs or heard:
+            self._answer(node, chat, given, heard, compacted, BROKEN)
+
+    def _answer(
+        self, node: Node, chat: Chat, given: dict[str, Any], heard: list[Message], compacted: bool, finish: str | None
+    ) -> None:
+        message = _merged(chat.outputs)
+        tools = tools_of(given)
+        is_new, self._tools = tools != self._tools, tools or self._tools
+        ids = array(given.get("agentloop.token_ids.completion"), int)
+        self._add(
+            message.model_copy(update={"token_ids": ids}) if ids else message,
+            node.span,
+            bare=not chat.outputs and finish != BROKEN,
+            heard=tuple(heard),
+            compacted=compacted or given.get("agentloop.compacted") is True,
+            copied=given.get("agentloop.copied") is True,
+            tools=tools if is_new else (),
+            completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, finish),
+        )
+
+    def tool(self, node: Node) -> str:
+        """A run of a tool: it is the result of the call it names, or of the first of its name that has none.
+
+        The call's id. Where no answer was written down that could have asked for it, the call is made up of it.
+        """
+        said = node.said()
+        span, given, use = node.span, said["attributes"], tool_of(said)
+        name = span.tool or span.name
+        result = {
+            "name": name,
+            "content": use.content,
+            "ok": span.error is None,
+            "exit_code": whole(given.get("agentloop.exit_code", given.get("process.exit.code"))),
+            "timed_out": _timed_out(span, given),
+            "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9,
+            "spanned": True,
+        }
+        step = given.get("agentloop.step")
+        if type(step) is int and 0 <= step < len(self._steps):
+            call_id = str(given.get("gen_ai.tool.call.id", ""))
+            exact = {"call_id": call_id, "name": str(given.get("gen_ai.tool.name", name)), "told": True}
+            self._steps[step]["results"].append({**result, **exact})
+            return call_id
+        pending = self._pending(use.call_id, name, "spanned", use.arguments)
+        if pending is None and use.call_id not in self._calls:
+            pending = self._pending(None, name, "spanned", use.arguments)
+        if pending is None:
+            pending = self._made_up(
+                node, ToolCall(id=use.call_id or span.span_id, name=name, arguments=use.arguments or "{}")
+            )
+        n, call = pending
+        self._give(n, call, result)
+        self.asked[id(node)] = n, call.id
+        return call.id
+
+    def done(self) -> tuple[Step, ...]:
+        """The steps."""
+        return tuple(_step(n, step) for n, step in enumerate(self._steps))
+
+    def _hear(self, chat: Chat, given: dict[str, Any], *, is_answered: bool) -> tuple[list[Message], bool]:
+        """What is new in a context, and whether it was shortened. Of an answer that broke off a part may be heard."""
+        n_heard = given.get("agentloop.n_heard")
+        if type(n_heard) is int:  # our own export says what is new
+            return (chat.inputs[-n_heard:] if n_heard > 0 else []), False
+        context: Counter[Any] = Counter()
+        heard = []
+        asked = {self._recognised(call) for message in chat.inputs for call in message.tool_calls}
+        for message in chat.inputs:
+            key = _key(message)
+            context[key] += 1
+            if context[key] > self._seen[key] and not (
+                self._is_result(message, asked) or self._is_answer(message) or self._is_part(message)
+            ):
+                heard.append(message)
+        gone = self._context - context if chat.inputs else Counter()
+        compacted = any(key[0] not in ("system", "developer") for key in gone)  # those may tell the time
+        if chat.inputs:
+            self._context = context
+        if chat.outputs and is_answered:
+            context = context + Counter([_key(_merged(chat.outputs))])
+        for key, n in context.items():
+            self._seen[key] = max(self._seen[key], n)
+        return heard, compacted
+
+    def _recognised(self, call: ToolCall) -> str:
+        """The id of a call in a context; one that an answer made by another id is known by this one, too."""
+        if call.id and call.id not in self._calls and call.id not in self._strange:
+            n, calls = self._last_asked()
+            made = next((known for known in calls if _same(known, call) and id(known) not in self._aliased), None)
+            if made is None:
+                self._strange.add(call.id)
+            else:
+                self._aliased.add(id(made))
+                self._calls[call.id] = [(n, made)]
+        return call.id
+
+    def _last_asked(self) -> tuple[int, list[ToolCall]]:
+        """The calls of the last step that has any, and its index."""
+        n = next((n for n in reversed(range(len(self._steps))) if self._steps[n]["calls"]), -1)
+        return n, self._steps[n]["calls"] if n >= 0 else []
+
+    def _is_result(self, message: Message, asked: set[str]) -> bool:
+        """Whether it is the result of a known call, which is then what the policy was told of it.
+
+        asked: ids of calls in the same context. One with an id that nobody asked is of the first call without result.
+        """
+        if message.role != "tool":
+            return False
+        call_id = message.tool_call_id
+        is_known = call_id in self._calls
+        found = self._pending(None if call_id not in asked and not is_known else call_id, message.name, "told")
+        if found is None:
+            return is_known
+        result = {"name": message.name, "content": message.content, "told": True}
+        self._give(*found, {key: value for key, value in result.items() if value is not None})
+        return True
+
+    def _is_answer(self, message: Message) -> bool:
+        """Whether it is what the last step said, which that step's own span did not write down."""
+        if message.role != "assistant" or not self._steps or not self._steps[-1]["bare"]:
+            return False
+        step = self._steps[-1]
+        step.update(message=message, bare=False, calls=list(message.tool_calls))
+        if message.tool_calls and message.content.strip():
+            self._said.add(message.content.strip())
+        for call in message.tool_calls:
+            self._calls.setdefault(call.id, []).append((len(self._steps) - 1, call))
+        return True
+
+    def _is_part(self, message: Message) -> bool:
+        """Whether it is a piece of an answer: some libraries cut one into its text and each of its calls."""
+        if message.role != "assistant":
+            return False
+        if message.tool_calls:
+            return all(
+                any(_same(known, call) for _, known in self._calls.get(call.id, ())) for call in message.tool_calls
+            )
+        return message.content.strip() in self._said
+
+    def _pending(
+        self, call_id: str | None, name: str | None, mark: str, arguments: str | None = None
+    ) -> tuple[int, ToolCall] | None:
+        """The call that a result belongs to which has none yet with this `mark`; rather one of these arguments.
+
+        Calls that share an id are those of the latest step first, and within a step in their order.
+        """
+        if call_id is not None:
+            steps = _latest_first(self._calls.get(call_id, []))
+        else:
+            last, calls = self._last_asked()
+            steps = iter([(last, [call for call in calls if name in (None, call.name)])])
+        for n, calls in steps:
+            if arguments is not None and len(calls) > 1:
+                calls.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))
+            for call in calls:
+                if not any(_is_of(r, call) and r.get(mark) for r in self._steps[n]["results"]):
+                    return n, call
+        return None
+
+    def _give(self, n: int, call: ToolCall, result: dict[str, Any]) -> None:
+        results = self._steps[n]["results"]
+        known = next((r for r in results if _is_of(r, call)), None)
+        if known is None:
+            results.append({"call": call, "call_id": call.id, **result})
+            return
+        if known.get("told"):  # the policy was told this, whatever the tool's own span has
+            result = {key: value for key, value in result.items() if key != "content" or not known["content"]}
+        known.update(result)
+
+    def _made_up(self, node: Node, call: ToolCall) -> tuple[int, ToolCall]:
+        if not self._steps:
+            self._add(Message(role="assistant"), node.span, bare=True, completion={"finish_reason": "tool_calls"})
+            self._steps[-1]["duration_s"] = 0.0
+        n = len(self._steps) - 1
+        if self._steps[n]["bare"]:
+            self._steps[n]["calls"].append(call)
+            self._calls.setdefault(call.id, []).append((n, call))
+        return n, call
+
+    def _add(self, message: Message, span: Span, *, bare: bool, **step: Any) -> None:
+        n = len(self._steps)
+        calls = list(message.tool_calls)
+        if calls and message.content.strip():
+            self._said.add(message.content.strip())
+        for call in calls:
+            self._calls.setdefault(call.id, []).append((n, call))
+        times = {"started_at": at(span.start_ns), "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9}
+        self._steps.append({"message": message, "calls": calls, "results": [], "bare": bare, **times, **step})
+
+
+def at(ns: int) -> datetime | None:
+    """A time of nanoseconds since 1970; None for 0, where nobody said."""
+    return EPOCH + timedelta(microseconds=ns // 1000) if ns else None
+
+
+def _step(n: int, step: dict[str, Any]) -> Step:
+    message = step["message"]
+    if step["bare"] and step["calls"]:
+        message = message.model_copy(update={"tool_calls": tuple(step["calls"])})
+    usage = step["completion"]
+    finish = usage.get("finish_reason") or ("tool_calls" if message.tool_calls else "stop")
+    return Step(
+        index=n,
+        heard=step.get("heard", ()),
+        completion=Completion(**{**usage, "message": message, "finish_reason": finish}),
+        results=tuple(_result(result, step["calls"]) for result in step["results"]),
+        started_at=step["started_at"],
+        duration_s=step["duration_s"],
+        compacted=step.get("compacted", False),
+        copied=step.get("copied", False),
+        tools=step.get("tools", ()),
+    )
+
+
+def _latest_first(calls: Sequence[tuple[int, ToolCall]]) -> Iterator[tuple[int, list[ToolCall]]]:
+    """Calls by step, those of one step in their order."""
+    for n, group in groupby(reversed(calls), key=itemgetter(0)):
+        yield n, [call for _, call in group][::-1]
+
+
+def _is_of(result: dict[str, Any], call: ToolCall) -> bool:
+    """Whether a result is of that very call: ids may repeat."""
+    return result["call"] is call if "call" in result else result["call_id"] == call.id
+
+
+def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
+    name = result.get("name") or next((call.name for call in calls if call.id == result["call_id"]), "")
+    fields = {key: value for key, value in result.items() if key not in ("told", "spanned", "call")}
+    return ToolResult(**{"ok": True, **fields, "name": name, "content": result.get("content") or ""})
+
+
+def _merged(messages: Sequence[Message]) -> Message:
+    """One answer that was told in several messages."""
+    if len(messages) == 1:
+        return messages[0]
+    return Message(
+        role="assistant",
+        content="".join(message.content for message in messages),
+        reasoning="".join(message.reasoning for message in messages),
+        tool_calls=tuple(call for message in messages for call in message.tool_calls),
+    )
+
+
+def _key(message: Message) -> tuple[Any, ...]:
+    """Equal for messages that say the same, whatever their ids and spacing."""
+    if message.role == "tool":
+        return ("tool", message.tool_call_id, message.content)
+    return (
+        message.role,
+        message.content.strip(),
+        *((call.name, _canonical(call.arguments)) for call in message.tool_calls),
+    )
+
+
+def _same(known: ToolCall, call: ToolCall) -> bool:
+    return known.name == call.name and _canonical(known.arguments) == _canonical(call.arguments)
+
+
+def _completed(chat: Chat, other: Chat) -> Chat:
+    """What one span says of a call, and what only the other one does."""
+    return Chat(chat.inputs or other.inputs, chat.outputs or other.outputs, chat.finish_reason or other.finish_reason)
+
+
+def _canonical(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _timed_out(span: Span, given: dict[str, Any]) -> bool:
+    if "agentloop.timed_out" in given:
+        return given["agentloop.timed_out"] is True
+    return span.error is not None and any(word in span.error.lower() for word in ("timeout", "timed out", "deadline"))

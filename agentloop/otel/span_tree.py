@@ -1,0 +1,153 @@
+"""Spans of one trace as a tree, whatever is missing, late, doubled or wound round: and who ran what in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+
+from agentloop.otel.genai import EVENT, restored
+from agentloop.store.calls import calls_of
+from agentloop.types import Span
+
+MAX_AGENTS = 32
+"""Levels of agents in agents; those below belong to the last one."""
+
+
+class Node:
+    """A span in its tree."""
+
+    def __init__(self, span: Span, position: int) -> None:
+        """position: the order of arrival."""
+        self.span, self.position = span, position
+        self.parent: Node | None = None
+        self.children: list[Node] = []
+        self.logs: list[Span] = []
+        self.run: Node | None = None
+        """The nearest agent above, None for none."""
+        self.tool: Node | None = None
+        """The nearest tool above, up to that agent and with it when it is one."""
+        self.is_run = False
+        self.is_call = False
+        """A call of a model, and of the spans that tell of it the first (`calls_of`)."""
+        self.twins: list[Node] = []
+        """The others."""
+        self.depth = 0
+
+    def said(self) -> dict[str, Any]:
+        """What the span said, with its log records among its events. Made anew each time, as it may be large."""
+        said = restored(self.span, read=self.span.kind == "chat")
+        for log in self.logs:
+            told = restored(log)
+            body = told["log"].get("body")
+            attributes = told["attributes"] | (body if isinstance(body, dict) else {"content": body} if body else {})
+            said["events"].append({"name": log.name, "time_unix_nano": log.start_ns, "attributes": attributes})
+        if self.logs:
+            said["events"].sort(key=lambda event: event["time_unix_nano"])
+        return said
+
+    def mark(self, key: str) -> Any:
+        """A short attribute of our own; None when there is none."""
+        if f'"{key}"'.encode() not in self.span.head:
+            return None
+        return orjson.loads(self.span.head).get("attributes", {}).get(key)
+
+
+def tree_of(spans: Iterable[Span]) -> list[Node]:
+    """The nodes, parents before children. Of doubles the one that ended last counts."""
+    nodes: dict[str, Node] = {}
+    logs: list[Span] = []
+    for position, span in enumerate(spans):
+        if span.kind == EVENT:
+            logs.append(span)
+            continue
+        known = nodes.get(span.span_id)
+        if known is None:
+            nodes[span.span_id] = Node(span, position)
+        elif span.end_ns > known.span.end_ns:
+            known.span = span
+    for node in nodes.values():
+        node.parent = nodes.get(node.span.parent_id) if node.span.parent_id else None
+    _cut_cycles(list(nodes.values()))
+    for node in nodes.values():
+        if node.parent is not None:
+            node.parent.children.append(node)
+    _hear(nodes, logs)
+    order = [node for node in nodes.values() if node.parent is None]
+    for node in order:  # grows while it is walked
+        order += node.children
+    _find_runs(order)
+    return order
+
+
+def _cut_cycles(nodes: Sequence[Node]) -> None:
+    """Every ring of parents loses the link above its earliest span."""
+    done: set[int] = set()
+    for node in nodes:
+        path: list[Node] = []
+        at: Node | None = node
+        here: set[int] = set()
+        while at is not None and id(at) not in done and id(at) not in here:
+            here.add(id(at))
+            path.append(at)
+            at = at.parent
+        if at is not None and id(at) in here:
+            ring = path[path.index(at) :]
+            min(ring, key=lambda n: (n.span.start_ns, n.span.span_id)).parent = None
+        done |= here
+
+
+def _hear(nodes: dict[str, Node], logs: Sequence[Span]) -> None:
+    """Log records go to the span they were said in; those of a span that never came become a span of their own."""
+    heard: set[str] = set()
+    for log in logs:
+        if log.span_id in heard:
+            continue
+        heard.add(log.span_id)
+        parent_id = log.parent_id or ""
+        if parent_id not in nodes:
+            empty = log._replace(
+                span_id=parent_id, parent_id=None, name="", kind="chat", head=_EMPTY, bodies=(), error=None
+            )
+            nodes[parent_id] = Node(empty, len(nodes))
+        nodes[parent_id].logs.append(log)
+
+
+_EMPTY = b'{"attributes":{},"resource":{"attributes":{}},"scope":{"attributes":{}}}'
+
+
+def _find_runs(order: Sequence[Node]) -> None:
+    near: dict[int, Node] = {}
+    for node in order:
+        parent = node.parent
+        above = None if parent is None else parent if parent.span.kind in ("agent", "tool") else near.get(id(parent))
+        if above is not None:
+            near[id(node)] = above
+        if node.span.kind == "agent":
+            node.is_run = True
+        elif node.span.kind == "chat" and above is not None and above.span.kind == "tool":
+            above.is_run = True  # a tool that asks a model is an agent
+    chats: dict[int, Node] = {}
+    above_of: dict[str, str] = {}
+    for node in order:
+        if (parent := node.parent) is not None:
+            node.run = parent if parent.is_run else parent.run
+            node.tool = parent if parent.span.kind == "tool" else None if parent.is_run else parent.tool
+            above = parent if parent.span.kind == "chat" else chats.get(id(parent))
+            if above is not None and node.tool is None and not parent.is_run:
+                chats[id(node)] = above
+                if node.span.kind == "chat":
+                    above_of[node.span.span_id] = above.span.span_id
+        node.depth = 0 if node.run is None else node.run.depth + 1
+        if node.is_run and node.depth >= MAX_AGENTS:
+            node.is_run = False
+    _find_calls([node for node in order if node.span.kind == "chat"], above_of)
+
+
+def _find_calls(nodes: Sequence[Node], above: dict[str, str]) -> None:
+    by_id = {node.span.span_id: node for node in nodes}
+    for span, *others in calls_of([node.span for node in nodes], above):
+        call = by_id[span.span_id]
+        call.is_call = True
+        call.twins = [by_id[other.span_id] for other in others]

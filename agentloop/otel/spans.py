@@ -1,0 +1,193 @@
+"""A trace from its spans, in whatever order they came. The other way is in `spans_export.py`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.errors import FormatError
+from agentloop.otel.dialogue import answer_of, inputs_of
+from agentloop.otel.run_steps import RunSteps, at
+from agentloop.otel.span_tree import Node, tree_of
+from agentloop.otel.spans_export import spans_of
+from agentloop.store.spans import source_of, task_of
+from agentloop.store.sums import GATEWAY
+from agentloop.types import Message, Span, StopReason, SubTrace, Trace
+
+__all__ = ["spans_of", "trace_of"]
+
+STOPS = (
+    ("cancel", StopReason.cancelled),
+    ("context_length", StopReason.context_limit),
+    ("context window", StopReason.context_limit),
+    ("timeout", StopReason.time_limit),
+    ("timed out", StopReason.time_limit),
+    ("deadline", StopReason.time_limit),
+)
+"""Words in an error that tell why a run ended."""
+
+
+def trace_of(spans: Sequence[Span]) -> Trace:
+    """The run that the spans of one trace tell of.
+
+    Calls of a model become steps, of which `heard` is what no earlier context held; runs of tools become results;
+    agents below the first one, and tools that ask a model themselves, become children. Spans whose parent is not
+    there belong to the first agent. A call that failed is left out where another follows, which says the same again;
+    with the last one the trace ends (`Step.is_broken`). Raises FormatError when there is no span.
+    """
+    nodes = tree_of(spans)
+    if not nodes:
+        raise FormatError("a trace without spans")
+    main = _main([node for node in nodes if node.is_run and node.run is None and node.span.kind == "agent"])
+    members: dict[Node | None, list[Node]] = {}
+    for node in nodes:
+        if node is not main:
+            members.setdefault(node.run or main, []).append(node)
+    return _run(main, members, nodes[0].span.trace_id)
+
+
+def _main(tops: Sequence[Node]) -> Node | None:
+    """The agent that all the others belong to; None when they stand side by side."""
+    first = min(tops, key=lambda node: (node.span.start_ns, node.position), default=None)
+    if first is not None and len(tops) > 1 and first.span.parent_id is not None:
+        return None
+    return first
+
+
+def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
+    """trace_id: what the trace is called when it says nothing itself."""
+    own = members.get(main, [])
+    # Whoever sends spans to a trace of our gateway's does not rewrite it.
+    through_gateway = source_of([node.span for node in own]) == GATEWAY
+    is_ours = main is not None and main.mark("agentloop.trace.id") is not None and not through_gateway
+    nested = [node for node in own if node.is_run]
+    nodes = [node for node in own if _acts(node)]
+    if not nodes and len(nested) == 1 and not is_ours:
+        return _wrapped(main, nested[0], members, trace_id)
+    steps = RunSteps()
+    children = []
+    for node in sorted({id(n): n for n in (*nodes, *nested)}.values(), key=_order(nodes)):
+        call_id = None
+        if node.span.kind == "chat":
+            steps.chat(node)
+        elif node.span.kind == "tool" and node.tool is None:
+            call_id = steps.tool(node)
+        if node.is_run:
+            children.append((node, len(steps) - 1 if len(steps) else None, call_id))
+    steps.end()
+    if is_ours:
+        children.sort(key=lambda child: _index(child[0], "agentloop.child"))
+    made = tuple(_child(node, members, trace_id, steps, n, call_id) for node, n, call_id in children)
+    return _filled(main, own, steps, trace_id, is_ours).model_copy(update={"children": made})
+
+
+def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: str, is_ours: bool) -> Trace:
+    said: dict[str, Any] = {"attributes": {}, "events": []} if main is None else main.said()
+    given = said["attributes"]
+    get = given.get
+    spans = [node.span for node in ((main,) if is_ours and main else (*((main,) if main else ()), *own))]
+    start = main.span.start_ns if main else min((s.start_ns for s in spans if s.start_ns), default=0)
+    end = main.span.end_ns if main else max((s.end_ns for s in spans), default=0)
+    error = (main.span.error if main else _root_error(own)) or steps.error
+    messages = steps.first
+    if main and (is_ours or not messages):
+        messages = tuple(inputs_of(said))
+    answer = get("agentloop.answer") if is_ours else None if source_of(spans) == GATEWAY else answer_of(said)
+    stop = str(get("agentloop.stop_reason"))
+    return Trace(
+        id=str(get("agentloop.trace.id")) if is_ours else trace_id,
+        episode_id=next((span.episode_id for span in spans if span.episode_id), None),
+        task_id=_task(spans),
+        policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
+        isolation=_text(get("agentloop.isolation")),
+        source=(_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
+        source_id=_text(get("agentloop.source_id")),
+        session=next((span.session for span in spans if span.session), None),
+        agent=main.span.agent or (main.span.tool if main.span.kind == "tool" else None) if main else None,
+        messages=messages,
+        steps=steps.done(),
+        answer=_text(answer),
+        stop_reason=StopReason(stop) if stop in {*StopReason} else _stop(error, steps),
+        error=_text(get("agentloop.error")) if is_ours else error,
+        started_at=at(start),
+        duration_s=max(end - start, 0) / 1e9,
+    )
+
+
+def _task(spans: Sequence[Span]) -> str | None:
+    """What the run was an attempt at. Through the gateway, only what the first call named: see `store/sums.py`."""
+    if source_of(spans) == GATEWAY:
+        return task_of(spans)
+    return next((span.task_id for span in spans if span.task_id), None)
+
+
+def _root_error(own: Sequence[Node]) -> str | None:
+    """Why the program around a run without an agent failed, where there is one."""
+    roots = [node.span for node in own if node.parent is None]
+    return roots[0].error if len(roots) == 1 and roots[0].kind == "other" else None
+
+
+def _acts(node: Node) -> bool:
+    """Whether it is a call of a model or of a tool that the agent itself made."""
+    if node.span.kind == "chat":
+        return node.is_call
+    return node.span.kind == "tool" and node.tool is None
+
+
+def _child(
+    node: Node,
+    members: dict[Node | None, list[Node]],
+    trace_id: str,
+    steps: RunSteps,
+    step: int | None,
+    call: str | None,
+) -> SubTrace:
+    made = hashlib.sha256(f"{trace_id}:{node.span.span_id}".encode()).hexdigest()[:32]
+    trace = _run(node, members, made)
+    if node.mark("agentloop.trace.id") is not None:
+        given = node.said()["attributes"]
+        at = given.get("agentloop.step")
+        return SubTrace(
+            trace=trace, step=at if type(at) is int else None, call_id=_text(given.get("agentloop.call_id"))
+        )
+    asked = steps.asked.get(id(node.tool)) if node.tool else None
+    return SubTrace(trace=trace, step=asked[0] if asked else step, call_id=asked[1] if asked else call)
+
+
+def _wrapped(main: Node | None, inner: Node, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
+    """A run that does nothing but hold another one is that one."""
+    trace = _run(inner, members, trace_id)
+    update: dict[str, Any] = {}
+    if main is not None:
+        said = main.said()
+        update["session"] = main.span.session or trace.session
+        update["answer"] = trace.answer if trace.answer is not None else answer_of(said)
+        update["messages"] = trace.messages or tuple(inputs_of(said))
+        if main.span.error and not trace.error:
+            update |= {"error": main.span.error, "stop_reason": _stop(main.span.error, None)}
+    return trace.model_copy(update=update)
+
+
+def _order(nodes: Sequence[Node]) -> Any:
+    """By step where the spans say theirs, else by time, a call of a model before what began with it."""
+    rank = {"chat": 0, "tool": 1}
+    if nodes and all(node.mark("agentloop.step") is not None for node in nodes):
+        return lambda node: (_index(node, "agentloop.step"), rank.get(node.span.kind, 2), node.position)
+    return lambda node: (node.span.start_ns, rank.get(node.span.kind, 2), node.position)
+
+
+def _index(node: Node, key: str) -> int:
+    value = node.mark(key)
+    return value if type(value) is int else -1
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _stop(error: str | None, steps: RunSteps | None) -> StopReason:
+    if error is not None:
+        return next((stop for word, stop in STOPS if word in error.lower()), StopReason.error)
+    last: Message | None = steps.last_answer if steps else None
+    return StopReason.no_tool_call if last and last.content and not last.tool_calls else StopReason.unknown

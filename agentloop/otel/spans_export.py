@@ -1,0 +1,178 @@
+"""Spans from a trace, in the words of the GenAI conventions; what these have no word for is `agentloop.*`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from agentloop.otel.attributes import EPISODE, REWARD, TASK, VERSION
+from agentloop.otel.genai import ERROR, Said, span_of, where_of
+from agentloop.types import Message, Span, Step, ToolCall, Trace
+
+MAX_CONTEXT = 256
+"""Messages of a context that each call of a model repeats; a longer run writes down only what was new."""
+WHERE = where_of(
+    {"attributes": {"service.name": "agentloop"}},
+    {"name": "agentloop", "attributes": {}},
+)
+INTERNAL, CLIENT = 1, 3
+"""Kinds of OpenTelemetry spans."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def spans_of(trace: Trace, reward: float | None = None) -> list[Span]:
+    """One span for the agent, which says the reward, below it one for each step and each result, and the children's.
+
+    `trace_of` gives an equal trace back, but for these: times are whole microseconds in UTC and durations whole
+    nanoseconds; a message has the fields that its role has (a tool's content, id and name; others content,
+    reasoning, calls and tokens); and an answer's tokens are the completion's. Ids are made of the trace's.
+    """
+    trace_id = trace.id if re.fullmatch("[0-9a-f]{32}", trace.id) and trace.id.strip("0") else _hash(trace.id, 32)
+    return _agent(trace, trace_id, None, {REWARD: reward})
+
+
+def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, Any]) -> list[Span]:
+    span_id = _hash(f"{parent_id}:{trace.id}:{more.get('agentloop.child')}", 16)
+    attributes = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": trace.agent,
+        "gen_ai.conversation.id": trace.session,
+        "gen_ai.input.messages": [_told(message) for message in trace.messages],
+        "agentloop.trace.id": trace.id,
+        EPISODE: trace.episode_id,
+        TASK: trace.task_id,
+        VERSION: trace.policy_version,
+        "agentloop.isolation": trace.isolation,
+        "agentloop.source": trace.source,
+        "agentloop.source_id": trace.source_id,
+        "agentloop.answer": trace.answer,
+        "agentloop.stop_reason": trace.stop_reason.value,
+        "agentloop.error": trace.error,
+        **more,
+    }
+    times = (trace.started_at, trace.duration_s)
+    name = f"invoke_agent {trace.agent}" if trace.agent else "invoke_agent"
+    made = [_span(trace_id, span_id, parent_id, name, times, attributes, trace.error)]
+    context = list(trace.messages)
+    for step in trace.steps:
+        made += _step(step, trace_id, span_id, context)
+    for n, child in enumerate(trace.children):
+        link = {"agentloop.child": n, "agentloop.step": child.step, "agentloop.call_id": child.call_id}
+        made += _agent(child.trace, trace_id, span_id, link)
+    return made
+
+
+def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
+    context[:] = step.context or [*context, *step.heard]
+    completion, message = step.completion, step.completion.message
+    told = context if len(context) <= MAX_CONTEXT else step.heard
+    output = {**_told(message), "finish_reason": completion.finish_reason}
+    output.pop("token_ids", None)
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.response.model": completion.model,
+        "gen_ai.response.finish_reasons": [completion.finish_reason],
+        "gen_ai.usage.input_tokens": completion.n_prompt_tokens,
+        "gen_ai.usage.output_tokens": completion.n_completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": completion.n_cached_tokens,
+        "gen_ai.input.messages": [_told(message) for message in told],
+        "gen_ai.output.messages": [output],
+        "gen_ai.tool.definitions": list(step.tools) or None,
+        "agentloop.cost_usd": completion.cost_usd,
+        "agentloop.token_ids.prompt": list(completion.prompt_token_ids) or None,
+        "agentloop.token_ids.completion": list(message.token_ids) or None,
+        "agentloop.logprobs": list(completion.logprobs) or None,
+        "agentloop.step": step.index,
+        "agentloop.n_heard": len(step.heard),
+        "agentloop.compacted": step.compacted or None,
+        "agentloop.copied": step.copied or None,
+    }
+    name = f"chat {completion.model}" if completion.model else "chat"
+    span_id = _hash(f"{parent_id}:{step.index}", 16)
+    made = [_span(trace_id, span_id, parent_id, name, (step.started_at, step.duration_s), attributes, None)]
+    context.append(message)
+    calls: dict[str, list[ToolCall]] = {}
+    for call in message.tool_calls:
+        calls.setdefault(call.id, []).append(call)
+    started = None if step.started_at is None else _ns(step.started_at) + round(step.duration_s * 1e9)
+    for n, result in enumerate(step.results):
+        same = calls.get(result.call_id, [])
+        own = same.pop(0) if len(same) > 1 else next(iter(same), None)
+        given = {
+            "gen_ai.operation.name": "execute_tool",
+            "gen_ai.tool.name": result.name,
+            "gen_ai.tool.call.id": result.call_id,
+            "gen_ai.tool.call.arguments": own and own.arguments,
+            "gen_ai.tool.call.result": result.content,
+            "agentloop.step": step.index,
+            "agentloop.exit_code": result.exit_code,
+            "agentloop.timed_out": result.timed_out,
+        }
+        error = None if result.ok else "timeout" if result.timed_out else "tool_error"
+        times = (started, result.duration_s)
+        made.append(
+            _span(trace_id, _hash(f"{span_id}:{n}", 16), parent_id, f"execute_tool {result.name}", times, given, error)
+        )
+        context.append(Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name))
+    return made
+
+
+def _told(message: Message) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = []
+    if message.reasoning:
+        parts.append({"type": "reasoning", "content": message.reasoning})
+    if message.role == "tool":
+        part = {"type": "tool_call_response", "id": message.tool_call_id, "result": message.content}
+        parts.append({key: value for key, value in part.items() if value is not None})
+    elif message.content:
+        parts.append({"type": "text", "content": message.content})
+    for call in message.tool_calls:
+        made = {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments, "error": call.error}
+        parts.append({key: value for key, value in made.items() if value is not None})
+    told: dict[str, Any] = {"role": message.role, "parts": parts}
+    if message.name is not None:
+        told["name"] = message.name
+    if message.token_ids:
+        told["token_ids"] = list(message.token_ids)
+    return told
+
+
+def _span(
+    trace_id: str,
+    span_id: str,
+    parent_id: str | None,
+    name: str,
+    times: tuple[datetime | int | None, float],
+    attributes: dict[str, Any],
+    error: str | None,
+) -> Span:
+    start = _ns(times[0]) if isinstance(times[0], datetime) else times[0] or 0
+    given = {key: value for key, value in attributes.items() if value is not None}
+    for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
+        if key in given:  # as JSON text, which is what the conventions ask of spans
+            given[key] = json.dumps(given[key], ensure_ascii=False, separators=(",", ":"))
+    if error is not None and given["gen_ai.operation.name"] == "execute_tool":
+        given["error.type"] = error
+    given = {key: _utf8(value) if isinstance(value, str) else value for key, value in given.items()}
+    kind = CLIENT if given["gen_ai.operation.name"] == "chat" else INTERNAL
+    end = start + round(times[1] * 1e9)
+    code, words = (ERROR, _utf8(error)) if error is not None else (0, "")
+    said = Said(trace_id, span_id, parent_id, _utf8(name), start, end, given, [], [], code, words, {"kind": kind})
+    return span_of(said, WHERE)
+
+
+def _utf8(text: str) -> str:
+    """Without halves of surrogate pairs, which no protobuf can hold."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _ns(time: datetime) -> int:
+    since = time - EPOCH
+    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+def _hash(text: str, n_digits: int) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:n_digits]

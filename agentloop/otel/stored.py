@@ -1,0 +1,66 @@
+"""A trace of the store in the shape that is asked for: as steps, or as the spans that it came as.
+
+The one place where it does not matter whether a trace was rolled out here, imported, or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from agentloop.errors import NoSuchTrace
+from agentloop.otel.spans import trace_of
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.types import Span, Trace, Verdict
+
+PAGE = 1000
+"""Spans read at once."""
+
+
+class StoredTrace:
+    """See `protocols.Stored`."""
+
+    def __init__(self, store: Store, row: TraceSummary) -> None:
+        """Raises NoSuchTrace when it is no longer there."""
+        self.row = row
+        self.facts: Mapping[str, Any] = row.model_dump(exclude={"key"})
+        self.verdict: Verdict
+        self._store = store
+        self._imported, self.verdict = store.whole(row)
+
+    @cached_property
+    def trace(self) -> Trace:
+        """See `Stored`. It is called what the store calls it, whatever its spans say."""
+        if self._imported is not None:
+            return self._imported.trace
+        return trace_of(list(self.spans())).model_copy(update={"id": self.row.id})
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """See `Stored`."""
+        return self._imported.raw if self._imported is not None else {}
+
+    def spans(self) -> Iterator[Span]:
+        """See `Stored`."""
+        cursor: str | None = None
+        while self.row.n_spans:
+            page = self._store.spans(self.row.project, self.row.id, after=cursor, limit=PAGE)
+            yield from page.spans
+            if page.next is None:
+                return
+            cursor = page.next
+
+
+def read_each(
+    store: Store, rows: Iterable[TraceSummary], gone: Callable[[TraceSummary], None] = lambda row: None
+) -> Iterator[StoredTrace]:
+    """The traces of `rows`, one at a time in memory; `gone` is told of those that were removed meanwhile."""
+    for row in rows:
+        try:
+            made = StoredTrace(store, row)
+        except NoSuchTrace:
+            gone(row)
+        else:
+            yield made

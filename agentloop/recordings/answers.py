@@ -1,0 +1,292 @@
+"""Model cassettes: the answers of a bank's trials, kept so that a candidate that asks the same pays nothing.
+
+    evals/NAME/baseline/REF.tape.jsonl     `{"tape": ...}`, then each message once, then each trial with its answers
+
+An answer is found by everything that decides it (`request_key`), within one trial of one task: K trials stay K
+different answers, whatever their seeds. Conversations go along with the recorded one up to the first difference, and
+are the policy's own from there. This is a coupling of the candidate with one banked trial, so four things hold it up:
+
+- The comparison is with that same trial alone, whether it played to its end or diverged: a gate of one banked trial a
+  visit. To compare those that diverge with others of the bank is biased: they are the ones that go another way.
+- A divergence goes on from where it happened. To start the episode anew would drop the prefixes that diverge.
+- The identity stands for the answers' distribution. A name behind which weights or code change is no identity, so a
+  tape is played for the same contents alone (`taped.refusal`).
+- What ran is judged. Equal requests do not prove equal ends: the last action's result is in no request. Nothing has to
+  run only where task, version and environment are as they were (`Tape.covers`).
+
+Boxes are not recorded here (`sandbox/replay.py`): where tools run, a result that differs is a difference of the next
+request. Neither is what only training needs. A conversation that goes live sees marks where answers had secrets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from pydantic import Field, ValidationError
+
+from agentloop import __version__
+from agentloop.errors import ConfigError, UpstreamUnavailable
+from agentloop.output_files import write_text
+from agentloop.policies.replay import difference
+from agentloop.protocols import Policy
+from agentloop.store.redact import Redactor
+from agentloop.suites.suite import read_jsonl
+from agentloop.types import Completion, Frozen, Message, ToolSpec, content_hash
+
+SUFFIX = ".tape.jsonl"
+HEAD, MESSAGE, TRIAL = "tape", "message", "trial"
+UNKEPT = {"message", "prompt_token_ids", "logprobs"}
+"""Of a completion: said elsewhere, or of use to training only."""
+
+
+class Mode(StrEnum):
+    """Who answers."""
+
+    live = "live"
+    """The policy."""
+    record = "record"
+    """The policy, and its answers are kept."""
+    replay = "replay"
+    """The tape alone; nothing is ever asked of the policy."""
+    auto = "auto"
+    """The tape up to the first difference, then the policy to the episode's end."""
+
+
+class Diverged(UpstreamUnavailable):
+    """A request that the tape has no answer to, where nobody else may be asked."""
+
+
+class Answer(Frozen):
+    """One answer, and the request that it was given to."""
+
+    request: str
+    """Its key."""
+    heard: tuple[str, ...]
+    """Ids of the request's messages."""
+    said: str
+    """Id of the answer's message."""
+    completion: Completion
+
+
+class Trial(Frozen):
+    """One finished episode's answers, in the order in which they were given."""
+
+    setting: str
+    """Hash of everything that decides the episode; see `setting_hash`."""
+    answers: tuple[Answer, ...] = Field(min_length=1)
+
+
+@dataclass
+class Tape:
+    """The answers of one policy to the trials of a suite."""
+
+    messages: dict[str, Message] = field(default_factory=dict)
+    """By id; as they were, or as they were redacted."""
+    trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
+    """By (task id, number of the trial in the bank)."""
+
+    def covers(self, task_id: str, trial: int, setting: str) -> bool:
+        """Whether the trial need not be run: it is on the tape, and all that decides it is as it was."""
+        kept = self.trials.get((task_id, trial))
+        return kept is not None and kept.setting == setting
+
+    def keep(self, taped: TapedPolicy, setting: str) -> None:
+        """Take over what a finished episode recorded, in place of what the trial had. One that broke is not kept."""
+        if taped.recorded:
+            self.messages |= taped.heard
+            self.trials[taped.task_id, taped.trial] = Trial(setting=setting, answers=tuple(taped.recorded))
+
+
+class TapedPolicy:
+    """A policy for one episode: one trial of one task. See `protocols.Policy`."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        tape: Tape,
+        task_id: str,
+        trial: int,
+        *,
+        identity: str,
+        mode: Mode,
+        on_divergence: Literal["live", "stop"] = "live",
+    ) -> None:
+        """identity: hash of whatever decides the policy's answers: weights or model, endpoint, sampling, source.
+
+        on_divergence: what a difference does in the mode `auto`.
+        """
+        self.name, self.task_id, self.trial, self.mode = policy.name, task_id, trial, mode
+        self.diverged: str | None = None
+        """The first difference from the tape, for a person; None while there is none."""
+        self.played: list[Completion] = []
+        """As they were recorded, tokens and price included: an agent's own limits must bite where they did."""
+        self.n_live = 0
+        self.recorded: list[Answer] = []
+        self.heard: dict[str, Message] = {}
+        self._policy, self._identity, self._tape = policy, identity, tape
+        self.stops = mode is Mode.replay or (mode is Mode.auto and on_divergence == "stop")
+        """Whether a difference ends the episode."""
+        self._left: dict[str, deque[Answer]] = {}
+        self._ids: dict[str, str] = {}
+        """Id of an answer as it was played -> as it was recorded: they differ where a secret was redacted."""
+        self._seen: dict[int, tuple[Message, str]] = {}
+        self._known: tuple[Answer, ...] = ()
+        if mode in (Mode.replay, Mode.auto) and (kept := tape.trials.get((task_id, trial))):
+            self._known = kept.answers
+            for answer in self._known:
+                self._left.setdefault(answer.request, deque()).append(answer)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every answer came from the tape, and all of the tape's were asked for."""
+        return bool(self.played) and self.diverged is None and self.n_live == 0 and not any(self._left.values())
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`. Raises Diverged where nobody else may be asked."""
+        ids = [self._id(message) for message in messages]
+        key = request_key(self._identity, ids, tools, max_tokens)
+        if self.mode in (Mode.replay, Mode.auto):
+            if self.diverged is None and (waiting := self._left.get(key)):
+                return self._play(waiting.popleft())
+            self.diverged = self.diverged or self._why(key, ids, messages)
+            if self.stops:
+                raise Diverged(
+                    f"task {self.task_id!r}, trial {self.trial}: {self.diverged}; ask the policy from there "
+                    "(mode 'auto'), or record the bank again"
+                )
+        self.n_live += 1
+        done = await self._policy.complete(messages, tools, max_tokens=max_tokens, seed=seed)
+        if self.mode is Mode.record:
+            said = message_id(done.message)
+            self.heard |= {**dict(zip(ids, messages, strict=True)), said: done.message}
+            self.recorded.append(Answer(request=key, heard=tuple(ids), said=said, completion=done))
+        return done
+
+    def _play(self, answer: Answer) -> Completion:
+        self.played.append(answer.completion)
+        self._ids[message_id(answer.completion.message)] = answer.said
+        return answer.completion
+
+    def _id(self, message: Message) -> str:
+        """As it was recorded. Agents hand the same messages over turn after turn, and hashing them takes its time."""
+        known = self._seen.get(id(message))
+        if known is None or known[0] is not message:
+            made = message_id(message)
+            known = self._seen[id(message)] = (message, self._ids.get(made, made))
+        return known[1]
+
+    def _why(self, key: str, asked: Sequence[str], messages: Sequence[Message]) -> str:
+        if not self._known:
+            return "the tape has no such trial"
+        if key in self._left:
+            return "the same request was asked more often than it was recorded"
+        said = self._tape.messages
+        if any(answer.heard == tuple(asked) for answer in self._known):
+            return "the same conversation, and another policy, other settings or other tools"
+        told = [[said[i] for i in (*answer.heard, answer.said)] for answer in self._known]
+        return difference(sorted(told, key=len, reverse=True), messages)  # of equally near ones, what went on
+
+
+def message_id(message: Message) -> str:
+    """32 hex digits of the whole message, with what was thought and sampled: policies may read those, too."""
+    return hashlib.sha256(message.model_dump_json().encode()).hexdigest()[:32]
+
+
+def request_key(identity: str, heard: Sequence[str], tools: Sequence[ToolSpec], max_tokens: int) -> str:
+    """32 hex digits of everything that decides the distribution of an answer; no seed is among it.
+
+    heard: ids of the messages, before any redaction.
+    """
+    offered = [tool.model_dump(mode="json") for tool in tools]
+    return content_hash([identity, list(heard), offered, max_tokens])[:32]
+
+
+def setting_hash(*parts: object) -> str:
+    """Of what decides a whole episode beside chance: the task with its files, the identity, the environment.
+
+    parts: each as JSON can say it. The version of agentloop, whose agent and verifiers they are, is added.
+    """
+    return content_hash([__version__, *parts])
+
+
+# ------------------------------------------------------------------------------------ the file
+
+
+def read_tape(path: Path) -> Tape:
+    """The tape at `path`. Raises ConfigError: one line with file, line and the next move."""
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such tape; record one, or ask the policy: --agentloop-mode=live")
+    tape = Tape()
+    for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+        try:
+            if HEAD in row:
+                if row[HEAD]["format"] != 1:
+                    raise ValueError(f"format {row[HEAD]['format']}, not 1")
+            elif MESSAGE in row:
+                tape.messages[row["id"]] = Message.model_validate(row[MESSAGE])
+            else:
+                answers = tuple(_answers(row["answers"], tape.messages))
+                tape.trials[row["task"], row[TRIAL]] = Trial(setting=row["setting"], answers=answers)
+        except (KeyError, TypeError, ValueError, ValidationError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ConfigError(
+                f"{where}: no line of a tape ({type(error).__name__}: {why}); restore the file, or record it again"
+            ) from None
+    return tape
+
+
+def write_tape(path: Path, tape: Tape, redactor: Redactor) -> None:
+    """Put `tape` at `path`, whole or not at all, with secrets redacted and messages that no trial has left out."""
+    write_text(path, "".join(orjson.dumps(row).decode() + "\n" for row in _rows(tape, redactor)))
+
+
+def _rows(tape: Tape, redactor: Redactor) -> Iterator[dict[str, Any]]:
+    yield {HEAD: {"format": 1}}
+    written: set[str] = set()
+    for (task_id, trial), kept in sorted(tape.trials.items()):
+        answers: list[Any] = []
+        before: tuple[str, ...] = ()
+        for answer in kept.answers:
+            for id in (*answer.heard, answer.said):
+                if id not in written:
+                    written.add(id)
+                    yield {"id": id, MESSAGE: _redacted(tape.messages[id], redactor)}
+            shared = _n_shared(before, answer.heard)
+            rest = answer.completion.model_dump(mode="json", exclude=UNKEPT, exclude_defaults=True)
+            answers.append([answer.request, shared, answer.heard[shared:], answer.said, rest])
+            before = (*answer.heard, answer.said)
+        yield {"task": task_id, TRIAL: trial, "setting": kept.setting, "answers": answers}
+
+
+def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[Answer]:
+    """Each row: key, messages shared with the conversation before, ids of the others, id of the answer, the rest."""
+    before: tuple[str, ...] = ()
+    for request, shared, others, said, rest in rows:
+        heard = (*before[:shared], *others)
+        missing = [id for id in heard if id not in messages]
+        if missing:
+            raise ValueError(f"no message {missing[0]}")
+        yield Answer(request=request, heard=heard, said=said, completion=Completion(message=messages[said], **rest))
+        before = (*heard, said)
+
+
+def _n_shared(before: Sequence[str], heard: Sequence[str]) -> int:
+    pairs = enumerate(zip(before, heard, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(before), len(heard)))
+
+
+def _redacted(message: Message, redactor: Redactor) -> dict[str, Any]:
+    """Without secrets; sampled tokens spell them, so they go with them."""
+    row = message.model_dump(mode="json", exclude_defaults=True)
+    spelt = {key: value for key, value in row.items() if key != "token_ids"}
+    clean: dict[str, Any] = orjson.loads(redactor.json(orjson.dumps(spelt)))
+    return row if clean == spelt else clean

@@ -1,0 +1,188 @@
+"""Where CI shows what a gate found: the step summary, and one comment on the pull request, kept up to date.
+
+A comment is found again by a hidden marker with the suite's name. Nothing that goes wrong here changes the gate's exit
+code: it comes back as one line that says the next move. On GitLab the same is a note on the merge request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+
+from agentloop.gate.findings import name
+from agentloop.gate.outcomes import GateResult
+from agentloop.printable import clean
+from agentloop.reports.markdown import COMMENT_LIMIT, SUMMARY_LIMIT, markdown
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+TIMEOUT_S = 30.0
+MAX_PAGES = 100
+TRUSTED = ("OWNER", "MEMBER", "COLLABORATOR")
+"""Whose comment may be ours: anybody can write the marker, and theirs is not ours to edit."""
+
+Environ = Mapping[str, str]
+
+
+class _NoComment(Exception):
+    """Why there is no comment, with the next move."""
+
+
+@dataclass(frozen=True)
+class Forge:
+    """How one kind of server keeps the comments of one pull request."""
+
+    all: str
+    """The URL that lists them, and that takes a new one."""
+    one: str
+    """That of one, before its id."""
+    headers: dict[str, str]
+    update: str
+    """HTTP method."""
+    remedy: str
+    """What to grant where the server refuses."""
+
+
+def write_summary(result: GateResult, environ: Environ, report: str | None = None) -> bool:
+    """Add to the file that GITHUB_STEP_SUMMARY names; False where it names none. Raises OSError."""
+    path = environ.get(SUMMARY)
+    if not path:
+        return False
+    with Path(path).open("a", encoding="utf-8", newline="\n") as file:
+        file.write(markdown(result, max(0, SUMMARY_LIMIT - file.tell()), report=report, url=_run_url(environ)))
+    return True
+
+
+def comment(result: GateResult, environ: Environ, report: str | None = None) -> str | None:
+    """Write the one comment, or bring it up to date. Returns None, or a line that says why there is none."""
+    try:
+        text = markdown(result, COMMENT_LIMIT, report=report, url=_run_url(environ))
+        asyncio.run(_comment(marker(result), text, _forge(environ)))
+    except _NoComment as error:
+        return f"no comment on the pull request: {error}"
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last for an answer that is no JSON
+        return f"no comment on the pull request: {type(error).__name__}: {clean(str(error))}; the verdict stands"
+    return None
+
+
+def marker(result: GateResult) -> str:
+    """A line that nobody sees; no name can end it."""
+    return f"<!-- agentloop-gate: {quote(name(result), safe=' ').replace('-', '%2D')} -->"
+
+
+async def _comment(mark: str, text: str, forge: Forge) -> None:
+    body = {"body": f"{mark}\n{text}"}
+    limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    async with aiohttp.ClientSession(headers=forge.headers, timeout=limit, trust_env=True) as session:
+        ours = await _ours(session, forge, mark)
+        if not ours or not await _asked(session, forge, forge.update, f"{forge.one}/{ours[0]}", body):
+            await _asked(session, forge, "POST", forge.all, body)
+        for extra in ours[1:]:  # two gates that started at once have each written one
+            await _asked(session, forge, "DELETE", f"{forge.one}/{extra}", None)
+
+
+async def _ours(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list[int]:
+    """Ids of the comments that begin with the marker, the oldest first."""
+    found = []
+    for page in range(1, MAX_PAGES + 1):
+        async with session.get(forge.all, params={"per_page": "100", "page": str(page)}) as response:
+            await _check(response, forge)
+            rows = await response.json()
+            more = "next" in response.links or response.headers.get("x-next-page")
+        found += [int(row["id"]) for row in rows if (row.get("body") or "").startswith(mark) and _may_be_ours(row)]
+        if not more:
+            break
+    return sorted(found)
+
+
+def _may_be_ours(row: Mapping[str, Any]) -> bool:
+    user = row.get("user")
+    return user is None or user.get("type") == "Bot" or row.get("author_association") in TRUSTED
+
+
+async def _asked(
+    session: aiohttp.ClientSession, forge: Forge, method: str, url: str, body: dict[str, str] | None
+) -> bool:
+    """False where the comment is gone meanwhile."""
+    async with session.request(method, url, json=body) as response:
+        if response.status in (404, 410) and method != "POST":
+            return False
+        await _check(response, forge)
+    return True
+
+
+async def _check(response: aiohttp.ClientResponse, forge: Forge) -> None:
+    if response.ok:
+        return
+    said = clean((await response.text())[:200])
+    refused = response.status in (401, 403, 404)
+    hint = forge.remedy if refused else "run the gate again; its outcomes are kept"
+    where = f"{response.method} {response.url.path}"
+    raise _NoComment(f"{where} answered {response.status} {' '.join(said.split())}; {hint}")
+
+
+# ------------------------------------------------------------------------------------ where we are
+
+
+def _forge(environ: Environ) -> Forge:
+    if environ.get("GITLAB_CI"):
+        return _gitlab(environ)
+    token, repository = environ.get("GITHUB_TOKEN"), environ.get("GITHUB_REPOSITORY")
+    if not token:
+        raise _NoComment("no GITHUB_TOKEN; give the step `env: GITHUB_TOKEN: ${{ github.token }}`")
+    if not repository:
+        raise _NoComment("no GITHUB_REPOSITORY; it is there in GitHub Actions alone")
+    base = f"{environ.get('GITHUB_API_URL') or 'https://api.github.com'}/repos/{repository}/issues"
+    headers = {
+        "Authorization": f"Bearer {token}",
+        "Accept": "application/vnd.github+json",
+        "X-GitHub-Api-Version": "2022-11-28",
+    }
+    remedy = "give the job `permissions: pull-requests: write`; a pull request from a fork has a token that may not"
+    return Forge(f"{base}/{_pull_request(environ)}/comments", f"{base}/comments", headers, "PATCH", remedy)
+
+
+def _gitlab(environ: Environ) -> Forge:
+    request, token = environ.get("CI_MERGE_REQUEST_IID"), environ.get("GITLAB_TOKEN")
+    if not request:
+        raise _NoComment("not a merge request; run the job with `rules: - if: $CI_MERGE_REQUEST_IID`")
+    if not token:
+        raise _NoComment("no GITLAB_TOKEN; add a project access token with the scope `api` as a masked variable")
+    project = f"{environ.get('CI_API_V4_URL', 'https://gitlab.com/api/v4')}/projects/{environ.get('CI_PROJECT_ID', '')}"
+    notes = f"{project}/merge_requests/{request}/notes"
+    return Forge(notes, notes, {"PRIVATE-TOKEN": token}, "PUT", "the token needs the scope `api`")
+
+
+def _run_url(environ: Environ) -> str | None:
+    """Where the artifacts of this CI run are listed."""
+    if url := environ.get("CI_JOB_URL"):
+        return url
+    parts = [environ.get(key) for key in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")]
+    return "{}/{}/actions/runs/{}".format(*parts) if all(parts) else None
+
+
+def _pull_request(environ: Environ) -> int:
+    """From the event's file, or from the name of the ref that is built."""
+    event: dict[str, Any] = {}
+    if path := environ.get("GITHUB_EVENT_PATH"):
+        try:
+            found = json.loads(Path(path).read_text(encoding="utf-8"))
+            event = found if isinstance(found, dict) else {}
+        except (OSError, ValueError):
+            event = {}
+    asked = [event.get("pull_request"), *((event.get("workflow_run") or {}).get("pull_requests") or [])]
+    issue = event.get("issue") or {}
+    asked += [issue] if "pull_request" in issue else []
+    numbers = [one["number"] for one in asked if one and isinstance(one.get("number"), int)]
+    if not numbers and (ref := re.fullmatch(r"refs/pull/(\d+)/\w+", environ.get("GITHUB_REF", ""))):
+        numbers = [int(ref[1])]
+    if not numbers:
+        raise _NoComment("this run is not of a pull request; use `on: pull_request`")
+    return int(numbers[0])

@@ -1,0 +1,151 @@
+"""What one gate found, as one HTML file that CI keeps and a reviewer understands in a minute.
+
+Like the loop's report (`report.py`) it refers to nothing outside itself, runs no script, and escapes whatever an agent
+wrote. Traces are shown where somebody has them: the baseline's beside the candidate's, from the first difference on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from agentloop.gate import findings
+from agentloop.gate.outcomes import GateResult, TaskLine
+from agentloop.output_files import write_text
+from agentloop.reports import charts as gate_charts
+from agentloop.reports.loop import Attempt, ShownStep, environment, shown_steps
+from agentloop.types import Frozen, Step, Trace
+
+MAX_BYTES = 2_000_000
+MAX_ROWS = 200
+"""Rows of one table; how many were left out is said below it."""
+SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
+"""(pairs of traces, rows of a table): the first that stays below MAX_BYTES is taken."""
+
+
+class Evidence(Frozen):
+    """What a report shows besides the result: none of it decides."""
+
+    attempts: dict[str, Attempt] = Field(default_factory=dict)
+    """Trace id -> the trace and its verdict, of those that are at hand."""
+    command: str = ""
+    """The command line that runs the gate again."""
+    own_types: dict[str, str] = Field(default_factory=dict)
+    """What the project's own failure types mean."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One task's trace under the baseline and under the candidate."""
+
+    task: TaskLine
+    instruction: str
+    before: Attempt | None
+    after: Attempt
+    parting: int
+    """Steps that are the same in both."""
+
+    @property
+    def same(self) -> list[ShownStep]:
+        """What both did, before they parted."""
+        return [step for step in shown_steps(self.after) if step.index < self.parting] if self.before else []
+
+    @property
+    def parts(self) -> str:
+        """How they parted, in a sentence."""
+        if self.before is None:
+            return "No trace of the baseline is at hand."
+        before, after = self.before.trace.steps, self.after.trace.steps
+        if max(len(before), len(after)) == self.parting:
+            return "Both did the same, and were not worth the same."
+        if min(len(before), len(after)) == self.parting:
+            who = "baseline" if len(before) == self.parting else "candidate"
+            return f"The {who} stopped after step {self.parting - 1}; the other went on."
+        did = _did(before[self.parting]) == _did(after[self.parting])
+        return f"They part at step {self.parting}: " + (
+            "the same action had another result." if did else "the candidate did something else."
+        )
+
+
+def write_gate_report(result: GateResult, path: Path, evidence: Evidence | None = None) -> None:
+    """Put the report at `path`, whole or not at all."""
+    write_text(path, render(result, evidence))
+
+
+def render(result: GateResult, evidence: Evidence | None = None) -> str:
+    """The report as one self-contained HTML document of at most MAX_BYTES."""
+    evidence = evidence or Evidence()
+    made = environment(evidence.own_types)
+    made.filters.update(tally=findings.tally, points=findings.points, span=findings.span)
+    made.filters.update(failure_type=findings.failure_type, last_look=findings.last_look)
+    made.filters.update(what_happened=findings.what_happened)
+    template = made.get_template("gate.html.j2")
+    every = list(pairs(result, evidence.attempts))
+    html = ""
+    for n_pairs, n_rows in SIZES:
+        shown = every[:n_pairs]
+        html = template.render(
+            result=result, evidence=evidence, findings=findings, charts_of=gate_charts, pairs=shown, n_rows=n_rows
+        )
+        if len(html.encode()) <= MAX_BYTES:
+            break
+    return html
+
+
+def pairs(result: GateResult, attempts: Mapping[str, Attempt]) -> Iterator[Pair]:
+    """Traces of the tasks that matter: one that failed beside one of the baseline that passed.
+
+    Broken cases first; of tasks that got worse, one of each type of failure before the second of any.
+    """
+    for task in [*findings.broken(result), *_varied([flip.task for flip in findings.flips(result, worse=True)])]:
+        after = _one(task.trace_ids, attempts, passed=False)
+        if after is None:
+            continue
+        before = _one(task.baseline_trace_ids, attempts, passed=True)
+        parting = divergence(before.trace, after.trace) if before else 0
+        yield Pair(task, _instruction(after.trace), before, after, parting)
+
+
+def divergence(before: Trace, after: Trace) -> int:
+    """Steps from the first on that are the same in both: what was said and called, and what came back."""
+    count = 0
+    for one, other in zip(before.steps, after.steps, strict=False):
+        if _did(one) != _did(other) or _got(one) != _got(other):
+            break
+        count += 1
+    return count
+
+
+def _varied(tasks: Sequence[TaskLine]) -> list[TaskLine]:
+    """The first of each type of failure, then the second of each, and so on."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for task in tasks:
+        kind = findings.failure_type(task)
+        ranked.append((seen[kind], task))
+        seen[kind] += 1
+    return [task for _, task in sorted(ranked, key=lambda pair: pair[0])]
+
+
+def _did(step: Step) -> tuple[str, list[tuple[str, str]]]:
+    message = step.completion.message
+    return message.content, [(call.name, call.arguments) for call in message.tool_calls]
+
+
+def _got(step: Step) -> list[tuple[str, bool]]:
+    return [(result.content, result.ok) for result in step.results]
+
+
+def _one(trace_ids: Sequence[str], attempts: Mapping[str, Attempt], *, passed: bool) -> Attempt | None:
+    """The first that passed, or did not; else the first there is."""
+    found = [attempts[trace_id] for trace_id in trace_ids if trace_id in attempts]
+    wanted = [a for a in found if ((a.verdict.reward or 0) >= findings.PASSING) == passed]
+    return next(iter(wanted + found), None)
+
+
+def _instruction(trace: Trace) -> str:
+    return next((message.content for message in trace.messages if message.role == "user"), "")

@@ -1,0 +1,350 @@
+"""What one run of the loop achieved, as one HTML file that can be mailed, printed or kept by CI.
+
+The file refers to nothing outside itself and runs no script. Everything an agent, a tool or a task
+wrote is escaped by the template engine and freed of control characters before that. The report
+shows what it is given: it reads no store and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from pydantic import Field
+
+from agentloop.failures.analysis.survey import rate, trend
+from agentloop.failures.taxonomy import describe
+from agentloop.gate.decide import Success
+from agentloop.output_files import write_text
+from agentloop.printable import clean
+from agentloop.types import Action, Decision, FailureType, Frozen, Step, ToolCall, ToolResult, Trace, Verdict
+
+MAX_TEXT = 1_500
+"""Characters shown of one message, call or result; how many were left out is said in their place."""
+MAX_STEPS = 24
+"""Steps shown of one trace; how many were left out is said in their place."""
+
+OUTCOMES = {"start": "start", "promote": "promoted", "hold": "held", "roll_back": "rolled back"}
+
+LEFT_OUT: dict[str, str] = {
+    "all_passed": "every episode of the group passed: nothing to tell apart",
+    "all_failed": "every episode of the group failed: nothing to tell apart",
+    "all_equal": "every episode of the group had the same reward: nothing to tell apart",
+    "group_of_one": "the only scored episode of its group: no baseline",
+    "infra_failed": "the infrastructure failed, not the policy: never a reward of 0",
+    "unscored": "a verifier failed, so there is no reward",
+    "disputed": "the verifiers disagreed",
+    "no_steps": "the episode ended before the first step",
+    "no_token_ids": "the policy did not say which tokens it sampled",
+    "no_logprobs": "tokens without the probability they were sampled with",
+    "tokens_diverge": "a later prompt does not extend the earlier one token for token",
+    "split_validation": "a validation task: never trained on",
+    "split_heldout": "a held-out task: never trained on",
+}
+"""What the reasons of `train/` mean; one that is not here is shown by its name alone."""
+
+
+class VersionRow(Frozen):
+    """One policy version as the gate saw it; the first row of a report is where the loop started."""
+
+    number: int
+    parent: int | None
+    note: str
+    sha256: str
+    success: Success
+    """On the held-out split."""
+    decision: Decision | None = None
+    """None for the version the loop started from."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> episodes of the held-out split."""
+
+
+class Control(Frozen):
+    """The first version's model, taught only by the demonstrations that passed: what filtering gives without a loop."""
+
+    success: Success
+    """On the held-out split."""
+    n_demonstrations: int
+    """Demonstrations that passed."""
+    n_steps: int
+    """Gradient steps, as many as the first version's."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> episodes of the held-out split."""
+    ahead: float
+    """Success of the live version minus this one's, in [-1, 1]."""
+    ahead_ci95: tuple[float, float]
+    p_ahead: float
+    """Chance of a lead this large of the live version, were the two alike."""
+
+
+class StageRate(Frozen):
+    """How much one stage of the loop got done, for the throughput chart."""
+
+    label: str
+    episodes: int
+    tool_calls: int
+    wall_s: float
+
+    @property
+    def episodes_per_s(self) -> float:
+        return self.episodes / self.wall_s if self.wall_s > 0 else 0.0
+
+
+class Attempt(Frozen):
+    """A trace with what it was worth."""
+
+    trace: Trace
+    verdict: Verdict
+
+
+class TracePair(Frozen):
+    """The same task twice: failed under an earlier version, solved under a later one."""
+
+    task_id: str
+    instruction: str
+    before: Attempt
+    after: Attempt
+
+
+class Quote(Frozen):
+    """Failures that are alike, by the words of one of them."""
+
+    evidence: str
+    n: int
+    """Held-out episodes that failed so."""
+    task_id: str
+    trace_id: str
+
+
+class ReportData(Frozen):
+    """Everything the report shows."""
+
+    title: str
+    command: str
+    """The command line that repeats the run, seed included."""
+    seed: int
+    sandbox: str
+    """Name of the backend that made the boxes."""
+    isolation: str
+    """What held the actions: container, namespaces, or none."""
+    suite_hash: str
+    config_hash: str
+    versions: tuple[VersionRow, ...]
+    """In the order they were made, at least the one the loop started from."""
+    control: Control | None = None
+    """None where it was not run."""
+    learning_curve: tuple[tuple[int, float], ...] = ()
+    """(episodes trained on so far, success on the validation split in [0, 1])."""
+    failures_before: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> held-out episodes, under the first version."""
+    failures_after: dict[str, int] = Field(default_factory=dict)
+    """The same under the version that is live at the end."""
+    n_before: int = 0
+    """Held-out episodes of the first version, failed or not; 0 where nobody knows."""
+    n_after: int = 0
+    quotes_before: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
+    """Failure type -> words that show it under the first version, of the most frequent first."""
+    quotes_after: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
+    own_types: dict[str, str] = Field(default_factory=dict)
+    """What the project's own failure types mean."""
+    stages: tuple[StageRate, ...] = ()
+    pairs: tuple[TracePair, ...] = ()
+    samples_dropped: dict[str, int] = Field(default_factory=dict)
+    """Why rows were left out of training -> how many."""
+    n_infra_failed: int = 0
+    """Episodes that failed for infrastructure reasons; none of them was scored."""
+    n_failed: int = 0
+    """Tasks that some champion failed, kept for mining."""
+    wall_s: float
+    cpu_s: float
+
+    @property
+    def live(self) -> VersionRow:
+        """The version that was promoted last, or the first one when none was."""
+        return self.champions[-1]
+
+    @property
+    def champions(self) -> list[VersionRow]:
+        """The versions that were live, one after the other."""
+        return [
+            v for n, v in enumerate(self.versions) if n == 0 or (v.decision and v.decision.action is Action.promote)
+        ]
+
+
+@dataclass(frozen=True)
+class FailureCount:
+    """Episodes that failed in one way, under the first version and under the live one."""
+
+    kind: str
+    before: int
+    after: int
+    clear: bool = True
+    """False where the 95% intervals of the two rates overlap."""
+
+    @property
+    def grew(self) -> bool:
+        return self.after > self.before
+
+
+@dataclass(frozen=True)
+class ShownCall:
+    """A tool call and its result, clipped, with the evidence marked."""
+
+    name: str
+    arguments: Markup
+    result: Markup | None
+    ok: bool
+
+
+@dataclass(frozen=True)
+class ShownStep:
+    """A step as the report shows it."""
+
+    index: int
+    text: Markup
+    calls: list[ShownCall]
+    failing: bool
+
+
+def write_report(data: ReportData, path: Path) -> None:
+    """Put the report at `path`, whole or not at all."""
+    write_text(path, render(data))
+
+
+def render(data: ReportData) -> str:
+    """The report as one self-contained HTML document. Raises ValueError when there is no version to show."""
+    if not data.versions:
+        raise ValueError("a report needs at least the version that the loop started from")
+    return environment(data.own_types).get_template("report.html.j2").render(data=data)
+
+
+def environment(own_types: Mapping[str, str]) -> Environment:
+    """What both reports are drawn with: every value is cleaned and escaped. own_types: what a project's own mean."""
+    made = Environment(
+        loader=PackageLoader("agentloop.reports", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_cleaned,  # every value of the template goes through here, before it is escaped
+    )
+    filters: dict[str, Callable[..., object]] = {
+        "pct": lambda share: f"{share:.1%}",
+        "duration": _duration,
+        "clip": clip,
+        "steps": shown_steps,
+        "paired": paired_counts,
+        "readable": _readable,
+        "evidence": shown_evidence,
+        "ticks": ticks,
+        "outcome": lambda action: OUTCOMES[action],
+        "meaning": lambda kind: own_types.get(kind) or _meaning(kind),
+        "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),
+    }
+    made.filters.update(filters)
+    return made
+
+
+def _cleaned(value: object) -> object:
+    """Markup was made from clean text here or is the template's own."""
+    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _meaning(kind: str) -> str:
+    """The taxonomy's definition; nothing for a type that a plugin made up."""
+    return describe(FailureType(kind)) if kind in FailureType.__members__.values() else ""
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clip(text: str, limit: int = MAX_TEXT) -> str:
+    """At most about `limit` characters of `text`: three quarters from the head, a quarter from the tail."""
+    if len(text) <= limit:
+        return text
+    head, tail = limit * 3 // 4, limit // 4
+    return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[-tail:]}"
+
+
+def ticks(maximum: int) -> list[int]:
+    """Round numbers from 0 up to `maximum`, at most seven of them."""
+    step = next(m * 10**e for e in range(19) for m in (1, 2, 5) if maximum <= 6 * m * 10**e)
+    return list(range(0, maximum + 1, step))
+
+
+def paired_counts(
+    before: dict[str, int], after: dict[str, int], n_before: int = 0, n_after: int = 0
+) -> list[FailureCount]:
+    """Every failure type of the two, the commonest before first; n: of how many episodes, 0 where nobody knows."""
+    kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
+    pairs = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
+    known = n_before > 0 and n_after > 0
+    return [
+        FailureCount(kind, b, a, not known or bool(trend(rate(b, n_before), rate(a, n_after)))) for kind, b, a in pairs
+    ]
+
+
+def shown_steps(attempt: Attempt, start: int = 0) -> list[ShownStep]:
+    """The first steps of a trace from the `start`th on, and always the failing one, ready to be shown."""
+    critical = attempt.verdict.critical
+    failing = critical.step if critical else None
+    evidence = shown_evidence(attempt)
+    steps = attempt.trace.steps[start:]
+    chosen = [step for n, step in enumerate(steps) if n < MAX_STEPS or step.index == failing]
+    return [_shown(step, evidence) if step.index == failing else _shown(step, None) for step in chosen]
+
+
+def shown_evidence(attempt: Attempt) -> str:
+    """The words that show the critical failure; of a call what is shown of it, so that it can be marked there."""
+    critical = attempt.verdict.critical
+    evidence = critical.evidence if critical else ""
+    is_call = any(call.arguments == evidence for _, call, _ in attempt.trace.tool_calls)
+    return _readable(evidence) if is_call else evidence
+
+
+def _shown(step: Step, evidence: str | None) -> ShownStep:
+    """evidence: None where the step is not the failing one."""
+    message = step.completion.message
+    results = {result.call_id: result for result in step.results}
+    return ShownStep(
+        index=step.index,
+        text=_marked(message.content.strip(), evidence or ""),
+        calls=[_shown_call(call, results.get(call.id), evidence or "") for call in message.tool_calls],
+        failing=evidence is not None,
+    )
+
+
+def _shown_call(call: ToolCall, result: ToolResult | None, evidence: str) -> ShownCall:
+    return ShownCall(
+        name=call.name,
+        arguments=_marked(_readable(call.arguments), evidence),
+        result=None if result is None else _marked(result.content, evidence),
+        ok=result is None or result.ok,
+    )
+
+
+def _readable(arguments: str) -> str:
+    """The one string of a call that has only one, else the JSON as the policy wrote it."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):  # the latter for brackets nested too deep
+        return arguments
+    only = list(value.values()) if isinstance(value, dict) else []
+    return only[0] if len(only) == 1 and isinstance(only[0], str) else arguments
+
+
+def _marked(text: str, evidence: str) -> Markup:
+    """`text` cleaned, clipped and escaped, with the first occurrence of `evidence` marked."""
+    text, evidence = clip(clean(text)), clean(evidence).strip()
+    if not evidence or evidence not in text:
+        return escape(text)
+    before, _, after = text.partition(evidence)
+    return Markup("{}<mark>{}</mark>{}").format(before, evidence, after)

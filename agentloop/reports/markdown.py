@@ -1,0 +1,197 @@
+"""GateResult -> Markdown, for a step summary and for the comment on a pull request.
+
+The verdict first, then what is broken and what got worse. What an agent, a task or a verifier wrote is data: it stands
+in code spans, or escaped, and can neither link, mention, embed nor end a table. The whole stays below a limit by
+leaving out rows, and says how many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from agentloop.gate.findings import (
+    Flip,
+    broken,
+    chance_note,
+    counts,
+    drop,
+    failure_type,
+    flips,
+    headline,
+    last_look,
+    name,
+    next_move,
+    points,
+    promises,
+    span,
+    tally,
+    what_happened,
+)
+from agentloop.gate.outcomes import GateResult, GateVerdict, TaskLine
+from agentloop.printable import clean
+from agentloop.reports.loop import clip
+
+COMMENT_LIMIT = 65_000
+"""Characters of a comment; GitHub refuses more than 65,536."""
+SUMMARY_LIMIT = 1_000_000
+"""Bytes of a step summary; GitHub drops more than 1 MiB."""
+ROWS = (200, 50, 20, 8, 3, 0)
+"""Rows of a table, as many as fit."""
+MAX_CELL = 240
+MAX_REASON = 600
+SIGNS = {
+    GateVerdict.passed: "✅",
+    GateVerdict.failed: "❌",
+    GateVerdict.inconclusive: "❔",
+    GateVerdict.infra: "⚠️",
+}
+_ACTIVE = re.compile(r"([\\`*_{}\[\]<>#|~&$!^])")
+_LINKING = re.compile(r"(@|#|://|www\.|GH-)", re.IGNORECASE)
+_APART = "\u200b"
+"""After it nothing is a mention, a reference or an address any more; a person sees no difference."""
+
+
+def markdown(
+    result: GateResult, limit: int = SUMMARY_LIMIT, *, report: str | None = None, url: str | None = None
+) -> str:
+    """At most `limit` bytes of UTF-8. report: the HTML report's file, if there is one. url: the CI run that has it."""
+    for n_rows in ROWS:
+        text = "\n\n".join(_blocks(result, n_rows, _where(report, url))) + "\n"
+        if len(text.encode()) <= limit:
+            return text
+    return f"## {_title(result)}\n"
+
+
+def code(text: str, limit: int = MAX_CELL) -> str:
+    """`text` as a code span on one line, in a table or out of it. A bar, which would end a cell, is shown broken."""
+    line = clip(" ".join(clean(text).split()), limit).replace("\n", " ").replace("|", "¦") or "(nothing)"
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence, pad = "`" * (longest + 1), " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def prose(text: str, limit: int = MAX_REASON) -> str:
+    """`text` as words on one line that Markdown does nothing with."""
+    line = clip(" ".join(clean(text).split()), limit).replace("\n", " ")
+    return _ACTIVE.sub(r"\\\1", _LINKING.sub(lambda found: _apart(found[0]), line))
+
+
+def _apart(word: str) -> str:
+    """`://` and `www.` are broken before their last sign, a lone one is followed by the space."""
+    return f"{word[:-1]}{_APART}{word[-1]}{_APART}"
+
+
+def _title(result: GateResult) -> str:
+    return f"{SIGNS[result.verdict]} {result.verdict.value}: {headline(result, names=False)}"
+
+
+def _where(report: str | None, url: str | None) -> str:
+    run = f"[this run]({url})" if url else ""
+    file = code(report) if report else ""
+    found = " of ".join(part for part in (file, run) if part)
+    return f"Side-by-side traces, evidence and every task: {found}." if found else ""
+
+
+def _blocks(result: GateResult, n_rows: int, where: str) -> Iterable[str]:
+    yield f"## {_title(result)}"
+    yield f"{code(name(result))}: candidate {code(result.candidate)} against baseline {code(result.baseline)}."
+    yield "\n".join(f"- {prose(reason)}" for reason in result.reasons[: max(3, n_rows)])
+    if differences := _differences(result):
+        yield differences
+    yield f"**Next:** {next_move(result)}"
+    yield from _broken(broken(result), n_rows)
+    yield from _flips("Got worse", flips(result, worse=True), n_rows, chance_note(result))
+    yield from _flips("Got better", flips(result, worse=False), n_rows)
+    yield from _set_aside(result, n_rows)
+    yield _table(("took", ""), [(heading, prose(words)) for heading, words in counts(result).items()])
+    if result.pass_at_k:
+        yield _estimates(result)
+    yield _folded("What this promises", "\n".join(f"- {promise}" for promise in promises(result)))
+    if where:
+        yield where
+
+
+def _differences(result: GateResult) -> str:
+    rows = []
+    for suite in result.suites:
+        look = last_look(suite)
+        if look is not None:
+            means = (f"**{points(look.mean)}**", span(look), f"{look.n:,}")
+            rows.append((code(suite.name), suite.verdict.value, *means))
+    if not rows:
+        return ""
+    head = ("suite", "verdict", "difference (points)", "95% confidence sequence", "candidate trials")
+    return f"{_table(head, rows)}\n\nThe drop to be ruled out is {drop(result.settings)}."
+
+
+def _broken(tasks: Sequence[TaskLine], n_rows: int) -> Iterable[str]:
+    if not tasks:
+        return
+    rows = [
+        (
+            code(t.task_id),
+            tally(t.candidate),
+            tally(t.baseline),
+            code(failure_type(t)),
+            code(what_happened(t) or "not said"),
+        )
+        for t in tasks[:n_rows]
+    ]
+    yield f"### Must pass, and broken ({len(tasks)})"
+    yield _table(("case", "passed", "baseline", "failure", "what happened"), rows, len(tasks))
+
+
+def _flips(title: str, found: Sequence[Flip], n_rows: int, note: str = "") -> Iterable[str]:
+    if not found:
+        return
+    rows = [
+        (
+            code(flip.task.task_id),
+            tally(flip.task.baseline),
+            tally(flip.task.candidate),
+            code(failure_type(flip.task)) if flip.task.failures else "",
+            code(what_happened(flip.task)) if flip.task.why else "",
+        )
+        for flip in found[:n_rows]
+    ]
+    yield f"### {title} ({len(found)})" + (f"\n\n{note}" if note else "")
+    yield _table(("task", "baseline", "candidate", "failure", "what happened"), rows, len(found))
+
+
+def _set_aside(result: GateResult, n_rows: int) -> Iterable[str]:
+    quarantined = [task for task in result.tasks if task.kind == "quarantined"]
+    lost = [task for task in result.tasks if task.n_lost]
+    if quarantined:
+        rows = [(code(t.task_id), tally(t.candidate), code(t.why or "not said")) for t in quarantined[:n_rows]]
+        yield f"### In quarantine: run, and decide nothing ({len(quarantined)})"
+        yield _table(("case", "passed", "reason"), rows, len(quarantined))
+    if lost:
+        rows = [(code(t.task_id), f"{t.n_lost}", code(t.why or "not said")) for t in lost[:n_rows]]
+        yield f"### Lost attempts ({result.n_lost:,})"
+        yield _table(("task", "attempts", "reason"), rows, len(lost))
+
+
+def _estimates(result: GateResult) -> str:
+    sides = list(result.pass_at_k)
+    metrics = list(dict.fromkeys(metric for side in sides for metric in result.pass_at_k[side]))
+    rows = [(metric, *(_estimate(result.pass_at_k[side].get(metric)) for side in sides)) for metric in metrics]
+    return _table(("of all trials", *sides), rows)
+
+
+def _estimate(found: tuple[float, float, float] | None) -> str:
+    return "" if found is None else f"{found[0]:.1%} ({found[1]:.1%} to {found[2]:.1%})"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], total: int | None = None) -> str:
+    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+    hidden = (total or 0) - len(rows)
+    return "\n".join(lines if rows else []) + (f"\n\n{hidden:,} more are in the report." if hidden > 0 else "")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"

@@ -1,0 +1,71 @@
+"""GateResult -> SARIF 2.1.0: broken must-pass cases at the line of the file that says them.
+
+Code scanning shows them in the pull request. Only what is certain of a single case is here: a task of the mean that got
+worse may be chance, and a case whose place nobody knows has no line to be shown at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from agentloop import __version__
+from agentloop.gate.findings import broken, failure_type, tally
+from agentloop.gate.outcomes import GateResult, TaskLine
+from agentloop.printable import clean
+from agentloop.reports.loop import clip
+from agentloop.suites.suite import TASKS, read_jsonl
+from agentloop.types import content_hash
+
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+Place = tuple[Path, int]
+"""A file relative to the repository's root, and a line of it from 1 on."""
+
+
+def sarif(result: GateResult, places: Mapping[str, Place]) -> str:
+    """The log as JSON text, with no result when no case is broken. places: task id -> where the task is written."""
+    cases = [task for task in broken(result) if task.task_id in places]
+    rules = sorted({failure_type(task) for task in cases})
+    driver = {
+        "name": "agentloop",
+        "version": __version__,
+        "rules": [{"id": rule, "shortDescription": {"text": f"A case that must pass fails: {rule}"}} for rule in rules],
+    }
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(task, places[task.task_id], rules) for task in cases],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
+
+
+def task_places(folder: Path, root: Path) -> dict[str, Place]:
+    """Task id -> place, of each line of a suite's task file, or of those of the cases that it holds as folders.
+
+    folder: the suite's. root: the repository's. Raises ValueError for a folder outside it, ConfigError and OSError.
+    """
+    found = {}
+    for path in [folder / TASKS] if (folder / TASKS).is_file() else sorted(folder.glob(f"*/{TASKS}")):
+        for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+            line = int(where.rpartition(":")[2])
+            found[str(row.get("id"))] = (path.resolve().relative_to(root.resolve()), line)
+    return found
+
+
+def _result(task: TaskLine, place: Place, rules: list[str]) -> dict[str, Any]:
+    kind = failure_type(task)
+    path, line = place
+    text = f"{task.task_id}: passed {tally(task.candidate)} (baseline {tally(task.baseline)})."
+    where = {"artifactLocation": {"uri": quote(path.as_posix())}, "region": {"startLine": line}}
+    return {
+        "ruleId": kind,
+        "ruleIndex": rules.index(kind),
+        "level": "error",
+        "message": {"text": clip(clean(f"{text} {task.why}" if task.why else text))},
+        "locations": [{"physicalLocation": where}],
+        "partialFingerprints": {"caseHash/v1": content_hash([task.suite, task.task_id])},
+        "properties": {"traces": list(task.trace_ids)},
+    }

@@ -1,0 +1,36 @@
+"""An actor is a policy and the agent that asks it: whatever a REF names, and whatever rolls out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentloop.costs.totals import Price, free
+from agentloop.identity import Identity
+from agentloop.protocols import Agent, Policy
+
+ORACLE, NOBODY, RANDOM = "oracle", "nop", "random"
+"""The actors that every audit tries: each task's own solution, one that does nothing, and random commands."""
+
+UNNAMED = Identity("", {})
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A policy and the agent that asks it, as a REF names them (`loop/refs.py`)."""
+
+    ref: str
+    agent: Agent
+    policy: Policy
+    identity: Identity = UNNAMED
+    """Of everything that decides how it acts; see `loop/acting.py`."""
+    price: Price = free
+    """Of an answer of it."""
+    trained: frozenset[str] = frozenset()
+    """Ids of tasks that its weights may have learned from."""
+    packages: tuple[str, ...] = ()
+    """Installed packages whose versions decide what it does."""
+
+    @property
+    def plays_solutions(self) -> bool:
+        """It is each task's own solution, which Harbor tasks keep in a file."""
+        return self.ref == ORACLE

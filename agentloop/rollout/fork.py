@@ -1,0 +1,112 @@
+"""Trace, step k -> the task that goes on from there: its first k turns, and what they left in the box.
+
+The turns' calls are made again in a fresh box. Only when each gives what it gave before is the working folder taken
+out: what a fork starts with is then known to be what the failed run had. What is not in the working folder (a running
+program, files in /tmp, what root changed) cannot be carried, so a run that has any is no fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.errors import ConfigError
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.protocols import Sandbox, SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.episode import plan, run_episode
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.types import Completion, Episode, Message, Purpose, Step, Task, Trace
+
+WORK = "/work"
+MAX_BYTES, MAX_FILES = 1 << 20, 500
+"""Of a snapshot: it is read by people and kept in git."""
+LEFT_OVER = "find /tmp -mindepth 1 ! -type d 2>/dev/null | head -n 1"
+
+
+class NoFork(ConfigError):
+    """A run that cannot be gone on from at that step; the message says why."""
+
+
+async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxBackend, snapshot: Path) -> Task:
+    """`task` from step `k` of `trace` on; the files are written to the new folder `snapshot`, if the box is its own.
+
+    Raises NoFork.
+    """
+    taken = trace.steps[:k]
+    why = _why_not(task, taken, k)
+    if why:
+        raise NoFork(why)
+    seen: list[str] = []
+
+    async def look(_: Task, __: Episode, box: Sandbox) -> None:
+        seen.append((await box.exec(LEFT_OVER)).stdout.strip())
+        if isinstance(box, Box) and not task.sandbox.read_only:  # else it is as the task's files are
+            manifest = await box.download(WORK, snapshot, max_bytes=MAX_BYTES, max_entries=MAX_FILES)
+            seen.append(manifest.skipped[0] if manifest.skipped else "")
+
+    pool = SandboxPool(backend, min_idle=0)  # of its own: what others left in a box that is shared is not this run's
+    [(_, episode)] = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=0)
+    try:
+        again = await run_episode(task, episode, agent=actor.agent, policy=_repeats(taken), pool=pool, on_end=look)
+    finally:
+        await pool.close()
+    if again.trace.error:
+        raise NoFork(f"its first {k} steps cannot be done again: {again.trace.error}")
+    for before, now in zip(taken, again.trace.steps, strict=False):
+        if _gave(before) != _gave(now):
+            raise NoFork(f"step {before.index} gives something else when it is done again, so its state is lost")
+    if seen[0]:
+        raise NoFork(f"it left {seen[0]}, which is outside its working folder")
+    if seen[1:] and seen[1]:
+        raise NoFork(f"it left {seen[1]}, which is no plain file")
+    spec = task.sandbox
+    if len(seen) > 1:
+        _drop_empty(snapshot)
+        spec = spec.model_copy(update={"files": snapshot})
+    return task.model_copy(update={"prefix": tuple(_told(step) for step in taken), "sandbox": spec})
+
+
+def _why_not(task: Task, taken: Sequence[Step], k: int) -> str:
+    if not 1 <= k < task.limits.max_steps or len(taken) < k:
+        return f"step {k} is not after the first turn and before the last that the task allows"
+    if task.sandbox.root or task.sandbox.workdir not in (None, WORK) or task.environment is not None:
+        return "what it changed is not in a working folder that can be taken along"
+    if any(step.compacted or step.context or step.index != n for n, step in enumerate(taken)):
+        return "its conversation was shortened before that step"
+    return ""
+
+
+def _repeats(taken: Sequence[Step]) -> ScriptedPolicy:
+    def script(messages: Sequence[Message], rng: object) -> Message:
+        n = sum(message.role == "assistant" for message in messages)
+        return taken[n].completion.message if n < len(taken) else Message(role="assistant", content="")
+
+    return ScriptedPolicy(script, name="what was recorded")
+
+
+def _gave(step: Step) -> list[tuple[str, str, bool]]:
+    return [(result.name, result.content, result.ok) for result in step.results]
+
+
+def _told(step: Step) -> Step:
+    """As the next one to be asked is told of it, and no more: no tokens, no times."""
+    said = step.completion
+    return Step(
+        index=step.index,
+        heard=step.heard,
+        completion=Completion(
+            message=said.message.model_copy(update={"token_ids": ()}), finish_reason=said.finish_reason
+        ),
+        results=tuple(result.model_copy(update={"duration_s": 0.0}) for result in step.results),
+        copied=True,
+    )
+
+
+def _drop_empty(folder: Path) -> None:
+    """Folders without a file: git would not keep them, and what is checked must be what is kept."""
+    for top, _, _ in sorted(os.walk(folder), reverse=True):
+        if top != str(folder) and not os.listdir(top):
+            os.rmdir(top)
