@@ -1,6 +1,6 @@
 """agentloop: an experience loop for tool-using agents.
 
-Read in this order: `types.py` (the nouns), `protocols.py` (the seams), `episode.py` (one attempt),
+Read in this order: `types/` (the nouns), `protocols.py` (the seams), `rollout/episode.py` (one attempt),
 `loop/turns.py` (one turn: run, judge, train, gate, promote).
 """
 

@@ -1,0 +1,64 @@
+"""The nouns of agentloop, in the order in which one task meets them.
+
+Task -> Episode -> Trace -> Verdict -> Sample -> PolicyVersion -> EvalReport -> Decision
+
+Frozen models without behaviour beyond what follows from their own fields. Nothing here reads a
+file, a clock or the network; SQL rows in `store/tables.py` are the storage form of these types.
+"""
+
+from __future__ import annotations
+
+from agentloop.types.decision import Action, Decision, EvalReport
+from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, Purpose, StopReason
+from agentloop.types.frozen import Frozen, content_hash
+from agentloop.types.imported import Imported
+from agentloop.types.span import Span
+from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
+from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Split, Task
+from agentloop.types.trace import SubTrace, Trace
+from agentloop.types.verdict import OWN_LEAF, WAITING, Failure, FailureType, Graded, RewardState, Score, Verdict
+from agentloop.types.version import PolicyState, PolicyVersion, Sample
+
+__all__ = [
+    "BROKEN",
+    "OWN_LEAF",
+    "WAITING",
+    "Action",
+    "AttemptPhase",
+    "Break",
+    "Completion",
+    "Decision",
+    "EnvironmentSpec",
+    "Episode",
+    "EpisodeState",
+    "EvalReport",
+    "ExecResult",
+    "Failure",
+    "FailureType",
+    "Frozen",
+    "Graded",
+    "Imported",
+    "Limits",
+    "Message",
+    "Part",
+    "PolicyState",
+    "PolicyVersion",
+    "Purpose",
+    "RewardRule",
+    "RewardState",
+    "Sample",
+    "SandboxSpec",
+    "Score",
+    "Span",
+    "Split",
+    "Step",
+    "StopReason",
+    "SubTrace",
+    "Task",
+    "ToolCall",
+    "ToolResult",
+    "ToolSpec",
+    "Trace",
+    "Verdict",
+    "content_hash",
+]

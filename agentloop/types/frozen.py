@@ -1,0 +1,20 @@
+"""A frozen model is a value: compared by its fields, and hashed by its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """A value: compared by its fields, never changed after it was made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def content_hash(value: object) -> str:
+    """SHA-256 (hex) of the canonical JSON of `value`: key order and spacing do not matter."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()

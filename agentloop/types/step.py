@@ -1,0 +1,133 @@
+"""One turn of an agent: the messages that the policy saw, its completion and the results of its tool calls."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from agentloop.types.frozen import Frozen
+
+
+class ToolSpec(Frozen):
+    """A tool as a policy is told of it; `parameters` is a JSON schema of an object."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class ToolCall(Frozen):
+    """A call as the policy wrote it: `arguments` is its JSON text, valid or not."""
+
+    id: str
+    name: str
+    arguments: str
+    error: str | None = None
+    """Why the text could not be read as a call; None for a well-formed one."""
+
+
+class Message(Frozen):
+    """One chat message. `token_ids` are an assistant message's tokens exactly as they were sampled."""
+
+    role: str
+    content: str = ""
+    reasoning: str = ""
+    """What the model thought before it answered, where that was kept."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    """Who speaks, where several agents or users share a role."""
+    token_ids: tuple[int, ...] = ()
+
+
+BROKEN = "broken"
+"""How an answer finished with which a run ended because the call failed, was refused, or was cut off."""
+
+
+class Completion(Frozen):
+    """One answer of a policy, with the tokens that training needs when the policy has them."""
+
+    message: Message
+    finish_reason: str
+    """`stop`, `length`, or what the endpoint said; `broken` of a call that failed (see `Step.is_broken`)."""
+    prompt_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Log-probability (nats) of each of `message.token_ids` under the sampler, at its temperature."""
+    model: str | None = None
+    n_prompt_tokens: int = 0
+    n_cached_tokens: int = 0
+    """Of the prompt's tokens, those that the endpoint had kept from an earlier call."""
+    n_completion_tokens: int = 0
+    cost_usd: float | None = None
+
+
+class ToolResult(Frozen):
+    """What a tool call gave back. A failing command is a result, with `ok` False."""
+
+    call_id: str
+    name: str
+    content: str
+    ok: bool
+    exit_code: int | None = None
+    timed_out: bool = False
+    duration_s: float = 0.0
+
+
+class ExecResult(Frozen):
+    """A command's end. Non-zero exits and timeouts are results, with whatever was printed."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+    dropped: int = 0
+    """Bytes left out of the middle of stdout and stderr."""
+    oom: bool = False
+    """The box ran out of its memory while the command ran, and something in it was killed."""
+    restarted: bool = False
+    """A session's shell ended with this command; the next one starts in a new shell."""
+    duration_s: float = 0.0
+
+
+class Step(Frozen):
+    """One agent turn: what the policy was told since the last one, what it answered, and what its tool calls gave."""
+
+    index: int
+    heard: tuple[Message, ...] = ()
+    """Messages since the last step that are no results of its tool calls: a user's next turn, another agent's words."""
+    completion: Completion
+    results: tuple[ToolResult, ...] = ()
+    started_at: datetime | None = None
+    duration_s: float = 0.0
+    compacted: bool = False
+    """The context was shortened before this turn: what came earlier may no longer have been before the policy."""
+    context: tuple[Message, ...] = ()
+    """All that was before the policy, where that was shortened; else it is what came before, and what was heard."""
+    copied: bool = False
+    """The turn was taken over from another trace, for context: it is not trained on."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Definitions of the tools that the model was offered, as its request had them. () where they are those of the
+    step before, and where nobody said."""
+
+    @property
+    def is_broken(self) -> bool:
+        """The call failed, and none followed: the message is what there was of an answer, and is not trained on."""
+        return self.completion.finish_reason == BROKEN
+
+    @property
+    def calls(self) -> list[tuple[ToolCall, ToolResult | None]]:
+        """Each call of a tool with its result; calls that share an id have theirs in their order."""
+        results: dict[str, list[ToolResult]] = {}
+        for result in self.results:
+            results.setdefault(result.call_id, []).append(result)
+        calls: list[tuple[ToolCall, ToolResult | None]] = []
+        for call in self.completion.message.tool_calls:
+            own = results.get(call.id)
+            calls.append((call, own.pop(0) if own else None))
+        return calls
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """The answer and its results, as they are before the policy from then on."""
+        told = (Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in self.results)
+        return (self.completion.message, *told)

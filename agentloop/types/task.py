@@ -1,0 +1,140 @@
+"""A task: the instruction, the sandbox, the verifiers and the limits."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentloop.types.frozen import Frozen, content_hash
+from agentloop.types.step import Step
+
+
+class Split(StrEnum):
+    """What a task may be used for. Only the gate and the report ever look at `heldout`."""
+
+    train = "train"
+    validation = "validation"
+    heldout = "heldout"
+
+
+class Part(Frozen):
+    """A part chosen by name: an installed `kind` or a `module:Class`, and its keyword arguments."""
+
+    kind: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class RewardRule(Frozen):
+    """How the numbers of a task's verifiers become its reward (`judge/combine.py`)."""
+
+    combine: Literal["mean", "weighted", "gated", "all"] = "mean"
+    """`gated`: every gate must give 1, or the reward is 0. `all`: 1 when every verifier gives 1, else 0."""
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Verifier -> weight, at least 0; 1 where none is given. A verifier of weight 0 is recorded and counts nothing."""
+    gates: tuple[str, ...] = ()
+    """Verifiers that are asked first, and open or close the way to the others."""
+    dispute: float = Field(default=0.5, ge=0, le=1)
+    """With `mean` and `weighted`: verifiers further apart than this make the reward `disputed`; 1 is never."""
+
+
+class SandboxSpec(Frozen):
+    """What a box is made of and what it must hold. Equal specs may share a pool."""
+
+    image: str = "host"
+    """`host` is the host's own /usr, read-only; what else there is, `sandbox/images.py` says."""
+    files: Path | None = None
+    """Host folder that appears as the working directory /work; None gives an empty one."""
+    read_only: bool = False
+    """True mounts `files` read-only, which lets several episodes share one box."""
+    agent_files: Path | None = None
+    """Host folder that appears at /agent, read-only: the agent's program, which is no part of the task."""
+    root: bool = False
+    """True: the image's own root user and a root file system that can be written, as an image's tests may need."""
+    workdir: str | None = None
+    """Where commands start; None is /work, or with `root` the image's own folder."""
+    scratch_mb: int = Field(default=64, gt=0)
+    """Size in MiB of each writable tmpfs (/tmp, and /work unless read_only); less where memory_mb leaves less."""
+    scratch_files: int | None = Field(default=None, gt=0)
+    """Files and folders in each of them at most; None leaves that to the kernel."""
+    memory_mb: int | None = Field(default=None, gt=0)
+    """Of all processes and every tmpfs together, 32 or more; None asks for no limit."""
+    cpus: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Cores' worth of CPU time; None asks for no limit."""
+    n_processes: int | None = Field(default=None, gt=0)
+    """Processes and threads at once; None asks for no limit."""
+    lifetime_s: float | None = Field(default=None, gt=0)
+    """Seconds after which the box ends itself, whatever runs in it; None is never."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host names (`*.example.com` for those below) that the proxy connects to; `*` is all but private ones."""
+
+
+class EnvironmentSpec(Frozen):
+    """A Gymnasium environment that a task is played in, by the tools `reset` and `step` (`agents/gym/loop.py`)."""
+
+    id: str
+    """As it is registered, such as `FrozenLake-v1`, or `module:Name-v0`, which imports the module first."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `gymnasium.make`."""
+    seed: int | None = Field(default=None, ge=0, lt=2**31)
+    """Of its reset; None gives every episode its own."""
+    processes: bool = False
+    """True steps each in a process of its own: for environments whose steps take longer than a message to one."""
+
+
+class Limits(Frozen):
+    """What ends an episode that does not end itself."""
+
+    max_steps: int = 8
+    """Agent turns."""
+    max_tokens: int = 1024
+    """Sampled tokens in one turn."""
+    tool_timeout_s: float = 30.0
+    """Wall time of one tool call."""
+    max_output: int = 16_384
+    """Bytes of stdout and of stderr kept from one tool call, head and tail."""
+    show_stderr: bool = True
+    """False tells the agent only that there was error output: the programs of a pipeline write theirs in any order."""
+    max_wall_s: float | None = None
+    """Of the whole episode; None is no limit, as with the next two."""
+    max_cost_usd: float | None = None
+    """Of all that models answer in it, sub-agents' and summaries included. The turn that reaches it is the last."""
+    max_context_tokens: int | None = None
+    """Of a conversation and the next answer together; what happens then, `[agent] compaction` says."""
+
+
+class Task(Frozen):
+    """One thing to do, where it is done, and how the result is judged."""
+
+    id: str
+    instruction: str
+    split: Split = Split.train
+    pool: str = "default"
+    """Tasks of one kind; the curriculum weighs pools by their recent failure."""
+    sandbox: SandboxSpec = SandboxSpec()
+    limits: Limits = Limits()
+    verifiers: tuple[Part, ...] = ()
+    solution: tuple[str, ...] = ()
+    """Shell commands of a reference solution; the last one prints the answer. Never shown to a policy."""
+    reward: RewardRule | None = None
+    """None is the mean of the verifiers, with the default bound on their dispute."""
+    environment: EnvironmentSpec | None = None
+    """What is played in place of working in the box; None for nothing."""
+    tags: tuple[str, ...] = ()
+    """Words to choose tasks by; `must-pass` means something to the gate."""
+    prefix: tuple[Step, ...] = ()
+    """Turns that were taken before: a fork goes on from there, in a box that has what they left (`rollout/fork.py`)."""
+
+    @property
+    def hash(self) -> str:
+        """Content hash; the folder's location is left out, its contents belong to the suite's hash."""
+        return content_hash(self.portable())
+
+    def portable(self) -> dict[str, Any]:
+        """As JSON without locations, and without what is not there of later fields: a hash outlives new ones."""
+        row = self.model_dump(mode="json", exclude={"sandbox": {"files", "agent_files"}})
+        row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}
+        empty: dict[str, object] = {"reward": None, "environment": None, "tags": [], "prefix": []}
+        return {key: value for key, value in row.items() if key not in empty or value != empty[key]}

@@ -1,0 +1,75 @@
+"""A trace: the ordered steps of an episode, with those of sub-agents, and how it ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from agentloop.types.episode import Break, StopReason
+from agentloop.types.frozen import Frozen
+from agentloop.types.step import Message, Step, ToolCall, ToolResult
+
+
+class Trace(Frozen):
+    """The record of one run of an agent: first messages, then the steps in order.
+
+    An imported one knows nothing of our episodes, and lacks what its source did not write down.
+    """
+
+    id: str
+    """Of an imported one 32 hex digits, as OpenTelemetry has them, made from what was imported."""
+    episode_id: str | None = None
+    task_id: str | None = None
+    policy_version: int | None = None
+    isolation: str | None = None
+    """What held the actions: container, namespaces, or none; None where nobody said."""
+    source: str = "agentloop"
+    """The format it came in."""
+    source_id: str | None = None
+    """What its source calls it."""
+    session: str | None = None
+    """The conversation of several traces that this one belongs to."""
+    agent: str | None = None
+    messages: tuple[Message, ...]
+    steps: tuple[Step, ...] = ()
+    children: tuple[SubTrace, ...] = ()
+    answer: str | None = None
+    """What was submitted; None when nothing was."""
+    stop_reason: StopReason = StopReason.error
+    error: str | None = None
+    """The error that ended the run, in its own words, whoever's fault it was; None when none did."""
+    broke: Break | None = None
+    """Facts about `error`, from which follows whose fault it was; None for imported traces and older ones of ours."""
+    program: bool = False
+    """The agent was a program with tools of its own, whose results are known as the model was sent them: in words."""
+    started_at: datetime | None = None
+    duration_s: float = 0.0
+
+    @property
+    def answered(self) -> tuple[Step, ...]:
+        """The steps without a broken one, which is nobody's turn."""
+        return tuple(step for step in self.steps if not step.is_broken)
+
+    @property
+    def tool_calls(self) -> list[tuple[int, ToolCall, ToolResult | None]]:
+        """(step index, call, its result) of every call, in order."""
+        return [(step.index, call, result) for step in self.steps for call, result in step.calls]
+
+    @property
+    def contexts(self) -> list[tuple[Message, ...]]:
+        """What was before the policy at each step, of a run of our own: others' may have been shortened unseen."""
+        told, contexts = self.messages, []
+        for step in self.steps:
+            told = step.context or (*told, *step.heard)
+            contexts.append(told)
+            told += step.said
+        return contexts
+
+
+class SubTrace(Frozen):
+    """A sub-agent's run, and where in its parent's it was asked for."""
+
+    trace: Trace
+    step: int | None = None
+    """Index of the parent's step; None where nobody said."""
+    call_id: str | None = None
+    """The tool call that started it."""

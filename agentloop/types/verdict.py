@@ -1,0 +1,140 @@
+"""A verdict: scores, the combined reward with its state, and the failures with their evidence."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from agentloop.types.frozen import Frozen
+from agentloop.types.task import RewardRule
+
+
+class RewardState(StrEnum):
+    """Only a `scored` reward trains or gates."""
+
+    scored = "scored"
+    infra_failed = "infra_failed"
+    unscored = "unscored"
+    disputed = "disputed"
+
+
+OWN_LEAF = re.compile(r"(?:infra|agent|budget|call|obs|plan|outcome)\.[a-z][a-z0-9_]{0,39}")
+"""What a project may call a leaf of its own: one of the seven groups, and a word that is not taken."""
+
+
+class FailureType(StrEnum):
+    """Taxonomy v2: 20 leaves in 7 groups, and `unclassified`, which is allowed and counted.
+
+    A project's own leaf, `FailureType("plan.handoff")`, is a value like the others, equal to its text. Iterating
+    gives ours alone: which others there are, and what they mean, the project's settings say.
+    """
+
+    infra_sandbox_failure = "infra.sandbox_failure"
+    infra_tool_timeout = "infra.tool_timeout"
+    infra_model_api_error = "infra.model_api_error"
+    infra_grader_failure = "infra.grader_failure"
+    agent_crashed = "agent.crashed"
+    budget_context_overflow = "budget.context_overflow"
+    budget_limit_reached = "budget.limit_reached"
+    call_malformed = "call.malformed"
+    call_unknown_tool = "call.unknown_tool"
+    call_wrong_arguments = "call.wrong_arguments"
+    obs_error_ignored = "obs.error_ignored"
+    obs_misread = "obs.misread"
+    obs_fabrication = "obs.fabrication"
+    plan_repetition = "plan.repetition"
+    plan_goal_drift = "plan.goal_drift"
+    plan_no_clarification = "plan.no_clarification"
+    outcome_premature_stop = "outcome.premature_stop"
+    outcome_wrong_or_unverified = "outcome.wrong_or_unverified"
+    outcome_reward_hack = "outcome.reward_hack"
+    outcome_unsafe_action = "outcome.unsafe_action"
+    unclassified = "unclassified"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailureType | None:
+        """A leaf of a project's own. It is not kept: what a request made up must not stay in memory."""
+        if not isinstance(value, str) or not OWN_LEAF.fullmatch(value):
+            return None
+        own = str.__new__(cls, value)
+        own._name_, own._value_ = value.replace(".", "_"), value
+        return own
+
+    @property
+    def is_infra(self) -> bool:
+        """True for the group `infra`. Whether a run has a reward its state says, not its labels."""
+        return self.value.startswith("infra.")
+
+
+class Failure(Frozen):
+    """One thing that went wrong, with words that the trace really contains."""
+
+    type: FailureType
+    step: int | None
+    """Index of the step; None when the whole trace is meant."""
+    evidence: str
+    """Quoted from the trace."""
+    detector: str
+    """Name and version, `rules.malformed@1`."""
+    confidence: float = 1.0
+    critical: bool = False
+    """True for exactly one failure of a failed trace: the first that was not recovered from."""
+
+
+class Graded(Frozen):
+    """What a verifier may give in place of a bare number: also what it rests on, and what it cost."""
+
+    value: float | None
+    """In [0, 1]; None, with an `error`, when there is no number."""
+    error: str | None = None
+    why: str = ""
+    """What a person who doubts the number reads."""
+    n_prompt_tokens: int = 0
+    n_completion_tokens: int = 0
+    cost_usd: float | None = None
+    """None where nobody knows the price."""
+
+
+class Score(Frozen):
+    """One verifier's number in [0, 1], or why it gave none."""
+
+    verifier: str
+    version: str
+    value: float | None
+    error: str | None = None
+    why: str = ""
+    n_prompt_tokens: int = 0
+    """What a judge model was sent for it, over all votes."""
+    n_completion_tokens: int = 0
+    cost_usd: float | None = None
+    source: str | None = None
+    """Who gave it, where that was later than the trace; None for what came with it."""
+
+    @property
+    def waiting(self) -> bool:
+        """True when nothing went wrong: the outcome is only not known yet."""
+        return self.value is None and (self.error or "").startswith(WAITING)
+
+
+WAITING = "waiting: "
+"""How the `error` of a score begins whose outcome will be known later."""
+
+
+class Verdict(Frozen):
+    """What a trace is worth and why."""
+
+    trace_id: str
+    state: RewardState
+    reward: float | None
+    """In [0, 1] when `state` is scored, else None."""
+    scores: tuple[Score, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    taxonomy: str | None = None
+    """Version of the failure types; None where nobody classified."""
+    rule: RewardRule | None = None
+    """The task's, for scores that come later; None is the default."""
+
+    @property
+    def critical(self) -> Failure | None:
+        """The failure that decided the outcome; None for a success."""
+        return next((f for f in self.failures if f.critical), None)
