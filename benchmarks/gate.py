@@ -33,8 +33,9 @@ from gate_modes import GATES, goals, played, wald
 from gate_others import mcnemar, naive, peeking
 from gate_worlds import BASELINE, CANDIDATE, DELTA, INDEX, KINDS, N_TASKS, TASKS, Array, K, worlds
 
-from agentloop.gate.fold import Fold, fold
+from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold
 from agentloop.types import RewardState
 
 CHUNK = 125

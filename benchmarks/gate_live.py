@@ -27,6 +27,7 @@ from episodes import Looker, NoBoxes, Nowhere, tasks
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import result_of
 from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.reports.gate import write_gate_report
@@ -81,7 +82,7 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=Budget()))
     run.close()
     store.close()
-    result = fold.result()
+    result = result_of(fold)
     write_gate_report(result, folder / "report.html")
     assert result.n_rollouts == len(run.outcomes) - run.n_banked, result
     return result.n_rollouts

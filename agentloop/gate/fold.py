@@ -1,14 +1,14 @@
-"""Header, outcomes -> GateResult, one outcome at a time: the gate's decision, and nothing else.
+"""Header, outcomes -> a decided fold, one outcome at a time: the gate's decision, and nothing else.
 
 Visits count in their order, whatever order outcomes come in: one whose turn has not come waits in a buffer. Everything
 that decides is known before the outcome that it is applied to. Reads no file (`outcomes.py`, `replay.py`), rolls out
-nothing (`live.py`), words nothing (`summary.py`).
+nothing (`live.py`), words nothing (`summary.py`, `result.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 from agentloop.errors import ConfigError, counted
 from agentloop.gate.arrivals import Arrivals, Key
@@ -16,10 +16,10 @@ from agentloop.gate.drift import BankCheck, in_bursts
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.evidence import SuiteState
 from agentloop.gate.losses import ENOUGH, Tried, compare, pairs_pay, too_many
-from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side
+from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Side
 from agentloop.gate.reference import Partner, Reference
-from agentloop.gate.replay import FileOrder, arrange
-from agentloop.gate.schedule import Asking, Trial, Visit, visits
+from agentloop.gate.replay import FileOrder
+from agentloop.gate.schedule import Trial, Visit, visits
 
 CHANGED = "the environment has changed since the baseline was recorded"
 
@@ -86,27 +86,21 @@ class Fold:
         if self.decided is None:
             self.decided = GateVerdict.infra if self._is_infra() else GateVerdict.inconclusive
 
-    def result(self) -> GateResult:
-        """As if no more outcomes came; more may be added afterwards."""
-        from agentloop.gate.summary import summarise
-
+    def ended(self) -> Fold:
+        """This fold where it is decided, else a copy of it that ends here; more may be added to this one afterwards."""
         if self.decided is not None:
-            return summarise(self)
+            return self
         ended = Fold(self.header, self.order, looks=self._looks)
         for outcome in self.arrivals.outcomes:
             ended.add(outcome)
         ended.close()
-        return summarise(ended)
+        return ended
 
     # ------------------------------------------------------------------------------------ what a schedule asks
 
     def visits(self) -> Iterator[Visit]:
         """All of them, in order."""
         return iter(self.order.visits) if self.order else visits(self.header, self.reference.weights)
-
-    def asking(self) -> Asking:
-        """What to roll out next; needs the bank."""
-        return Asking(self)
 
     def must_pass(self) -> list[tuple[int, str]]:
         """(suite, task) of each case, in order."""
@@ -330,23 +324,3 @@ def _kinds(header: Header) -> dict[str, str]:
                     raise ConfigError(f"task {task!r} is in this gate twice; give one of them another id")
                 found[task] = kind
     return found
-
-
-def fold(
-    header: Header | None,
-    outcomes: Iterable[Outcome],
-    *,
-    settings: Settings | None = None,
-    must_pass: Sequence[str] = (),
-    looks: bool = True,
-) -> GateResult:
-    """The gate's word on outcomes that are all there; the same for the same outcomes.
-
-    settings, must_pass (patterns of task ids): for outcomes without a header. Raises ConfigError; see `arrange`.
-    """
-    arranged = arrange(header, list(outcomes), settings or Settings(), must_pass)
-    folding = Fold(arranged.header, arranged.order, looks=looks)
-    for outcome in arranged.outcomes:
-        folding.add(outcome)
-    folding.close()
-    return folding.result()

@@ -24,8 +24,9 @@ from agentloop.errors import ConfigError
 from agentloop.gate.bank import Runner
 from agentloop.gate.fold import Fold
 from agentloop.gate.ledger import Ledger
+from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, read_outcomes
-from agentloop.gate.schedule import Asking, Trial
+from agentloop.gate.schedule import Trial
 from agentloop.input_files import parse_json
 from agentloop.output_files import write_text
 from agentloop.types import RewardState
@@ -188,7 +189,7 @@ class _Live:
         self, fold: Fold, runner: Runner, run: Run, n_concurrent: int, budget: Budget, no_baseline: str | None
     ) -> None:
         self.fold, self.runner, self.run, self.budget = fold, runner, run, budget
-        self.n_concurrent, self.no_baseline, self.asking = n_concurrent, no_baseline, Asking(fold)
+        self.n_concurrent, self.no_baseline, self.asking = n_concurrent, no_baseline, NextTrials(fold)
         self.queue: deque[Trial] = deque()
         """Asked for and not in `fold`, in order."""
         self.running: dict[asyncio.Task[Outcome], Trial] = {}

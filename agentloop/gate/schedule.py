@@ -1,4 +1,4 @@
-"""Header -> the order of visits, and what a live gate is to roll out next.
+"""Header -> the order of visits.
 
 The order is a function of the seed, the suites' hashes and the task ids alone: never of a candidate's outcome, and of
 the bank's only where `importance` is asked for. Random draws are hashes, so they are the same on every machine and in
@@ -10,15 +10,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from itertools import accumulate, islice
+from itertools import accumulate
 from math import sqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from agentloop.gate.eprocess import MAX_RUNS
 from agentloop.gate.outcomes import Header, Settings, Side, SuitePart
-
-if TYPE_CHECKING:
-    from agentloop.gate.fold import Fold
 
 SPACE = 2**64
 
@@ -99,82 +95,3 @@ def visits(header: Header, weights: Sequence[Mapping[str, float]]) -> Iterator[V
             seen[task] = trial + 1
             yield Visit(suite, task, trial, number)
             number += 1
-
-
-class Asking:
-    """What a live gate is to roll out next: must-pass cases and their retries, quarantined tasks, then visits.
-
-    Looks at outcomes for three things alone: whether a must-pass case has to be run again, which depends on that case
-    only, which suites are decided, and whether the bank was given up, from which on each visit needs a fresh baseline
-    attempt. Trials that the fold has a reward of are not asked for again, so a run that was interrupted goes on. The
-    fold must have the bank already.
-    """
-
-    def __init__(self, fold: Fold) -> None:
-        self._fold = fold
-        self._cases = {task: fold.new_case(suite, task) for suite, task in fold.must_pass()}
-        self._runs = dict.fromkeys(self._cases, 0)
-        self._ready = dict.fromkeys(self._cases, True)
-        self._once = iter([task for part in fold.header.suites for task in part.quarantined])
-        self._asked = {Trial(task, Side.candidate, trial) for task, trial in fold.turns}
-        self._n = fold.n_rollouts
-        self._turn_back()
-
-    def next(self) -> tuple[Trial, ...]:
-        """One trial, or a candidate's and the baseline's beside it in random order; () when there is none for now.
-
-        After () there may be one again as soon as an outcome has come in, while any is under way.
-        """
-        while self._fold.decided is None and self._n < self._fold.header.settings.max_rollouts:
-            asked = self._case() or self._quarantined() or self._visit()
-            if not asked:
-                break
-            new = [trial for trial in asked if trial not in self._asked]
-            self._n += len(new)
-            self._asked.update(new)
-            missing = tuple(trial for trial in new if not self._fold.has_reward(trial))
-            if missing:
-                return missing
-        return ()
-
-    def _turn_back(self) -> None:
-        """To the visit that the fold is at: visits ahead of it may need a baseline attempt now that they did not."""
-        self._is_paired = self._fold.reference.is_paired
-        self._visits = islice(self._fold.visits(), self._fold.n_visits, None)
-
-    def _case(self) -> tuple[Trial, ...]:
-        for task, run in self._runs.items():
-            if self._is_due(task):
-                self._runs[task], self._ready[task] = run + 1, False
-                return (Trial(task, Side.candidate, run),)
-        return ()
-
-    def _is_due(self, task: str) -> bool:
-        """Its first run, or another after one that left the case open."""
-        run, case = self._runs[task], self._cases[task]
-        if not self._ready[task]:
-            tried = self._fold.tried(task, run - 1)
-            if tried is None:
-                return False
-            case.take(tried.reward, lost=tried.is_lost)
-            self._ready[task] = True
-        return run < MAX_RUNS and not case.broken and not case.cleared
-
-    def _quarantined(self) -> tuple[Trial, ...]:
-        return tuple(Trial(task, Side.candidate, 0) for task in islice(self._once, 1))
-
-    def _visit(self) -> tuple[Trial, ...]:
-        if self._fold.reference.is_paired != self._is_paired:
-            self._turn_back()
-        for visit in self._visits:
-            if self._fold.takes(visit.suite):
-                fresh = self._fold.fresh_trial(visit)
-                mine = Trial(visit.task_id, Side.candidate, visit.trial)
-                return (mine,) if fresh is None else self._pair(mine, Trial(visit.task_id, Side.baseline, fresh))
-            if not any(self._fold.takes(suite) for suite in range(len(self._fold.header.suites))):
-                break
-        return ()
-
-    def _pair(self, mine: Trial, theirs: Trial) -> tuple[Trial, ...]:
-        """In random order, so that neither side is always the later one."""
-        return (theirs, mine) if draw(self._fold.header.settings.seed, *mine) % 2 else (mine, theirs)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agentloop.errors import counted
 from agentloop.gate.estimators import estimates
+from agentloop.gate.evidence import SuiteState
 from agentloop.gate.findings import drop, named, never_passed, points
+from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuiteResult, TaskLine
 from agentloop.types import RewardState
-
-if TYPE_CHECKING:
-    from agentloop.gate.evidence import SuiteState
-    from agentloop.gate.fold import Fold
 
 ENDS = "The outcomes end at"
 """What begins the reason that a live gate, which knows why it stopped, leaves out."""

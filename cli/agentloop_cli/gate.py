@@ -242,8 +242,8 @@ def _compared(
     place: str, tenant: str, baseline: str, candidate: str, settings: dict[str, Any], must_pass: Sequence[str]
 ) -> GateResult:
     """What two groups of stored runs say. place: a project folder or a store."""
-    from agentloop.gate.fold import fold
     from agentloop.gate.outcomes import Side
+    from agentloop.gate.result import fold
     from agentloop.gate.stored import stored_outcomes
     from agentloop_cli.stores import open_store
 
@@ -258,8 +258,8 @@ def _compared(
 
 def _replayed(path: Path, given: dict[str, Any], must_pass: Sequence[str]) -> GateResult:
     """What a file of outcomes says; the options are for one without a header, which a header is not contradicted by."""
-    from agentloop.gate.fold import fold
     from agentloop.gate.outcomes import read_outcomes
+    from agentloop.gate.result import fold
     from agentloop_cli.evals import NoTasks
 
     if not path.is_file():

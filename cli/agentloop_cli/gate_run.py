@@ -19,6 +19,7 @@ from agentloop.gate.flaky import active, read_quarantine, said
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import result_of
 from agentloop.gate.summary import ENDS
 from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
@@ -209,7 +210,7 @@ def run_gate(
                 stopped = _rolled_out(prepared, fold, run, budget, store, n_concurrent, project)
         finally:
             run.close()
-    result = fold.result()
+    result = result_of(fold)
     if stopped is not None:
         reasons = [reason for reason in result.reasons if not reason.startswith(ENDS)]
         if stopped != prepared.no_baseline:  # which the header has, so that the reasons say it

@@ -18,8 +18,8 @@ from agentloop.gate.bank import fill_bank, new_head
 from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.findings import changes
 from agentloop.gate.flaky import read_quarantine, said
-from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
+from agentloop.gate.result import fold
 from agentloop.output_files import write_text
 from agentloop.recordings.answers import Mode, write_tape
 from agentloop.store.redact import Redactor

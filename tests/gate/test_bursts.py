@@ -7,8 +7,9 @@ import random
 from scipy.stats import binom
 
 from agentloop.gate.bursts import banked_burst, burst
-from agentloop.gate.fold import Fold, fold
+from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold, result_of
 
 from .simulated import bank, names, outcome
 
@@ -93,8 +94,8 @@ def gate(controls: int) -> Fold:
 
 def test_an_outage_of_both_sides_fools_a_trusted_bank_and_no_pairs() -> None:
     """The bank's gate ends before the family has passed again, so nothing stands out of the family's outcomes."""
-    assert gate(0).result().verdict is GateVerdict.failed
-    paired = gate(1).result()
+    assert result_of(gate(0)).verdict is GateVerdict.failed
+    paired = result_of(gate(1))
     assert paired.verdict is not GateVerdict.failed, "an outage that strikes both attempts of a pair is no difference"
 
 
@@ -111,7 +112,7 @@ def test_a_crossing_in_a_burst_becomes_infra_with_the_reason() -> None:
         gate.add(sent[-1], last=True)
         if gate.decided is not None:
             break
-    result = gate.result()
+    result = result_of(gate)
     assert result.verdict is GateVerdict.infra
     assert "came in bursts" in result.reasons[0]
     assert "visit" in result.reasons[0]

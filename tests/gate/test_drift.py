@@ -12,9 +12,11 @@ import pytest
 
 from agentloop.gate.drift import CONTROLS, FIRST, STALE, BankCheck, controls_for
 from agentloop.gate.findings import assumption, headline
-from agentloop.gate.fold import Fold, fold
+from agentloop.gate.fold import Fold
 from agentloop.gate.live import Budget, Run, roll_out
+from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart, read_outcomes
+from agentloop.gate.result import fold, result_of
 from agentloop.gate.schedule import Trial
 
 from .simulated import bank, names, outcome
@@ -43,7 +45,7 @@ def played(made: Header, mine: float, theirs: float, banked: float = 0.9, cut: i
     gate = Fold(made)
     for row in bank([banked] * N, K):
         gate.add(row)
-    asking = gate.asking()
+    asking = NextTrials(gate)
     while gate.decided is None and (asked := asking.next()):
         for trial in asked:
             if cut is not None and trial.policy is Side.baseline and trial.trial >= K:
@@ -93,7 +95,7 @@ def test_a_gross_drift_either_way_is_found_by_the_controls(by: float) -> None:
 
 def test_the_same_environment_rolls_out_few_controls() -> None:
     gate = played(header(CONTROLS, delta=0.1), 0.9, 0.9)
-    result = gate.result()
+    result = result_of(gate)
     assert result.verdict is GateVerdict.passed
     assert result.n_fresh == FIRST + (result.suites[0].n_visits - 1) // CONTROLS == result.n_checked
     assert result.distrust is None
@@ -102,22 +104,22 @@ def test_the_same_environment_rolls_out_few_controls() -> None:
 
 def test_a_stale_bank_is_given_up_for_fresh_pairs() -> None:
     """The bank says 90%, and both sides pass 30% now: the candidate is no worse."""
-    trusting = played(header(0), 0.3, 0.3).result()
+    trusting = result_of(played(header(0), 0.3, 0.3))
     assert trusting.verdict is GateVerdict.failed
     gate = played(header(2), 0.3, 0.3)
-    result = gate.result()
+    result = result_of(gate)
     assert result.verdict is not GateVerdict.failed
     assert result.distrust is not None
     assert "the baseline is not what its bank says" in result.distrust
     assert result.n_given_up > 0
     assert f"After {result.n_given_up} visits the bank was given up" in " ".join(result.reasons)
     assert result.n_fresh >= result.suites[0].n_visits, "from then on every attempt has a fresh one beside it"
-    worse = played(header(2), 0.0, 0.5).result()
+    worse = result_of(played(header(2), 0.0, 0.5))
     assert worse.verdict is GateVerdict.failed
 
 
 def test_fresh_pairs_alone_are_as_good_whatever_the_bank_says() -> None:
-    results = [played(header(1, "unknown", delta=0.2), 0.6, 0.6, banked).result() for banked in (0.2, 0.95)]
+    results = [result_of(played(header(1, "unknown", delta=0.2), 0.6, 0.6, banked)) for banked in (0.2, 0.95)]
     assert [one.verdict for one in results] == [GateVerdict.passed] * 2
     assert results[0].suites == results[1].suites
     assert results[0].drift is not None
@@ -126,7 +128,7 @@ def test_fresh_pairs_alone_are_as_good_whatever_the_bank_says() -> None:
 
 
 def test_a_changed_environment_without_a_baseline_is_infra_with_the_reason() -> None:
-    result = played(header(1, "changed"), 0.9, 0.9, cut=0).result()
+    result = result_of(played(header(1, "changed"), 0.9, 0.9, cut=0))
     assert result.verdict is GateVerdict.infra
     assert "the environment has changed since the baseline was recorded, and no fresh attempts" in result.reasons[0]
     assert headline(result) == "No verdict: the comparison cannot be trusted"
@@ -134,7 +136,7 @@ def test_a_changed_environment_without_a_baseline_is_infra_with_the_reason() -> 
 
 def test_a_tape_in_a_changed_environment_is_compared_with_the_bank_and_says_so() -> None:
     """Only a tape is played without fresh attempts there (`controls_for`)."""
-    result = played(header(0, "changed", delta=0.2), 0.9, 0.9).result()
+    result = result_of(played(header(0, "changed", delta=0.2), 0.9, 0.9))
     assert (result.verdict, result.distrust, result.n_fresh) == (GateVerdict.passed, None, 0)
     said = " ".join(result.reasons)
     assert "No bank is used" not in said
@@ -148,7 +150,7 @@ def test_a_bank_that_is_given_up_without_a_baseline_is_infra() -> None:
     gate = played(made, 0.3, 0.3)
     rows = gate.arrivals.outcomes
     fresh = [i for i, row in enumerate(rows) if row.policy is Side.baseline and row.trial >= K]
-    kept = rows[: fresh[gate.result().n_given_up // 2] + 1]
+    kept = rows[: fresh[result_of(gate).n_given_up // 2] + 1]
     result = fold(made, kept)
     assert result.distrust is not None
     assert result.verdict is GateVerdict.infra
@@ -157,13 +159,13 @@ def test_a_bank_that_is_given_up_without_a_baseline_is_infra() -> None:
 def test_a_stale_bank_of_the_candidate_s_own_version_is_infra() -> None:
     """Fresh pairs would compare the version with itself, and pass whatever it has become."""
     made = header(2).model_copy(update={"is_same_version": True})
-    result = played(made, 0.3, 0.3).result()
+    result = result_of(played(made, 0.3, 0.3))
     assert result.verdict is GateVerdict.infra
     assert result.distrust is not None
     assert "the baseline is not what its bank says" in result.distrust
     assert "Candidate and baseline are the same version" in result.reasons[0]
     assert fold(made, played(made, 0.3, 0.3).arrivals.outcomes) == result
-    assert played(made, 0.9, 0.9).result().verdict is GateVerdict.passed
+    assert result_of(played(made, 0.9, 0.9)).verdict is GateVerdict.passed
 
 
 def test_a_bank_that_nothing_tested_is_named_with_the_reason() -> None:
@@ -171,7 +173,7 @@ def test_a_bank_that_nothing_tested_is_named_with_the_reason() -> None:
     why = "'agent.toml' is another version"
     for environment in ("unknown", "same"):
         made = header(0, environment, delta=0.2).model_copy(update={"no_baseline": why})
-        result = played(made, 0.9, 0.9).result()
+        result = result_of(played(made, 0.9, 0.9))
         assert result.verdict is GateVerdict.passed
         assert f"No control was run: the baseline's policy cannot be rolled out ({why})." in result.reasons
         first = "Assumed and not checked: the environment is the one in which the bank was filled. "
@@ -183,14 +185,14 @@ def test_files_from_before_trust_their_bank_and_say_so() -> None:
         {"settings": {"delta": 0.2}, "suites": [{"name": "s", "tasks": names(N)}], "bank_trials": K}
     )
     assert (old.environment, old.controls) == ("unknown", 0)
-    result = played(old, 0.9, 0.9).result()
+    result = result_of(played(old, 0.9, 0.9))
     assert result.n_fresh == 0
     assert "(this was not checked)" in assumption(result)
 
 
 def test_prefixes_and_order_change_nothing_across_the_switch() -> None:
     gate = played(header(2), 0.3, 0.3)
-    result, rows = gate.result(), list(gate.arrivals.outcomes)
+    result, rows = result_of(gate), list(gate.arrivals.outcomes)
     assert fold(gate.header, rows) == result
     mixed = rows[N * K :]
     random.Random(3).shuffle(mixed)
@@ -198,7 +200,7 @@ def test_prefixes_and_order_change_nothing_across_the_switch() -> None:
     half = Fold(gate.header)
     for row in rows[: N * K + 40]:
         half.add(row)
-    assert half.result() == fold(gate.header, rows[: N * K + 40])
+    assert result_of(half) == fold(gate.header, rows[: N * K + 40])
 
 
 # ------------------------------------------------------------------------------------ live
@@ -222,7 +224,7 @@ def live(folder: Path, made: Header, n_concurrent: int, stop_after: int | None =
         asyncio.run(roll_out(gate, run, work, n_concurrent=n_concurrent, budget=Budget()))
     finally:
         work.close()
-    return gate.result()
+    return result_of(gate)
 
 
 @pytest.mark.parametrize("n_concurrent", [1, 6])
@@ -231,7 +233,7 @@ def test_a_live_gate_goes_back_for_the_baselines_of_what_it_has_asked_already(
 ) -> None:
     made = header(2, max_rollouts=400)
     result = live(tmp_path / "g", made, n_concurrent)
-    one_by_one = played(made, 0.3, 0.3).result()
+    one_by_one = result_of(played(made, 0.3, 0.3))
     assert result.distrust == one_by_one.distrust
     assert result.verdict == one_by_one.verdict
     path = tmp_path / "g" / "gate.outcomes.jsonl"

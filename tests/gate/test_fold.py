@@ -13,8 +13,9 @@ from hypothesis import settings as few
 from hypothesis import strategies as st
 
 from agentloop.errors import ConfigError
-from agentloop.gate.fold import Fold, fold
+from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold, result_of
 from gate.simulated import bank, header, names, outcome, rounds
 
 SAME, WORSE = [0.9, 0.5, 0.1, 0.95] * 5, [0.6, 0.2, 0.0, 0.7] * 5
@@ -62,9 +63,9 @@ def test_the_fold_of_a_prefix_is_the_incremental_state(seed: int, stop: int) -> 
     one_by_one = Fold(made)
     for row in rows:
         one_by_one.add(row)
-    middle = one_by_one.result()
+    middle = result_of(one_by_one)
     assert middle == fold(made, rows)
-    assert middle == one_by_one.result()
+    assert middle == result_of(one_by_one)
 
 
 @LAW

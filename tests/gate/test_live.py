@@ -14,6 +14,7 @@ from agentloop.errors import ConfigError
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import AHEAD, LOOKAHEAD, OUTCOMES, Budget, Run, roll_out, trial_of
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, read_outcomes
+from agentloop.gate.result import result_of
 from agentloop.types import RewardState
 
 N_TASKS, K = 20, 8
@@ -81,7 +82,7 @@ def gate(
         stopped = asyncio.run(work)
     finally:
         run.close()
-    return fold.result(), stopped
+    return result_of(fold), stopped
 
 
 def rolled(folder: Path) -> list[Outcome]:
@@ -101,7 +102,7 @@ def replayed(folder: Path) -> GateResult:
     fold = Fold(found)
     for one in outcomes:
         fold.add(one)
-    return fold.result()
+    return result_of(fold)
 
 
 @pytest.mark.parametrize(("p", "verdict"), [(0.97, GateVerdict.passed), (0.4, GateVerdict.failed)])

@@ -11,9 +11,10 @@ import pytest
 
 from agentloop.gate.arrivals import Arrivals
 from agentloop.gate.eprocess import Bets, Case
-from agentloop.gate.fold import Fold, fold
+from agentloop.gate.fold import Fold
 from agentloop.gate.losses import ENOUGH, Charged, Compared, Tried, compare, pairs_pay, too_many
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold, result_of
 from agentloop.types import RewardState
 
 from .simulated import bank, names, outcome, rounds
@@ -176,7 +177,7 @@ def test_a_candidate_that_loses_much_goes_on_in_fresh_pairs_with_its_evidence() 
             before = gate.suites[0].log_e_pass
         if gate.decided is not None:
             break
-    result = gate.result()
+    result = result_of(gate)
     assert result.distrust is not None
     assert "attempts were lost, and a bank does not show" in result.distrust
     assert 0 < result.n_given_up < result.suites[0].n_visits == len(gate.suites[0].series)

@@ -12,6 +12,7 @@ from scipy.stats import binom
 from agentloop.gate.eprocess import MAX_RUNS
 from agentloop.gate.fold import Fold
 from agentloop.gate.outcomes import GateVerdict, Header, Side, SuitePart
+from agentloop.gate.result import result_of
 from agentloop.mining.admission import MAX_FLAKE
 
 from .simulated import outcome
@@ -31,7 +32,7 @@ def test_cases_alone_need_no_fresh_attempts_in_a_changed_environment() -> None:
     part = SuitePart(name="s", must_pass=("m0", "m1"))
     made = Fold(Header(suites=(part,), bank_trials=BANK, environment="changed", controls=1), looks=False)
     made.add(outcome("m0", 0, 1.0))
-    result = made.result()
+    result = result_of(made)
     assert result.verdict is GateVerdict.inconclusive
     assert result.distrust is None
     assert not any("fresh attempt" in reason for reason in result.reasons)

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from agentloop.gate.findings import bound, flips
-from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold
 from agentloop.gate.schedule import visits
 from agentloop.reports.gate import render
 from agentloop.reports.junit import junit

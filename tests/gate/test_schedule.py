@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import chisquare
 
 from agentloop.gate.fold import Fold
+from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.schedule import Trial, Visit, chances, visits
 from agentloop.types import RewardState
@@ -68,7 +69,7 @@ def test_suites_take_turns() -> None:
 
 def test_a_case_that_failed_is_asked_for_again_and_one_that_passed_is_not() -> None:
     fold = Fold(header(SuitePart(name="s", must_pass=("good", "bad", "lost"), quarantined=("flaky",))))
-    asking = fold.asking()
+    asking = NextTrials(fold)
     first = [asking.next() for _ in range(4)]
     assert {trial.task_id for (trial,) in first} == {"good", "bad", "lost", "flaky"}
     assert asking.next() == ()
@@ -87,7 +88,7 @@ def test_a_dry_bank_asks_for_a_fresh_baseline_with_each_visit() -> None:
     fold = Fold(header(SuitePart(name="s", tasks=("a",)), bank=4, per_visit=2))
     for trial in range(4):
         fold.add(outcome("a", trial, 1.0, Side.baseline))
-    asking = fold.asking()
+    asking = NextTrials(fold)
     asked = [asking.next() for _ in range(4)]
     assert [{(t.policy.value, t.trial) for t in one} for one in asked] == [
         {("candidate", 0)},
@@ -98,14 +99,14 @@ def test_a_dry_bank_asks_for_a_fresh_baseline_with_each_visit() -> None:
 
 
 def test_the_two_attempts_of_a_pair_begin_in_random_order() -> None:
-    asking = Fold(header(SuitePart(name="s", tasks=TASKS), max_rollouts=400)).asking()
+    asking = NextTrials(Fold(header(SuitePart(name="s", tasks=TASKS), max_rollouts=400)))
     firsts = Counter(one[0].policy for one in iter(asking.next, ()))
     assert 70 < firsts[Side.baseline] < 130, "of 200"
 
 
 def test_a_gate_that_goes_on_asks_for_what_it_lacks_alone() -> None:
     made = header(SuitePart(name="s", tasks=TASKS), max_rollouts=16)
-    whole = Fold(made).asking()
+    whole = NextTrials(Fold(made))
     everything = list(iter(whole.next, ()))
     assert sum(map(len, everything)) == 16
     fold = Fold(made)
@@ -113,7 +114,7 @@ def test_a_gate_that_goes_on_asks_for_what_it_lacks_alone() -> None:
     [theirs] = [trial for trial in everything[1] if trial.policy is Side.baseline]
     fold.add(outcome(mine.task_id, 0, 1.0))
     fold.add(outcome(theirs.task_id, 0, 1.0, Side.baseline))
-    rest = [trial for one in iter(fold.asking().next, ()) for trial in one]
+    rest = [trial for one in iter(NextTrials(fold).next, ()) for trial in one]
     assert rest == [trial for one in everything for trial in one if trial not in (mine, theirs)]
 
 
@@ -124,7 +125,7 @@ def test_a_suite_that_is_decided_is_not_waited_for_when_much_is_lost_later() -> 
     for trial in range(64):
         fold.add(outcome("better", trial, 0.0, Side.baseline))
         fold.add(outcome("same", trial, 1.0, Side.baseline))
-    asking, n_later = fold.asking(), 0
+    asking, n_later = NextTrials(fold), 0
     while asked := [trial for _ in range(12) for trial in asking.next()]:
         for trial in asked:
             later = fold.suites[0].closed and trial.policy is Side.candidate

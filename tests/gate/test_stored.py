@@ -11,8 +11,8 @@ import pytest
 from parts import Run
 
 from agentloop.errors import ConfigError
-from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import GateVerdict, Outcome, Settings, Side
+from agentloop.gate.result import fold
 from agentloop.gate.stored import stored_outcomes
 from agentloop.store.store import Store
 from agentloop.types import Completion, Imported, Message, Score, Step, Trace

@@ -12,8 +12,8 @@ from agents.box import MemoryBox, MemoryPool, calls
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import SandboxGone
-from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
+from agentloop.gate.result import fold
 from agentloop.gate.taped import TapedTrials
 from agentloop.gate.trials import Trials
 from agentloop.protocols import Policy

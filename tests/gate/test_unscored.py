@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentloop.gate.findings import counts, headline
-from agentloop.gate.fold import fold
 from agentloop.gate.outcomes import GateResult, GateVerdict, Outcome
+from agentloop.gate.result import fold
 from agentloop.reports.junit import junit
 from agentloop.types import RewardState
 

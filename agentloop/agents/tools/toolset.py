@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from agentloop.agents.budget import Budget
 from agentloop.errors import CapabilityError
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.sandbox.process import Process
-from agentloop.types import Limits, Task, ToolCall, ToolResult, ToolSpec
-
-if TYPE_CHECKING:
-    from agentloop.agents.tool_loop import ToolLoop
+from agentloop.types import Limits, Message, StopReason, Task, ToolCall, ToolResult, ToolSpec
 
 
 @dataclass(frozen=True)
@@ -48,11 +45,25 @@ class Tool:
     """True where the tool itself ends in `Place.timeout_s`, as a command in a box does; others are ended."""
 
 
+class NestedAgent(Protocol):
+    """An agent that another one may call: see `protocols.Agent`."""
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """See `protocols.Agent`."""
+        ...
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record, above: Place | None = None
+    ) -> tuple[StopReason, str | None]:
+        """See `protocols.Agent`. above: the place of the agent that calls this one."""
+        ...
+
+
 @dataclass
 class Place:
     """Where an episode's tools work, and for whom."""
 
-    agent: ToolLoop
+    agent: NestedAgent
     task: Task
     policy: Policy
     sandbox: Sandbox
