@@ -2,7 +2,8 @@
 
     python benchmarks/failures.py --data DIR [--part rules] [--part goals] [--part learned]
 
-DIR holds labelled and scored traces, a folder for each source. The goals are what users get (`failures_goals.py`).
+DIR holds labelled and scored traces, a folder for each source; `pip install ./benchmarks/research_formats` adds the
+formats of those that no agent framework writes. The goals are what users get (`failures_goals.py`).
 Rules are measured on episodes with injected faults and on other people's runs that succeeded; the learned scorer by
 cross-validation that keeps a task's traces on one side. The last line is JSON. Exits 1 when a bound is missed.
 """

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+from agentloop_research_formats.who_when import WhoWhenFormat
 from failures_rules import _cell, _share, _table
 from labelled import Case, traces, who_when
 
@@ -38,7 +39,6 @@ from agentloop.failures.learned.calibration import folds
 from agentloop.failures.learned.fitting import fit
 from agentloop.failures.learned.scorer import SCORER
 from agentloop.failures.learned.turns import speaker
-from agentloop.formats.who_when import WhoWhenFormat
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, ToolCall, Trace
 

@@ -1,6 +1,7 @@
 """Published labelled traces as the learned scorer's benchmark reads them: Who&When, AgentRx and tau-bench.
 
 The importers give the traces; the labels, which count messages, are read here and placed among the steps.
+Needs the package in `research_formats/`: `pip install ./benchmarks/research_formats`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from agentloop_research_formats.agentrx import AgentRxFormat
+from agentloop_research_formats.who_when import WhoWhenFormat
 
 from agentloop.errors import FormatError
 from agentloop.failures.learned.fitting import Labelled
 from agentloop.failures.learned.scorer import positions
-from agentloop.formats.agentrx import AgentRxFormat
 from agentloop.formats.source import Source
 from agentloop.formats.tau import TauFormat
-from agentloop.formats.who_when import WhoWhenFormat
 from agentloop.types import Imported
 
 

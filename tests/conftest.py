@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from agentloop_cli.main import main
 from hypothesis import settings
+from outside import RESEARCH_FORMATS, install
 from parts import Done, Run, lacking
 
 from agentloop.protocols import SandboxBackend
@@ -90,6 +91,12 @@ def agentloop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         return subprocess.CompletedProcess(sys.argv, int(ended.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def research_formats(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package of research formats is installed while the test runs."""
+    install(RESEARCH_FORMATS, tmp_path_factory.mktemp("research_formats"), monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,12 @@ import copy
 import gzip
 import json
 import os
-import tomllib
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from agentloop.errors import FormatError
+from agentloop.formats.importing import load_formats
 from agentloop.formats.source import Source
 from agentloop.protocols import Format
 from agentloop.types import Imported
@@ -89,11 +88,9 @@ def plain(path: Path) -> str:
 
 
 def recognising(path: Path) -> list[str]:
-    """Names of the formats of pyproject.toml that take a file for theirs."""
+    """Names of the installed formats that claim a file."""
     source = Source(path)
-    lines = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    parts = lines["project"]["entry-points"]["agentloop.formats"]
-    return [name for name, part in parts.items() if EntryPoint(name, part, "").load()().recognises(source)]
+    return [name for name, form in load_formats().items() if form.recognises(source)]
 
 
 def counts(found: list[Imported]) -> tuple[int, int, int]:

@@ -7,16 +7,15 @@ import gzip
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentloop.errors import FormatError
+from agentloop.formats.importing import load_formats
 from agentloop.formats.loose import unwrapped
 from agentloop.formats.source import Source
 from agentloop.protocols import Format
@@ -110,11 +109,9 @@ def text_of(path: Path) -> str:
 
 
 def recognised_by(path: Path) -> list[str]:
-    """Names of the formats that say a file is theirs."""
+    """Names of the installed formats that claim a file."""
     names = []
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    for name, value in project["entry-points"]["agentloop.formats"].items():
-        format_ = EntryPoint(name, value, "agentloop.formats").load()()
+    for name, format_ in load_formats().items():
         try:
             if format_.recognises(Source(path)):
                 names.append(name)

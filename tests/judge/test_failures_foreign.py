@@ -369,6 +369,7 @@ def test_wilson_interval_of_a_known_case() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no sample traces here; set AGENTLOOP_SHARED")
+@pytest.mark.usefixtures("research_formats")
 def test_real_traces_of_every_format() -> None:
     """Quotes are in their traces, critical ones at their step; most failed runs have a type, successes no label."""
     items = [entry.imported for entry in read_folder(Path(SHARED))]

@@ -15,6 +15,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant
 from agentloop.formats.fields import Fields
+from agentloop.formats.made import keep_unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -67,8 +68,7 @@ class _Tape:
         self._flush()
         metadata = fields.fields("metadata") or Fields({}, fields.where)
         error = metadata.take("error")
-        if self.steps.unheard:
-            fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in self.steps.unheard])
+        keep_unheard(fields, self.steps.unheard)
         kind, said = self.last
         over = StopReason.submitted if kind in FINAL else StopReason.unknown
         trace = Trace(

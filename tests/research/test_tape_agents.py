@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentloop_research_formats.tape_agents import TapeAgentsFormat
+from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
 
 from agentloop.errors import FormatError
-from agentloop.formats.tape_agents import TapeAgentsFormat
 from agentloop.types import StopReason
-
-from .recorded import counts, files, imported, one, plain, recognising, survives, written
 
 
 def by(agent: str, prompt: str = "") -> dict[str, str]:

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from agentloop.errors import FormatError
-from agentloop.formats.bioagent import BioAgentFormat
-from agentloop.formats.source import Source
-from tests.formats.samples import (
+from agentloop_research_formats.bioagent import BioAgentFormat
+from formats.samples import (
     counts,
     document,
     imported,
@@ -22,6 +19,9 @@ from tests.formats.samples import (
     survives,
     text_of,
 )
+
+from agentloop.errors import FormatError
+from agentloop.formats.source import Source
 
 FORMAT = BioAgentFormat()
 

@@ -14,6 +14,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.chat import content
 from agentloop.formats.fields import Fields
+from agentloop.formats.made import keep_unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, Trace
@@ -59,7 +60,7 @@ class WhoWhenFormat:
             if isinstance(fields.peek(key), bool):
                 value = float(fields.truth(key))
                 scores.append(Score(verifier=f"{self.name}:is_correct", version="1", value=value))
-        keep_unheard(fields, steps)
+        keep_unheard(fields, steps.unheard)
         return Imported(
             trace=Trace(
                 id=trace_id(self.name, record),
@@ -98,12 +99,6 @@ def add_turn(steps: Steps, message: Fields) -> None:
         steps.hear(Message(role="user", content=text))
     else:
         steps.answer(Message(role="assistant", content=text, reasoning=reasoning, name=speaker))
-
-
-def keep_unheard(fields: Fields, steps: Steps) -> None:
-    """What was said after the last answer belongs to no step; it is kept under `unheard`."""
-    if steps.unheard:
-        fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in steps.unheard])
 
 
 def stop_reason(history: Any) -> StopReason:

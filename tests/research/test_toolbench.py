@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agentloop_research_formats.toolbench import ToolBenchFormat
+from formats.samples import counts, document, imported, recognised_by, sample_files, survives, text_of
+
 from agentloop.errors import FormatError
 from agentloop.formats.source import Source
-from agentloop.formats.toolbench import ToolBenchFormat
 from agentloop.types import StopReason
-from tests.formats.samples import counts, document, imported, recognised_by, sample_files, survives, text_of
 
 FORMAT = ToolBenchFormat()
 

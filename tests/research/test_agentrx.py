@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentloop_research_formats.agentrx import AgentRxFormat
+from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
 
 from agentloop.errors import FormatError
-from agentloop.formats.agentrx import AgentRxFormat
 from agentloop.formats.source import Source
 from agentloop.types import Imported, StopReason
-
-from .recorded import counts, files, imported, one, plain, recognising, survives, written
 
 TEAM = [
     {"role": "human", "content": "Which bar?"},

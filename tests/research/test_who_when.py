@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agentloop_research_formats.who_when import WhoWhenFormat
+from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
 
 from agentloop.errors import FormatError
-from agentloop.formats.who_when import WhoWhenFormat
 from agentloop.types import StopReason
-
-from .recorded import counts, files, imported, one, plain, recognising, survives, written
 
 LABEL = {"mistake_agent": "Coder", "mistake_step": "1", "mistake_reason": "wrong sum", "ground_truth": "5"}
 GENERATED: dict[str, Any] = {

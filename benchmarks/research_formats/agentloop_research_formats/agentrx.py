@@ -13,10 +13,11 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages
 from agentloop.formats.fields import Fields
+from agentloop.formats.made import keep_unheard
 from agentloop.formats.steps import Steps, trace_id
-from agentloop.formats.who_when import add_turn, keep_unheard, stop_reason
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score, Step, StopReason, Trace
+from agentloop_research_formats.who_when import add_turn, stop_reason
 
 
 class AgentRxFormat:
@@ -52,7 +53,7 @@ class AgentRxFormat:
         fields, steps = Fields({"messages": record}, where), Steps()
         for message in fields.objects("messages"):
             add_turn(steps, message)
-        keep_unheard(fields, steps)
+        keep_unheard(fields, steps.unheard)
         trace = Trace(
             id=trace_id(self.name, record),
             source=self.name,
@@ -74,7 +75,7 @@ class AgentRxFormat:
         reward, scores = fields.peek("reward"), []
         if isinstance(reward, int | float) and not isinstance(reward, bool) and 0 <= reward <= 1:
             scores.append(Score(verifier=f"{self.name}:reward", version="1", value=float(fields.take("reward"))))
-        keep_unheard(fields, steps)
+        keep_unheard(fields, steps.unheard)
         over = any("###STOP###" in message.content for message in steps.unheard)
         trace = Trace(
             id=trace_id(self.name, record),

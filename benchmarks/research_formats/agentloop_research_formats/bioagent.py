@@ -15,11 +15,11 @@ from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
 from agentloop.formats.fields import Fields
 from agentloop.formats.leftover import unheard
-from agentloop.formats.literal import MAX_LITERAL, literal
 from agentloop.formats.loose import said, unwrapped
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, Trace
+from agentloop_research_formats.literal import MAX_LITERAL, literal
 
 FIRST = {"main", "user_proxy"}
 """Names under which a task is given."""

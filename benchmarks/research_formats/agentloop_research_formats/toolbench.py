@@ -15,10 +15,10 @@ from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments
 from agentloop.formats.fields import Fields
 from agentloop.formats.leftover import unheard
-from agentloop.formats.literal import literal
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
+from agentloop_research_formats.literal import literal
 
 CUT = re.compile(
     r"""\{'name': '(?P<name>[^']*)'(?:, 'arguments': (?P<q>['"])(?P<arguments>(?:(?!(?P=q))[^\\]|\\.)*\\?)"""

@@ -1,0 +1,1 @@
+"""Formats of published research data, for `agentloop traces import` and the benchmarks."""

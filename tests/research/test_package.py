@@ -1,0 +1,32 @@
+"""The package in `benchmarks/research_formats/` enters by its entry points alone, as any outside package does."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+from outside import RESEARCH_FORMATS
+from parts import Run
+
+from agentloop.formats.importing import load_formats
+
+from .test_who_when import GENERATED
+
+NAMES = {"agentrx", "bioagent", "tape_agents", "toolbench", "who_when"}
+
+
+def test_its_formats_stand_beside_the_engines() -> None:
+    ours = tomllib.loads((RESEARCH_FORMATS.parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    formats = load_formats()
+    assert NAMES.isdisjoint(ours["agentloop.formats"])
+    assert set(formats) == NAMES | set(ours["agentloop.formats"])
+    assert all(formats[name].name == name for name in NAMES)
+
+
+def test_the_command_imports_a_file_by_its_content(agentloop: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(GENERATED))
+    assert agentloop("traces", "import", tmp_path / "run.json").returncode == 0
+    listed = agentloop("traces", "ls", "source:who_when", "--json")
+    assert listed.returncode == 0
+    assert "id-1" in listed.stdout
