@@ -13,8 +13,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.atif_steps import AtifSteps
 from agentloop.formats.atif_write import OWN, ROOT, totals, write
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import keep_unheard, make, read_each, scores
+from agentloop.formats.fields import Fields, keep_unheard, make, read_each, scores
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score, StopReason, SubTrace, Trace

@@ -8,8 +8,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.atif_write import OWN
 from agentloop.formats.chat import arguments, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import make, numbers, whole_numbers
+from agentloop.formats.fields import Fields, make, numbers, whole_numbers
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import score, unheard
+from agentloop.formats.fields import Fields, score, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -55,7 +54,7 @@ class ChatFormat:
                 stop_reason=StopReason.unknown,
             ),
             scores=tuple(worth),
-            raw={**fields.left(), **unheard(steps)},
+            raw={**fields.left(), **unheard(steps.unheard)},
         )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.claude_lines import ROLES, Line, lines, unwrapped
-from agentloop.formats.leftover import MAX_AGENTS, unheard
+from agentloop.formats.fields import unheard
 from agentloop.formats.source import Source
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, SubTrace, Trace
 
@@ -106,7 +106,7 @@ class _Run:
                 self.started[line.starts] = line.results[0]["call_id"] if line.results else None
             if line.kind == "user" and (line.text or not line.results):
                 self.steps.hear(Message(role="user", content=line.text))
-        self.raw |= unheard(self.steps)
+        self.raw |= unheard(self.steps.unheard)
 
     def trace(self, name: str, children: tuple[SubTrace, ...]) -> Trace:
         times = [line.at for line in self.chain if line.at]

@@ -7,14 +7,21 @@ forgotten without being counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
 
 from agentloop.errors import FormatError
+from agentloop.protocols import Records
+from agentloop.types import Frozen, Imported, Message, Score
 
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+LARGEST = 1.7e308
+"""Beyond it a number is infinite, which JSON can say as 1e400."""
+Model = TypeVar("Model", bound=Frozen)
 
 
 class Fields:
@@ -123,6 +130,91 @@ class Fields:
         if value is not None and not isinstance(value, kind):
             raise FormatError(f"{self.where}: {key}: {_kind(value)} where {KINDS[kind]} should be")
         return value
+
+
+def read_each(source: Records, read: Callable[[Fields, Any], Imported]) -> Iterator[Imported | FormatError]:
+    """What `read` makes of each record and its fields, or the FormatError of one that is broken."""
+    for where, record in source.records():
+        yield record if isinstance(record, FormatError) else read_one(where, record, read)
+
+
+def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -> Imported | FormatError:
+    """As `read_each`, of one record."""
+    try:
+        return read(Fields(record, where), record)
+    except FormatError as error:
+        return error
+    except RecursionError:
+        return FormatError(f"{where}: nested too deeply")
+    except ValidationError as error:
+        return FormatError(f"{where}: {_first(error)}")
+
+
+def make(model: type[Model], where: str, known: dict[str, Any], own: object = None) -> Model:
+    """A `model` of `known`, and over that of `own`, an object that a file brought along. Raises FormatError."""
+    if own is not None and not isinstance(own, dict):
+        raise FormatError(f"{where}: {type(own).__name__} where an object with fields of {model.__name__} should be")
+    try:
+        return model.model_validate({**known, **(own or {})})
+    except ValidationError as error:
+        raise FormatError(f"{where}: {_first(error)}") from None
+
+
+def numbers(fields: Fields, key: str) -> tuple[Any, ...]:
+    """A list of numbers, such as token ids or log-probabilities. Raises FormatError for any other item."""
+    items = fields.items(key)
+    for n, item in enumerate(items):
+        if isinstance(item, bool) or not isinstance(item, int | float) or not -LARGEST <= item <= LARGEST:
+            raise FormatError(f"{fields.where}: {key}[{n}]: {str(item)[:40]!r} where a number should be")
+    return tuple(items)
+
+
+def whole_numbers(fields: Fields, key: str) -> tuple[int, ...]:
+    """As `numbers`, without fractions."""
+    items = numbers(fields, key)
+    for n, item in enumerate(items):
+        if item != item // 1:
+            raise FormatError(f"{fields.where}: {key}[{n}]: {item} where a whole number should be")
+    return tuple(int(item) for item in items)
+
+
+def score(fields: Fields, key: str, verifier: str) -> list[Score]:
+    """The number at `key` as a score; none, and the value stays, where it is no number in [0, 1]."""
+    value = fields.peek(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        return []
+    fields.take(key)
+    return [Score(verifier=verifier, version="1", value=float(value))]
+
+
+def scores(fields: Fields | None, source: str, names: Iterable[str]) -> tuple[Score, ...]:
+    """The fields that hold true, false or a number in [0, 1]; others stay, because a Score cannot hold them."""
+    if fields is None:
+        return ()
+    named = []
+    for name in names:
+        if isinstance(fields.peek(name), bool):
+            named.append(Score(verifier=f"{source}:{name}", version="1", value=float(fields.take(name))))
+        else:
+            named += score(fields, name, f"{source}:{name}")
+    return tuple(named)
+
+
+def unheard(messages: Iterable[Message]) -> dict[str, Any]:
+    """For `Imported.raw`: messages after the last answer, which no step heard."""
+    listed = [message.model_dump(mode="json", exclude_defaults=True) for message in messages]
+    return {"unheard": listed} if listed else {}
+
+
+def keep_unheard(fields: Fields, messages: Iterable[Message]) -> None:
+    """As `unheard`, put into `fields`, which come to `Imported.raw` under the path of their object."""
+    for key, listed in unheard(messages).items():
+        fields.keep(key, listed)
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def _kind(value: object) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import ROLES
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, numbers, whole_numbers
 from agentloop.formats.items_parts import CALLS, COMPACTED, HOSTED, NOTHING, call_of, plain, result_of, text
-from agentloop.formats.made import numbers, whole_numbers
 from agentloop.formats.steps import Steps
 from agentloop.types import Message, ToolCall
 

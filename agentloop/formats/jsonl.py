@@ -15,8 +15,7 @@ from typing import Any
 import orjson
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import make, read_each
+from agentloop.formats.fields import Fields, make, read_each
 from agentloop.protocols import Records, Stored
 from agentloop.types import Imported, Trace, Verdict
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import score
+from agentloop.formats.fields import Fields, score
 from agentloop.formats.runs import Run, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records

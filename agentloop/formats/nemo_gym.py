@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import read_each, scores
+from agentloop.formats.fields import Fields, read_each, scores
 from agentloop.formats.responses import add_input, add_items, ending
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records

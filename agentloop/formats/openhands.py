@@ -13,10 +13,9 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments, assistant, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import MAX_AGENTS, unheard
+from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.openhands_sdk import read_events
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, SubTrace, ToolCall, Trace
 
@@ -123,7 +122,7 @@ class _Run:
             except FormatError as error:
                 yield error
         self._leave()
-        self.raw |= unheard(self.steps)
+        self.raw |= unheard(self.steps.unheard)
 
     def _leave(self) -> None:
         if self.below:

@@ -11,8 +11,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments, assistant, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import unheard
+from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
 
@@ -34,7 +33,7 @@ def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported |
     log.flush()
     if not n_read:
         return
-    log.raw |= unheard(log.steps)
+    log.raw |= unheard(log.steps.unheard)
     trace = Trace(
         id=trace_id(name, [record for _, record in events]),
         source=name,

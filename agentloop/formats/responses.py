@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, keep_unheard, read_one
 from agentloop.formats.items import Items
 from agentloop.formats.items_parts import NOTHING, are_items
-from agentloop.formats.made import keep_unheard, read_one
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Step, StopReason, Trace

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import MAX_AGENTS, unheard
+from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.loose import Said, said, unwrapped
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
 from agentloop.types import Message, StopReason, SubTrace, Trace, content_hash
 
 MAX_DEPTH = 1000
@@ -81,7 +80,7 @@ def build(name: str, id_: str, runs: list[Run]) -> tuple[Trace, dict[str, Any]]:
     raw: dict[str, Any] = {}
     for part in (top, *parts.values()):
         path = f"agents[{part.agent.id}]." if part.agent and part is not top else ""
-        raw |= {f"{path}{key}": value for key, value in unheard(part.steps).items()}
+        raw |= {f"{path}{key}": value for key, value in unheard(part.steps.unheard).items()}
     return top.trace(id_), raw
 
 

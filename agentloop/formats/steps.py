@@ -10,6 +10,9 @@ from agentloop.types import Completion, Message, Step, ToolCall, ToolResult, con
 _Asked = tuple[dict[str, Any], dict[str, list[ToolCall]]]
 """A step and its calls that have no result, by id; those that share one in their order."""
 
+MAX_AGENTS = 32
+"""Sub-agents of sub-agents that are followed; a deeper one, or one that starts itself, stands beside the first ones."""
+
 
 def trace_id(format_name: str, record: object) -> str:
     """32 hex digits made of the record's content, so that an import that is repeated writes nothing twice."""

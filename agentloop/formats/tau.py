@@ -11,8 +11,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages, assistant, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import score, unheard
+from agentloop.formats.fields import Fields, score, unheard
 from agentloop.formats.source import Source
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -143,7 +142,7 @@ class TauFormat:
             steps=steps.done(),
             **more,
         )
-        return Imported(trace=trace, scores=tuple(scores), raw={**fields.left(), **unheard(steps)})
+        return Imported(trace=trace, scores=tuple(scores), raw={**fields.left(), **unheard(steps.unheard)})
 
 
 def _add(steps: Steps, message: Fields, model: str | None) -> None:

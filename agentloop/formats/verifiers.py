@@ -13,8 +13,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import keep_unheard, numbers, read_one, scores, whole_numbers
+from agentloop.formats.fields import Fields, keep_unheard, numbers, read_one, scores, whole_numbers
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.formats.verifiers_trace import read_trace, stop_of
 from agentloop.protocols import Records

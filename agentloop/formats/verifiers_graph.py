@@ -6,8 +6,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import ROLES, assistant, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import numbers, whole_numbers
+from agentloop.formats.fields import Fields, numbers, whole_numbers
 from agentloop.formats.steps import Steps
 from agentloop.types import Message
 

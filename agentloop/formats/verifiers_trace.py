@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import keep_unheard, scores
+from agentloop.formats.fields import Fields, keep_unheard, scores
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.formats.verifiers_graph import Graph
 from agentloop.types import Imported, Score, StopReason, SubTrace, Trace

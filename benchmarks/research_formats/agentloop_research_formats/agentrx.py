@@ -12,8 +12,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages
-from agentloop.formats.fields import Fields
-from agentloop.formats.made import keep_unheard
+from agentloop.formats.fields import Fields, keep_unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score, Step, StopReason, Trace

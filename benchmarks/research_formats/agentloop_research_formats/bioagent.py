@@ -13,8 +13,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import unheard
+from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.loose import said, unwrapped
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -71,7 +70,7 @@ class BioAgentFormat:
                 steps=steps.done(),
                 stop_reason=StopReason.unknown,
             )
-            yield Imported(trace=trace, raw={**raw, **unheard(steps)})
+            yield Imported(trace=trace, raw={**raw, **unheard(steps.unheard)})
 
 
 def _add(steps: Steps, message: Fields) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments
-from agentloop.formats.fields import Fields
-from agentloop.formats.leftover import unheard
+from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -97,7 +96,7 @@ class ToolBenchFormat:
             answer=final or None,
             stop_reason=StopReason.submitted if finished else StopReason.unknown,
         )
-        return Imported(trace=trace, raw={**fields.left(), **unheard(steps)})
+        return Imported(trace=trace, raw={**fields.left(), **unheard(steps.unheard)})
 
 
 def _call(steps: Steps, node: Fields, said: str, n: int) -> int:
