@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
+from agentloop.formats.atif_export import OWN, ROOT, totals, write
 from agentloop.formats.atif_steps import AtifSteps
-from agentloop.formats.atif_write import OWN, ROOT, totals, write
 from agentloop.formats.fields import Fields, keep_unheard, make, read_each, scores
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records

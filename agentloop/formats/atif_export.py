@@ -1,12 +1,25 @@
-"""Traces as ATIF 1.8 documents: a folder of them, or one a line. `atif_write.py` says what a document holds."""
+"""Traces as ATIF 1.8 documents: a folder of them, or one a line.
+
+What ATIF has no words for is in `extra.agentloop`, from where the importer takes it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
+from typing import Any
 
-from agentloop.formats.atif_write import write
 from agentloop.formats.jsonl import line
 from agentloop.protocols import Stored
+from agentloop.types import Message, Step, SubTrace, ToolCall, ToolResult, Trace
+
+VERSION = "ATIF-v1.8"
+OWN = "agentloop"
+"""Key in every `extra` object for fields of ours."""
+ROOT = {
+    "episode_id", "task_id", "policy_version", "isolation", "agent", "answer", "stop_reason", "error",
+    "started_at", "duration_s",
+}  # fmt: skip
 
 
 class AtifFiles:
@@ -17,7 +30,137 @@ class AtifFiles:
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
         """See `Exporter`."""
         for stored in traces:
-            made = write(stored.trace)
+            document = write(stored.trace)
             if stored.verdict.reward is not None:
-                made.setdefault("extra", {})["reward"] = stored.verdict.reward
-            yield line(made)
+                document.setdefault("extra", {})["reward"] = stored.verdict.reward
+            yield line(document)
+
+
+def write(trace: Trace) -> dict[str, Any]:
+    """`trace` as an ATIF 1.8 document.
+
+    Read back, it is equal but for `id` (made from the document), `source` (`atif`) and `source_id` (the id that
+    was written); its steps are counted from 0, and what the first step heard is among the first messages.
+    """
+    return _trajectory(trace, {})
+
+
+def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
+    """place: where in its parent's trace it was asked for."""
+    models = {step.completion.model for step in trace.steps}
+    steps: list[dict[str, Any]] = [_said(message) for message in trace.messages]
+    for step in trace.steps:
+        steps += [_said(message) for message in step.heard]
+        steps.append(_answer(step, [child for child in trace.children if child.step == step.index]))
+    return _filled(
+        schema_version=VERSION,
+        session_id=trace.session,
+        trajectory_id=trace.id,
+        agent=_filled(
+            name=trace.agent or "unknown", version="unknown", model_name=models.pop() if len(models) == 1 else None
+        ),
+        steps=[{"step_id": n, **step} for n, step in enumerate(steps, start=1)],
+        final_metrics={**totals(trace), "total_steps": len(steps)},
+        extra=_own({**trace.model_dump(mode="json", include=ROOT), **place}),
+        subagent_trajectories=[
+            _trajectory(child.trace, {"parent_step": child.step, "parent_call_id": child.call_id})
+            for child in trace.children
+        ]
+        or None,
+    )
+
+
+def _said(message: Message) -> dict[str, Any]:
+    source = {"system": "system", "developer": "system"}.get(message.role, "user")
+    own = message.model_dump(mode="json", exclude={"role", "content"}, exclude_defaults=True)
+    if message.role != source:
+        own["role"] = message.role
+    return _filled(source=source, message=message.content, extra=_own(own))
+
+
+def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
+    completion, message = step.completion, step.completion.message
+    results = [_result(step, result) for result in step.results]
+    for child in children:
+        ref = {"trajectory_id": child.trace.id}
+        at = next((n for n, r in enumerate(step.results) if r.call_id == child.call_id), None)
+        if at is not None:
+            results[at].setdefault("subagent_trajectory_ref", []).append(ref)
+        else:
+            known = child.call_id if any(call.id == child.call_id for call in message.tool_calls) else None
+            results.append(
+                _filled(source_call_id=known, subagent_trajectory_ref=[ref], extra=_own({"is_result": False}))
+            )
+    return _filled(
+        source="agent",
+        timestamp=step.started_at.isoformat() if step.started_at else None,
+        model_name=completion.model,
+        message=message.content,
+        reasoning_content=message.reasoning or None,
+        tool_calls=[_call(call) for call in message.tool_calls] or None,
+        observation={"results": results} if results else None,
+        metrics=_filled(
+            prompt_tokens=completion.n_prompt_tokens or None,
+            completion_tokens=completion.n_completion_tokens or None,
+            cached_tokens=completion.n_cached_tokens or None,
+            cost_usd=completion.cost_usd,
+            prompt_token_ids=list(completion.prompt_token_ids) or None,
+            completion_token_ids=list(message.token_ids) or None,
+            logprobs=list(completion.logprobs) or None,
+        )
+        or None,
+        extra=_own(
+            {
+                "finish_reason": completion.finish_reason,
+                **({"name": message.name} if message.name else {}),
+                **step.model_dump(mode="json", include={"duration_s", "compacted"}, exclude_defaults=True),
+            }
+        ),
+        is_copied_context=step.copied or None,
+    )
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    """ATIF takes only objects for arguments: text that is none, or would come back changed, is kept beside them."""
+    try:
+        value = json.loads(call.arguments)
+    except (ValueError, RecursionError):
+        value = None
+    made = value if isinstance(value, dict) else {}
+    own = {} if json.dumps(made, ensure_ascii=False) == call.arguments else {"arguments": call.arguments}
+    if call.error:
+        own["error"] = call.error
+    return _filled(tool_call_id=call.id, function_name=call.name, arguments=made, extra=_own(own))
+
+
+def _result(step: Step, result: ToolResult) -> dict[str, Any]:
+    call = next((call for call in step.completion.message.tool_calls if call.id == result.call_id), None)
+    own = result.model_dump(mode="json", exclude={"content", "call_id"}, exclude_defaults=True)
+    if call and call.name == result.name:
+        del own["name"]
+    if call is None:
+        own["call_id"] = result.call_id
+    if result.ok:
+        del own["ok"]
+    return _filled(source_call_id=call.id if call else None, content=result.content, extra=_own(own))
+
+
+def totals(trace: Trace) -> dict[str, Any]:
+    """Sums of the steps' metrics, of those that any step has."""
+    completions = [step.completion for step in trace.steps]
+    costs = [completion.cost_usd for completion in completions if completion.cost_usd is not None]
+    return _filled(
+        total_prompt_tokens=sum(c.n_prompt_tokens for c in completions) or None,
+        total_completion_tokens=sum(c.n_completion_tokens for c in completions) or None,
+        total_cached_tokens=sum(c.n_cached_tokens for c in completions) or None,
+        total_cost_usd=sum(costs) if costs else None,
+    )
+
+
+def _own(value: dict[str, Any]) -> dict[str, Any] | None:
+    return {OWN: value} if value else None
+
+
+def _filled(**fields: Any) -> dict[str, Any]:
+    """ATIF leaves out what is not there."""
+    return {key: value for key, value in fields.items() if value is not None}

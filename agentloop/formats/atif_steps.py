@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.atif_write import OWN
+from agentloop.formats.atif_export import OWN
 from agentloop.formats.chat import arguments, content
 from agentloop.formats.fields import Fields, make, numbers, whole_numbers
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult

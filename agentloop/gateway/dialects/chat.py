@@ -8,7 +8,7 @@ from __future__ import annotations
 from agentloop.gateway.dialects import given
 from agentloop.gateway.dialects.chat_stream import Asked, ChatEncoder, ChatListener
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Encoder, Json, Listener
-from agentloop.gateway.dialects.openai_error import error
+from agentloop.gateway.dialects.errors import openai_error as error
 
 __all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "path", "to_chat"]
 

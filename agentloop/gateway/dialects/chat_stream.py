@@ -8,7 +8,7 @@ from typing import Any
 from agentloop.gateway.dialects import sse
 from agentloop.gateway.dialects.calls import Calls
 from agentloop.gateway.dialects.dialect import Json
-from agentloop.gateway.dialects.openai_error import error
+from agentloop.gateway.dialects.errors import openai_error as error
 
 ONCE = ("id", "created", "model", "system_fingerprint", "service_tier", "prompt_token_ids")
 """Fields of chunks that say the same in each, or come with the first only."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentloop.gateway.dialects.dialect import Encoder, Json, Listener
+from agentloop.gateway.dialects.errors import anthropic_error as error
 from agentloop.gateway.dialects.messages_answer import answer_to_chat, from_chat
-from agentloop.gateway.dialects.messages_error import error
 from agentloop.gateway.dialects.messages_request import to_chat
 from agentloop.gateway.dialects.messages_stream import MessagesEncoder, MessagesListener
 

@@ -15,8 +15,8 @@ from agentloop.gateway.dialects import sse
 from agentloop.gateway.dialects.chat_stream import ChatListener
 from agentloop.gateway.dialects.completion import completion_of, key_of, number, reasoning_of, table_of, text_of
 from agentloop.gateway.dialects.dialect import Json
+from agentloop.gateway.dialects.errors import anthropic_error as error
 from agentloop.gateway.dialects.messages_answer import UNREADABLE, ending, input_of, message, usage, use
-from agentloop.gateway.dialects.messages_error import error
 
 EMPTY: dict[str, Json] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},

@@ -1,4 +1,4 @@
-"""The events of the OpenAI responses API as they are made of chat chunks.
+"""The events of the OpenAI responses API: made of chat chunks, and put together as they pass by.
 
 Source: platform.openai.com/docs/api-reference/responses-streaming. Items of calls are open side by side, since each
 event names its item and the pieces of parallel calls may come mixed.
@@ -15,6 +15,7 @@ from agentloop.gateway.dialects.completion import (
     Completion,
     completion_of,
     key_of,
+    number,
     reasoning_of,
     table_of,
     tables,
@@ -34,6 +35,8 @@ EVENTS = {
 }
 WORDS = {"reasoning": "text", "text": "text", "refusal": "refusal", "call": "arguments", "custom": "input"}
 """Field of a `done` event that repeats all of it."""
+KINDS = {f"{event}.delta": kind for kind, event in EVENTS.items()}
+ENDS = {"response.completed", "response.incomplete"}
 
 
 @dataclass(slots=True)
@@ -179,3 +182,54 @@ class ResponsesEncoder:
         event = {"type": kind, "sequence_number": self._n_events, **said}
         self._n_events += 1
         return sse.named(event)
+
+
+class ResponsesListener:
+    """See `Listener`. The last event holds the whole answer; the others are kept for a stream that breaks off."""
+
+    def __init__(self, body: Json) -> None:
+        self._response: Json = {}
+        self._items: dict[int, Json] = {}
+        self._pieces: dict[int, dict[int, tuple[str, list[str]]]] = {}
+        """Item -> part -> what it is, and what came for it; only of items that are open."""
+        self._has_ended = False
+        self.error: Json | None = None
+
+    def feed(self, event: Json) -> None:
+        kind = text_of(event, "type")
+        if name := KINDS.get(kind):
+            parts = self._pieces.setdefault(number(event, "output_index"), {})
+            parts.setdefault(number(event, "content_index"), (name, []))[1].append(text_of(event, "delta"))
+        elif kind in ("response.output_item.added", "response.output_item.done"):
+            index = number(event, "output_index")
+            self._items[index] = table_of(event, "item")
+            self._pieces.pop(index, None)
+        elif kind == "error":
+            self.error = event
+        elif "response" in event:
+            self._response = table_of(event, "response")
+            self._has_ended = kind in ENDS
+            if kind == "response.failed":
+                self.error = table_of(self._response, "error") or event
+
+    def answer(self) -> Json | None:
+        return self._response if self._has_ended and not self.error else None
+
+    def partial(self) -> Json:
+        if self._has_ended or self._response.get("output"):
+            return self._response
+        return {**self._response, "output": [self._item(index) for index in sorted(self._items)]}
+
+    def _item(self, index: int) -> Json:
+        item, parts = self._items[index], self._pieces.get(index)
+        if not parts:
+            return item
+        if item.get("type") == "function_call":
+            return {**item, "arguments": _joined(parts)}
+        if item.get("type") == "custom_tool_call":
+            return {**item, "input": _joined(parts)}
+        return {**item, "content": [part(parts[n][0], "".join(parts[n][1])) for n in sorted(parts)]}
+
+
+def _joined(parts: dict[int, tuple[str, list[str]]]) -> str:
+    return "".join(piece for _, pieces in parts.values() for piece in pieces)
