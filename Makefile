@@ -8,12 +8,23 @@ DEMO_OUT ?= demo-out
 # Two at once, because most tests wait for something.
 TWO := --numprocesses 2 --dist worksteal
 
-# Tests kill, race and time things on machines that have other work to do: what failed is shown, and tried once more
-# with nothing beside it. A second failure is one.
-AGAIN := { test $$? -eq 1 && echo "once more, alone: what failed above" && \
-	$(BIN)/pytest --last-failed --last-failed-no-failures none; }
+# Hundreds of tests start a command, and each would compile the engine again.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick check gate clean help
+# Tests kill, race and time things on machines that have other work to do: what failed is shown, and tried once more
+# with nothing beside it. A second failure is one. Status 5 means that no test has these marks.
+AGAIN = { status=$$?; test $$status -eq 5 || { test $$status -eq 1 && echo "once more, alone: what failed above" && \
+	$(BIN)/pytest --last-failed --last-failed-no-failures none; }; }
+
+# $(call SUITE,MARKS,OPTIONS): the tests with these marks, with a Docker Engine where one can be had.
+define SUITE
+@export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
+trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
+sh tests/services.sh start; \
+{ $(BIN)/pytest $(TWO) $(2) -m "$(1) and not alone" || $(AGAIN); } && { $(BIN)/pytest $(2) -m "$(1) and alone" || $(AGAIN); }
+endef
+
+.PHONY: demo test quick soak check gate clean help
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -21,14 +32,15 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## watch a policy learn tool use: no GPU, no key, a few minutes
 	$(BIN)/agentloop demo --out $(DEMO_OUT)
 
-test: $(VENV)/.dev  ## the whole suite, with a Docker Engine where one can be had
-	@export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
-	trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
-	sh tests/services.sh start; \
-	{ $(BIN)/pytest $(TWO) -m "not alone" || $(AGAIN); } && { $(BIN)/pytest -m alone || $(AGAIN); }
+test: $(VENV)/.dev  ## every behaviour once, with a Docker Engine where one can be had: ten minutes
+	$(call SUITE,not soak,)
 
-quick: $(VENV)/.dev  ## the tests that need no engine, server or training, under a minute
-	$(BIN)/pytest $(TWO) -m "not slow and not alone" --hypothesis-profile quick
+quick: $(VENV)/.dev  ## the tests that need no engine, server or training: a minute
+	$(BIN)/pytest $(TWO) -m "not slow and not alone and not soak" --hypothesis-profile quick
+
+soak: $(VENV)/.dev  ## an eighth of the tests that repeat or stress, up to half an hour: make soak SLICE=1 (to 8)
+	@case "$(SLICE)" in [1-8]) ;; *) echo "no slice '$(SLICE)'; run make soak SLICE=n with n from 1 to 8" >&2; exit 2;; esac
+	$(call SUITE,soak,--slice $(SLICE)/8)
 
 check: $(VENV)/.dev  ## formatting, lint, types, layers
 	$(BIN)/ruff format --check .

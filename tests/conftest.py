@@ -5,11 +5,13 @@ PostgreSQL is a real server of its own, in a temporary folder.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 from agentloop_cli.main import main
@@ -34,9 +36,29 @@ REMEDY = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slice", metavar="N/OF", type=slice_of, help="run one part of the tests: --slice 3/8")
+
+
+def slice_of(text: str) -> tuple[int, int]:
+    """The number of a slice, from 1, and how many there are."""
+    number, _, count = text.partition("/")
+    if not (number.isdigit() and count.isdigit() and 1 <= int(number) <= int(count)):
+        raise argparse.ArgumentTypeError(f"no slice {text!r}; write one as 3/8")
+    return int(number), int(count)
+
+
+def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item]:
+    """A hash of its id decides to which slice a test belongs, whichever other tests are there."""
+    number, count = part
+    return [item for item in items if crc32(item.nodeid.encode()) % count == number - 1]
+
+
 @pytest.hookimpl(tryfirst=True)  # before those that are asked for by their marks are chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever starts a process is slow; the longest come first."""
+    if part := config.getoption("--slice"):
+        items[:] = part_of(items, part)
     for item in items:
         if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")

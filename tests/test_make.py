@@ -1,4 +1,4 @@
-"""`make test` stops the services that it started, however the tests end."""
+"""`make test` stops the services that it started, however the tests end; `make soak` takes one slice."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+from argparse import ArgumentTypeError
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from conftest import part_of, slice_of
 
 ROOT = Path(__file__).parents[1]
 SERVICES = 'echo "$1 $AGENTLOOP_SERVICES" >>said\n'
@@ -61,3 +64,28 @@ def test_services_are_stopped_on_ctrl_c(checkout: Path) -> None:
         process.communicate(timeout=20)
     assert process.returncode != 0
     assert [line.split()[0] for line in (checkout / "said").read_text().splitlines()] == ["start", "stop"]
+
+
+@pytest.mark.parametrize("number", ["", "0", "9", "1 2", "x"])
+def test_a_slice_that_is_none_is_refused(number: str) -> None:
+    done = subprocess.run(
+        ["make", "--silent", "--assume-old=.venv/.dev", "soak", f"SLICE={number}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"no slice '{number}'; run make soak SLICE=n")
+
+
+def test_the_slices_are_all_tests_once(request: pytest.FixtureRequest) -> None:
+    tests = [request.node, *request.session.items[:200]]
+    slices = [part_of(tests, (number, 8)) for number in range(1, 9)]
+    assert sorted(map(id, chain.from_iterable(slices))) == sorted(map(id, tests))
+
+
+@pytest.mark.parametrize("text", ["", "0/8", "9/8", "1", "1/", "a/b", "-1/8"])
+def test_a_slice_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="write one as 3/8"):
+        slice_of(text)
