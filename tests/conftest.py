@@ -6,13 +6,18 @@ PostgreSQL is a real server of its own, in a temporary folder.
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from ssl import SSLContext
+from typing import Any
 from zlib import crc32
 
+import httpx._transports.default as httpx_transports
 import pytest
 from agentloop_cli.main import main
 from hypothesis import settings
@@ -48,6 +53,14 @@ def slice_of(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
+def is_past_first(item: pytest.Item) -> bool:
+    """`@pytest.mark.first(case=2)`: has `case` another value than its first two here?"""
+    indices = item.callspec.indices if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return any(
+        indices.get(name, 0) >= count for mark in item.iter_markers("first") for name, count in mark.kwargs.items()
+    )
+
+
 def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item]:
     """A hash of its id decides to which slice a test belongs, whichever other tests are there."""
     number, count = part
@@ -56,14 +69,39 @@ def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before those that are asked for by their marks are chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Whatever starts a process is slow; the longest come first."""
+    """Whatever starts a process is slow, past the first values of a parameter all is soak; the longest come first."""
     if part := config.getoption("--slice"):
         items[:] = part_of(items, part)
     for item in items:
+        if is_past_first(item):
+            item.add_marker("soak")
         if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")
     place = {folder: n for n, folder in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the collector need not look at them again after every few tests."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates() -> Iterator[None]:
+    """Read once, and not by every client of plain HTTP: 25 ms each."""
+    made: dict[object, SSLContext] = {}
+    real = httpx_transports.create_ssl_context
+
+    def kept(**options: Any) -> SSLContext:
+        key = (*options.items(), os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+        if key not in made:
+            made[key] = real(**options)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx_transports, "create_ssl_context", kept)
+        yield
 
 
 @cache
