@@ -1,0 +1,33 @@
+"""`python -m tests.pins.record [NAME...]`: record the pins anew from what agentloop does now."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from . import outcomes
+from .compare import write
+
+
+def record_outcomes(folder: Path) -> list[Path]:
+    outcomes.pack()
+    return [outcomes.FILES, write(outcomes.PIN, outcomes.replay_all(folder))]
+
+
+RECORDERS: dict[str, Callable[[Path], list[Path]]] = {"outcomes": record_outcomes}
+
+
+def main(names: list[str]) -> None:
+    strangers = sorted({*names} - RECORDERS.keys())
+    if strangers:
+        sys.exit(f"no pin {strangers[0]!r}; record one of {', '.join(RECORDERS)}, or all of them without a name")
+    for name in names or RECORDERS:
+        with tempfile.TemporaryDirectory(prefix="agentloop-pins-") as folder:
+            for path in RECORDERS[name](Path(folder)):
+                print(path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
