@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from . import outcomes
+from . import outcomes, service
 from .compare import write
 
 
@@ -16,7 +16,12 @@ def record_outcomes(folder: Path) -> list[Path]:
     return [outcomes.FILES, write(outcomes.PIN, outcomes.replay_all(folder))]
 
 
-RECORDERS: dict[str, Callable[[Path], list[Path]]] = {"outcomes": record_outcomes}
+def record_openapi(folder: Path) -> list[Path]:
+    replies = service.observe(folder)
+    return [write(service.DOCUMENT_PIN, replies["document"]), write(service.ANSWERS_PIN, replies["answers"])]
+
+
+RECORDERS: dict[str, Callable[[Path], list[Path]]] = {"outcomes": record_outcomes, "openapi": record_openapi}
 
 
 def main(names: list[str]) -> None:
