@@ -1,4 +1,4 @@
-"""`docs/traces.md` is run: its settings, its filters, its requests, its exports, and the format that it adds."""
+"""`docs/04-traces.md` is run: its settings, its filters, its requests, its exports, and the format that it adds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, RewardState, Score, Split, Step
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "traces.md").read_text()
+PAGE = (ROOT / "docs" / "04-traces.md").read_text()
 ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 LABEL = Failure(type=FailureType.call_malformed, step=0, evidence="x", detector="ann", critical=True)
 SECTION = {

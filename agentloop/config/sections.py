@@ -136,7 +136,7 @@ class McpSection(Section):
 
 
 class AgentSection(Section):
-    """Who acts: our own agent and what it works with, or any other's program (`docs/agents.md`)."""
+    """Who acts: our own agent and what it works with, or any other's program (`docs/02-agents.md`)."""
 
     kind: Literal["tool_loop", "command"] = "tool_loop"
     """`tool_loop` is our own; `command` a program in the box, whose only network is the gateway."""
@@ -301,7 +301,7 @@ class AliasSection(Section):
 
 
 class GatewaySection(Section):
-    """Models for agents that were written elsewhere; see docs/gateway.md."""
+    """Models for agents that were written elsewhere; see docs/03-gateway.md."""
 
     upstream: tuple[UpstreamSection, ...] = ()
     """Tables `[[gateway.upstream]]`, the first one that answers for a name is asked."""

@@ -89,7 +89,7 @@ def mistaken(command):
     return command
 '''
 AGENT = """\
-# An agent for `agentloop bank` and `agentloop gate` (docs/ci.md): who acts, and with which settings.
+# An agent for `agentloop bank` and `agentloop gate` (docs/07-ci.md): who acts, and with which settings.
 
 [policy]
 kind = "scripted"

@@ -129,7 +129,7 @@ def _lines(document: Mapping[str, Any], suite: Path, project: Path) -> Iterator[
         yield f"replaces {path} of another policy ({percent(before)} -> {mean})"
     if document["n_visits"]:
         visits, each = counted(document["n_visits"], "visit"), counted(document["per_visit"], "banked trial")
-        yield f"enough for {visits} of a gate, {each} each; docs/ci.md says how many it takes"
+        yield f"enough for {visits} of a gate, {each} each; docs/07-ci.md says how many it takes"
     where = "" if project == Path() else f" -p {shlex.quote(str(project))}"
     name = shlex.quote(Path(path).stem)
     yield f"commit it, then: agentloop gate {shlex.quote(str(suite))} --baseline {name} --candidate REF{where}"

@@ -1,4 +1,4 @@
-"""What docs/agents.md shows is what there is."""
+"""What docs/02-agents.md shows is what there is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentloop.types import EnvironmentSpec, Limits, SandboxSpec
 from .acting import act, asks
 from .servers import installed
 
-PAGE = (Path(__file__).parents[2] / "docs" / "agents.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "02-agents.md").read_text()
 TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""docs/ci.md says what the Action, the command and the verdicts are."""
+"""docs/07-ci.md says what the Action, the command and the verdicts are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentloop.gate.outcomes import GateVerdict
 
 from .runner import ROOT, action
 
-PAGE = (ROOT / "docs" / "ci.md").read_text()
+PAGE = (ROOT / "docs" / "07-ci.md").read_text()
 
 
 def blocks(language: str) -> list[str]:
