@@ -37,7 +37,7 @@ def shell(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_from_a_call_to_a_reward_and_on(model: ModelServer, tmp_path: Path) -> None:
-    start, look, _ = blocks()
+    start, look = blocks()
     by_name, by_request = blocks("What it was worth")
     assert start.startswith("agentloop serve --upstream http://127.0.0.1:8000/v1 ")
     (tmp_path / "traces").mkdir()

@@ -6,7 +6,8 @@
 
 It names the likeliest step of every failed run that the rules leave open, with the probability that such a step was
 right on traces that were held out (`confidence`). A type is named only where such types kept the promised `precision`
-there. No weights are shipped: `docs/05-judging.md` says why. It asks no model, and a fitted scorer needs no scikit-learn.
+there. No weights are shipped (`docs/05-judging.md` has the reason). It asks no model, and a fitted scorer needs no
+scikit-learn.
 """
 
 from __future__ import annotations
