@@ -34,7 +34,7 @@ PAGES = sorted(
 TAU_BENCH = SHARED / "taubench" / "gpt-4o-airline.jsonl.gz"
 DOORS = ("Watch it learn", "Improve my agent", "Guard my CI", "Look at my traces")
 PENDING = (
-    "CHANGELOG.md CONTRIBUTING.md replay.md 04-traces.md 05-judging.md 06-mining.md".split()
+    "CHANGELOG.md CONTRIBUTING.md replay.md 05-judging.md 06-mining.md".split()
 )
 PENDING += "07-ci.md 08-pytest.md 09-serving.md 10-architecture.md".split()
 PATTERNS = (

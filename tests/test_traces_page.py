@@ -98,14 +98,14 @@ def test_every_filter_of_the_page_finds_what_it_says(store: Path) -> None:
 def test_the_page_names_every_key_and_every_format() -> None:
     (keys,) = re.findall(r"\| keys \| values \|\n(.*?)\n\n", SECTION["The filter language"], re.DOTALL)
     assert set(re.findall(r"`([a-z.A-Z]+)`", "".join(row.split("|")[1] for row in keys.splitlines()))) == set(KEYS)
-    assert re.findall(r"^\| `(\w+)` \|", SECTION["In: files"], re.M) == sorted(installed(GROUP))
-    assert set(re.findall(r"^\| `(\w+)` \|", SECTION["Out"], re.M)) == set(installed("exporters"))
+    assert re.findall(r"^\| `(\w+)` \|", SECTION["Import files"], re.M) == sorted(installed(GROUP))
+    assert set(re.findall(r"^\| `(\w+)` \|", SECTION["Export"], re.M)) == set(installed("exporters"))
 
 
 @pytest.mark.slow
 def test_an_exporter_that_is_set_by_the_environment_alone_arrives(tmp_path: Path) -> None:
     """With the keys, too: the SDK reads the settings of the page, and no line of the program says where to send."""
-    (settings,) = blocks("sh", "In: OpenTelemetry")
+    (settings,) = blocks("sh", "Receive OpenTelemetry")
     (headers,) = re.findall(r'`(OTEL_EXPORTER_OTLP_HEADERS=".*?)`', PAGE)
     program = """
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -134,8 +134,8 @@ provider.shutdown()
 
 @pytest.mark.slow
 def test_the_requests_of_the_page_are_answered(store: Path, tmp_path: Path) -> None:
-    asked, later = blocks("sh", "Questions over HTTP")
-    export, again = blocks("sh", "Out")
+    asked, later = blocks("sh", "The HTTP API")
+    export, again = blocks("sh", "Export")
     with serving(store) as url_server:
         url = url_server.url
         prepared = asked.partition("\n\n")[0] + "\n"
@@ -164,7 +164,7 @@ def test_the_commands_of_the_page_are_commands(store: Path, tmp_path: Path) -> N
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "x.jsonl").write_text('{"messages": [{"role": "assistant", "content": "hi"}]}\n')
     first = blocks("sh")[0]
-    commands = [line for line in (first + blocks("sh", "How long they stay")[0]).splitlines() if " serve" not in line]
+    commands = [line for line in (first + blocks("sh", "Retention")[0]).splitlines() if " serve" not in line]
     assert len(commands) == 7
     script = "\n".join(line.replace("good.parquet", "good.jsonl") for line in commands)
     done = shell(script, tmp_path)
@@ -176,7 +176,7 @@ def test_the_commands_of_the_page_are_commands(store: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_format_of_ones_own_is_a_class_and_an_entry_point(tmp_path: Path) -> None:
     """The page's module and its entry points, installed as a distribution of somebody else's."""
-    (module,), (table,) = blocks("python", "A format of your own"), blocks("toml", "A format of your own")
+    (module,), (table,) = blocks("python", "Your own format"), blocks("toml", "Your own format")
     site = tmp_path / "site"
     info = site / "my_formats-1.0.dist-info"
     info.mkdir(parents=True)
