@@ -34,7 +34,7 @@ PAGES = sorted(
 TAU_BENCH = SHARED / "taubench" / "gpt-4o-airline.jsonl.gz"
 DOORS = ("Watch it learn", "Improve my agent", "Guard my CI", "Look at my traces")
 PENDING = (
-    "CHANGELOG.md CONTRIBUTING.md replay.md 05-judging.md 06-mining.md".split()
+    "CHANGELOG.md CONTRIBUTING.md replay.md 06-mining.md".split()
 )
 PENDING += "07-ci.md 08-pytest.md 09-serving.md 10-architecture.md".split()
 PATTERNS = (
@@ -48,7 +48,7 @@ PATTERNS = (
     r"\btrials?\b",
 )
 """Turns of phrase that a reader has to read twice, and names that the glossary replaces."""
-NOUN_CLAUSE = re.compile(r"(?:^|(?<=[.:;!?] ))(?:[-*] )?(?:What|Who|Whose)\b[^?.]*[.:;]", re.MULTILINE)
+NOUN_CLAUSE = re.compile(r"(?:^|(?<=[.:;!?] ))(?:[-*] )?(?:What|Who(?!&)|Whose)\b[^?.]*[.:;]", re.MULTILINE)
 """A sentence whose subject is a clause, such as "What fails is repeated."; a question is none."""
 
 
