@@ -79,35 +79,35 @@ def label(
     reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
     """As `classify`, of a trace that was read already."""
-    found = [failure for rule in rules for failure in rule(reading)]
+    failures = [failure for rule in rules for failure in rule(reading)]
     for child in reading.trace.children:
-        found += _below(reading, child, rules, 1)
-    if len(found) > 1:
-        found.sort(key=_order)
+        failures += _below(reading, child, rules, 1)
+    if len(failures) > 1:
+        failures.sort(key=_order)
     if not (reading.lost or state is RewardState.infra_failed or any(score.error for score in reading.scores)):
-        return tuple(found)
+        return tuple(failures)
     after = _After(reading)
     fault = None if reading.foreign else fault_in(reading.trace)
     # Of a run of ours that has a reward, infrastructure decided nothing.
     spared = state is RewardState.scored and not reading.foreign and not (fault and fault.ours)
-    causes = (i for i, f in enumerate(found) if not (spared and f.type.is_infra) and not after.recovered(f))
-    position = next(causes, len(found))
+    causes = (i for i, f in enumerate(failures) if not (spared and f.type.is_infra) and not after.recovered(f))
+    position = next(causes, len(failures))
     if fault and not fault.ours:
-        ended = (i for i, failure in enumerate(found) if failure.step is None and failure.type is fault.type)
+        ended = (i for i, failure in enumerate(failures) if failure.step is None and failure.type is fault.type)
         position = next(ended, position)
-        if position < len(found):
-            return _marked(found, position)
-    cause = found[position] if position < len(found) else None
+        if position < len(failures):
+            return _marked(failures, position)
+    cause = failures[position] if position < len(failures) else None
     if reading.lost and (leads := _leads(reading, cause, guess)):
-        found, position = [*leads, *found], 0
-    if position == len(found):
-        found.append(_unclassified(reading.trace))
-    return _marked(found, position)
+        failures, position = [*leads, *failures], 0
+    if position == len(failures):
+        failures.append(_unclassified(reading.trace))
+    return _marked(failures, position)
 
 
-def _marked(found: Sequence[Failure], position: int) -> tuple[Failure, ...]:
+def _marked(failures: Sequence[Failure], position: int) -> tuple[Failure, ...]:
     """`found`, the one at `position` critical."""
-    return tuple(f.model_copy(update={"critical": True}) if i == position else f for i, f in enumerate(found))
+    return tuple(f.model_copy(update={"critical": True}) if i == position else f for i, f in enumerate(failures))
 
 
 def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[Failure]:
@@ -123,12 +123,12 @@ def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[
     signs = (failure for sign in SIGNS for failure in sign(reading)) if reading.by_words else iter(())
     if not guessed or guessed[0].type is not FailureType.unclassified:
         return [*guessed, *islice(signs, 1 if says_nothing else 0)]
-    known = [] if says_nothing or cause is None else [cause]
-    shown = [*signs]
-    known += [*shown, *(failure for sign in OF_A_STEP if reading.by_words for failure in sign(reading))]
-    same = next((failure for failure in known if failure.step == guessed[0].step), None)
+    leads = [] if says_nothing or cause is None else [cause]
+    all_signs = [*signs]
+    leads += [*all_signs, *(failure for sign in OF_A_STEP if reading.by_words for failure in sign(reading))]
+    same = next((failure for failure in leads if failure.step == guessed[0].step), None)
     if same is None:
-        return [*guessed, *(shown[:1] if says_nothing else ())]
+        return [*guessed, *(all_signs[:1] if says_nothing else ())]
     return [*guessed] if same is cause else [*guessed, same]
 
 
@@ -136,15 +136,15 @@ def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int)
     """What a sub-agent did not recover from, at the step of its parent's that asked for it."""
     # Only the whole run's outcome is known; a sub-agent of a success is none the worse for its errors.
     below = Reading(reading.task, child.trace, 1.0 if reading.won else None)
-    found = [failure for rule in rules for failure in rule(below)]
+    failures = [failure for rule in rules for failure in rule(below)]
     if depth < MAX_DEPTH:
         for grandchild in child.trace.children:
-            found += _below(below, grandchild, rules, depth + 1)
-    after, known = _After(below), {step.index for step in reading.trace.steps}
-    step = child.step if child.step in known else None
+            failures += _below(below, grandchild, rules, depth + 1)
+    after, indexes = _After(below), {step.index for step in reading.trace.steps}
+    step = child.step if child.step in indexes else None
     return [
         failure.model_copy(update={"step": step})
-        for failure in found
+        for failure in failures
         if failure.type is not FailureType.outcome_premature_stop and not after.recovered(failure)
     ]
 

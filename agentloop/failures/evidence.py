@@ -29,10 +29,10 @@ def texts(trace: Trace) -> Iterator[str]:
     while waiting:
         one = waiting.pop()
         for message in one.messages:
-            yield from _said(message)
+            yield from _texts_of(message)
         for step in one.steps:
             for message in (*step.heard, step.completion.message):
-                yield from _said(message)
+                yield from _texts_of(message)
             yield from (result.content for result in step.results)
         yield one.answer or ""
         yield one.error or ""
@@ -72,7 +72,7 @@ def _place(trace: Trace, step: int) -> int | None:
 def _of_step(trace: Trace, place: int) -> Iterator[str]:
     """What was said, called and seen in a step: what a terminal printed of it is heard by the next."""
     step = trace.steps[place]
-    yield from _said(step.completion.message)
+    yield from _texts_of(step.completion.message)
     yield from (result.content for result in step.results)
     following = trace.steps[place + 1].heard if place + 1 < len(trace.steps) else ()
     for message in (*following, *step.heard):
@@ -86,13 +86,13 @@ def last_words(trace: Trace) -> str:
     """A quote for a failure of the whole: what the agent last said or did, else what it was asked."""
     for step in reversed(trace.steps):
         message = step.completion.message
-        said = quote(message.content, *(call.arguments for call in message.tool_calls))
-        if said:
-            return said
+        words = quote(message.content, *(call.arguments for call in message.tool_calls))
+        if words:
+            return words
     return quote(*(message.content for message in reversed(trace.messages)))
 
 
-def _said(message: Message) -> Iterator[str]:
+def _texts_of(message: Message) -> Iterator[str]:
     yield message.content
     yield message.reasoning
     for call in message.tool_calls:

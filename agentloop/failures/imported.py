@@ -68,8 +68,8 @@ def read_imported(imported: Imported, task: Task | None = None) -> Reading:
 def task_of(imported: Imported) -> Task:
     """The task, as far as its trace tells it: the first words of a user."""
     trace = imported.trace
-    asked = next((m.content for m in trace.messages if m.role == "user" and m.content), "")
-    return Task(id=trace.task_id or trace.id, instruction=asked[:MAX_INSTRUCTION])
+    instruction = next((m.content for m in trace.messages if m.role == "user" and m.content), "")
+    return Task(id=trace.task_id or trace.id, instruction=instruction[:MAX_INSTRUCTION])
 
 
 def _ended(source: str, raw: Mapping[str, Any]) -> FailureType | None:
@@ -98,17 +98,17 @@ def _offered(raw: Mapping[str, Any]) -> schemas.Offered | None:
 def _expected(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
     """tau-bench has `info.task.actions`, `{name, kwargs}`; tau2 `task.evaluation_criteria.actions`."""
     info, task = raw.get("info"), raw.get("task")
-    told = info.get("task") if isinstance(info, dict) else None
-    actions = told.get("actions") if isinstance(told, dict) else None
+    info_task = info.get("task") if isinstance(info, dict) else None
+    actions = info_task.get("actions") if isinstance(info_task, dict) else None
     if actions is None and isinstance(task, dict):
         criteria = task.get("evaluation_criteria")
         actions = criteria.get("actions") if isinstance(criteria, dict) else None
     if not isinstance(actions, list):
         return None
-    made = []
+    calls = []
     for action in actions:
         if not isinstance(action, dict) or not isinstance(action.get("name"), str):
             return None
         if action.get("requestor") != "user":
-            made.append({"name": action["name"], "arguments": action.get("kwargs", action.get("arguments"))})
-    return tuple(made)
+            calls.append({"name": action["name"], "arguments": action.get("kwargs", action.get("arguments"))})
+    return tuple(calls)

@@ -27,7 +27,7 @@ class Call(NamedTuple):
     """What came back; "" when nothing did."""
     failed: bool
     """By its own flag or exit code; where its source has neither, by its words."""
-    told: bool
+    flagged: bool
     """True where a flag or an exit code says whether it failed, and no words need be read."""
 
     @property
@@ -72,8 +72,8 @@ class Reading:
             object.__setattr__(self, "offered", offered([tool for step in self.trace.steps for tool in step.tools]))
         acts = list(_acts(self.trace))
         object.__setattr__(self, "acts", acts)
-        made = [(act.step, act.call, act.result) for act in acts if act.call is not None]
-        object.__setattr__(self, "calls", made)
+        calls = [(act.step, act.call, act.result) for act in acts if act.call is not None]
+        object.__setattr__(self, "calls", calls)
         failed = [act for act in acts if act.failed] if self.by_words else []
         causes = {text: cause(text) for text in {act.text for act in failed}}  # who repeats an error repeats its words
         errors = [(act, *causes[act.text]) for act in failed]
@@ -142,8 +142,8 @@ def _acts(trace: Trace) -> Iterator[Call]:
         if before is not None:
             for message in step.heard:
                 if message.role == "tool" and message.content:  # a terminal ran what the step before had written
-                    made = ToolResult(call_id="", name=message.name or "", content=message.content, ok=True)
-                    yield _act(before, None, made, by_words)
+                    terminal_result = ToolResult(call_id="", name=message.name or "", content=message.content, ok=True)
+                    yield _act(before, None, terminal_result, by_words)
         if step.copied:
             before = None
         elif not is_empty(step):  # a message that only ends the run has nothing that a terminal could run
@@ -161,6 +161,6 @@ def _by_words(trace: Trace) -> bool:
 def _act(step: int, call: ToolCall | None, result: ToolResult | None, by_words: bool) -> Call:
     if result is None:
         return Call(step, call, None, "", False, False)
-    told = not by_words or not result.ok or result.timed_out or result.exit_code is not None
-    failed = not result.ok or result.timed_out or (not told and says_error(result.content))
-    return Call(step, call, result, result.content, failed, told)
+    is_flagged = not by_words or not result.ok or result.timed_out or result.exit_code is not None
+    failed = not result.ok or result.timed_out or (not is_flagged and says_error(result.content))
+    return Call(step, call, result, result.content, failed, is_flagged)

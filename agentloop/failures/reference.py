@@ -35,7 +35,7 @@ def expected_actions(task: Task) -> tuple[Mapping[str, Any], ...] | None:
 def is_reference(task: Task, call: ToolCall) -> bool:
     """True when `call` runs one of the solution's commands."""
     command = _command(call)
-    return command is not None and any(_same(command, known) for known in task.solution)
+    return command is not None and any(_same(command, solution_command) for solution_command in task.solution)
 
 
 def prints_answer(task: Task, call: ToolCall) -> bool:
@@ -55,8 +55,8 @@ def _command(call: ToolCall) -> str | None:
     return command if isinstance(command, str) else None
 
 
-def _same(command: str, known: str) -> bool:
-    return command == known or _words(command) == _words(known)
+def _same(command: str, solution_command: str) -> bool:
+    return command == solution_command or _words(command) == _words(solution_command)
 
 
 @lru_cache(maxsize=4096)

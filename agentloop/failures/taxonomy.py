@@ -165,9 +165,9 @@ class Taxonomy:
         """
         leaves = list(self.leaves)
         for name, definition in own:
-            made = Leaf(FailureType(name), definition, "judge")
-            last = max(rank for rank, leaf in enumerate(leaves) if leaf.group == made.group)
-            leaves.insert(last + 1, made)
+            own_leaf = Leaf(FailureType(name), definition, "judge")
+            last = max(rank for rank, leaf in enumerate(leaves) if leaf.group == own_leaf.group)
+            leaves.insert(last + 1, own_leaf)
         return Taxonomy(leaves)
 
     def describe(self, kind: FailureType) -> str:

@@ -181,7 +181,7 @@ _WORDS["tau"] |= {_SPACE.sub(" ", word): leaf for word, leaf in TAU2.items()}
 def leaf_of(vocabulary: str, word: str) -> F | None:
     """Our type for a word of theirs, in any case and with spaces, hyphens or underscores; None for no failure."""
     table = _WORDS.get(vocabulary, {})
-    said = _SPACE.sub(" ", word.strip().lower())
-    if said.startswith("submitted (") and said.endswith(")"):  # SWE-agent submits what there is when it must end
-        said = said[len("submitted (") : -1]
-    return table.get(said)
+    phrase = _SPACE.sub(" ", word.strip().lower())
+    if phrase.startswith("submitted (") and phrase.endswith(")"):  # SWE-agent submits what there is when it must end
+        phrase = phrase[len("submitted (") : -1]
+    return table.get(phrase)

@@ -69,7 +69,7 @@ class Tally:
         return min(self.types, key=lambda kind: (-self.types[kind], kind))
 
     @property
-    def shown(self) -> Labelled:
+    def example(self) -> Labelled:
         """Stands for all; it is of the commonest type."""
         return self.best[self.mostly][1]
 
@@ -97,7 +97,7 @@ class Clusters:
 
     def __init__(self, rank: Callable[[Labelled], int] = lambda _: 0) -> None:
         self._rank, self._templates = rank, Templates()
-        self._found: dict[tuple[Kind, int], Tally] = {}
+        self._tallies: dict[tuple[Kind, int], Tally] = {}
         self._last: dict[tuple[Kind, int], int] = {}
 
     def add(self, row: Labelled) -> None:
@@ -106,25 +106,25 @@ class Clusters:
         place = (kind, self._templates.add(kind, row.evidence))
         if self._last.get(place) != row.key:
             self._last[place] = row.key
-            self._found.setdefault(place, Tally()).add(row, self._rank(row))
+            self._tallies.setdefault(place, Tally()).add(row, self._rank(row))
 
     def done(self) -> list[Alike]:
         """The largest first."""
         alone: dict[Kind, list[tuple[int, Tally]]] = {}
-        made = []
-        for (kind, number), tally in self._found.items():
+        clusters = []
+        for (kind, number), tally in self._tallies.items():
             if tally.n == 1:
                 alone.setdefault(kind, []).append((number, tally))
             else:
-                made.append(Alike(kind, self._templates.text(number), tally))
+                clusters.append(Alike(kind, self._templates.text(number), tally))
         for kind, ones in alone.items():
             if len(ones) == 1:
-                made.append(Alike(kind, self._templates.text(ones[0][0]), ones[0][1]))
+                clusters.append(Alike(kind, self._templates.text(ones[0][0]), ones[0][1]))
                 continue
             together = Tally()
             for _, tally in ones:
                 together.merge(tally)
-            made.append(Alike(kind, OWN_WORDS, together))
+            clusters.append(Alike(kind, OWN_WORDS, together))
         return sorted(
-            made, key=lambda one: (-one.tally.n, one.template == OWN_WORDS, *map(str, one.kind), one.template)
+            clusters, key=lambda one: (-one.tally.n, one.template == OWN_WORDS, *map(str, one.kind), one.template)
         )

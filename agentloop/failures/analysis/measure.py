@@ -59,18 +59,18 @@ class Row:
 
 def read_folder(data: Path) -> list[Labelled]:
     """Every trace in a folder, once, with AgentRx's labels where a file of them lies there."""
-    found: dict[str, Imported] = {}
+    traces: dict[str, Imported] = {}
 
     def put(items: Sequence[Imported]) -> int:
-        before = len(found)
-        found.update((item.trace.id, item) for item in items)
-        return len(found) - before
+        before = len(traces)
+        traces.update((item.trace.id, item) for item in items)
+        return len(traces) - before
 
     take(walk([data]), load_formats(), put)
     labels = dict[str, frozenset[FailureType]]()
     for path in sorted(data.rglob("*_labels.json*")):
         labels |= _labels(path)
-    return [Labelled(item, _types(item, labels)) for item in found.values()]
+    return [Labelled(item, _types(item, labels)) for item in traces.values()]
 
 
 def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = SAYABLE) -> list[Row]:
@@ -78,23 +78,23 @@ def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = S
     readings = [(read_imported(item.imported), item.types) for item in labelled]
     rows = []
     for detector in ALL:
-        said = [({failure.type for failure in detector(reading)}, reading, types) for reading, types in readings]
+        answers = [({failure.type for failure in detector(reading)}, reading, types) for reading, types in readings]
         had_word = bool(sayable.intersection(detector.types))
-        looked = [(found, types) for found, _, types in said if types is not None and had_word]
-        wrong = sum(bool(found) for found, reading, _ in said if reading.won)
-        failed = [found for found, reading, _ in said if reading.lost]
+        looked = [(types_found, types) for types_found, _, types in answers if types is not None and had_word]
+        wrong = sum(bool(types_found) for types_found, reading, _ in answers if reading.won)
+        failed = [types_found for types_found, reading, _ in answers if reading.lost]
         rows.append(
             Row(
                 detector.id,
                 is_on(detector),
                 detector.min_precision,
-                n_labels=sum(bool(found) for found, _, _ in said),
+                n_labels=sum(bool(types_found) for types_found, _, _ in answers),
                 n_wrong_on_success=wrong,
-                n_right=sum(bool(found & types) for found, types in looked),
-                n_judged=sum(bool(found) for found, _ in looked) + wrong if had_word else 0,
-                n_found=sum(bool(found & types) for found, types in looked),
+                n_right=sum(bool(types_found & types) for types_found, types in looked),
+                n_judged=sum(bool(types_found) for types_found, _ in looked) + wrong if had_word else 0,
+                n_found=sum(bool(types_found & types) for types_found, types in looked),
                 n_to_find=sum(bool(types.intersection(detector.types)) for _, types in looked),
-                n_silent=sum(not found for found in failed),
+                n_silent=sum(not types_found for types_found in failed),
                 n_failed=len(failed),
             )
         )
@@ -107,15 +107,15 @@ def _labels(path: Path) -> dict[str, frozenset[FailureType]]:
         records = [record for _, record in Source(path).records() if isinstance(record, dict)]
     except (FormatError, orjson.JSONDecodeError):
         return {}
-    made = {}
+    labels = {}
     for record in records:
         failures = record.get("failures")
         words = (
             [f.get("failure_category") for f in failures if isinstance(f, dict)] if isinstance(failures, list) else []
         )
         types = (leaf_of("agentrx", word) for word in words if isinstance(word, str))
-        made[str(record.get("trajectory_id"))] = frozenset(kind for kind in types if kind is not None)
-    return made
+        labels[str(record.get("trajectory_id"))] = frozenset(kind for kind in types if kind is not None)
+    return labels
 
 
 def _types(item: Imported, labels: dict[str, frozenset[FailureType]]) -> frozenset[FailureType] | None:

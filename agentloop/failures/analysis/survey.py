@@ -97,8 +97,8 @@ def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
     if since is None:
         return max(versions) if len(versions) > 1 else None
     if not any(version < since for version in versions) or not any(version >= since for version in versions):
-        known = ", ".join(f"v{version}" for version in sorted(versions)) or "none"
-        raise ConfigError(f"--since: v{since} has no traces on both sides of it (versions with traces: {known})")
+        names = ", ".join(f"v{version}" for version in sorted(versions)) or "none"
+        raise ConfigError(f"--since: v{since} has no traces on both sides of it (versions with traces: {names})")
     return since
 
 
@@ -121,11 +121,11 @@ def _rows(
 ) -> list[Row]:
     sizes = {NONE if value is None else f"v{value}" if by == "version" else str(value): m
              for value, m in (of or {}).items()}  # fmt: skip
-    made, above = [], 0
+    rows, above = [], 0
     for value, tally in sorted(tallies.items(), key=lambda item: (-item[1].n, item[0])):
         above += tally.n
         size = None if by == "tool" and value == NONE else sizes.get(value)
-        made.append(
+        rows.append(
             Row(
                 value=value,
                 n=tally.n,
@@ -139,7 +139,7 @@ def _rows(
                 next=remedy(tally.mostly),
             )
         )
-    return made
+    return rows
 
 
 def _cluster(one: Alike, n: int, versions: Mapping[int, int], edge: int | None) -> Cluster:
@@ -170,25 +170,27 @@ def _change(tally: Tally, versions: Mapping[int, int], edge: int | None) -> Chan
 
 
 def _is_new(tally: Tally, edge: int | None) -> bool:
-    known = [version for version, n in tally.versions.items() if version is not None and n]
-    return edge is not None and bool(known) and min(known) >= edge
+    numbers = [version for version, n in tally.versions.items() if version is not None and n]
+    return edge is not None and bool(numbers) and min(numbers) >= edge
 
 
 def _example(tally: Tally) -> Example:
-    shown = tally.shown
-    return Example(trace_id=shown.id, task=shown.task, step=shown.step, tool=shown.tool, evidence=shown.evidence)
+    example = tally.example
+    return Example(
+        trace_id=example.id, task=example.task, step=example.step, tool=example.tool, evidence=example.evidence
+    )
 
 
 def _named(alike: Iterable[Alike], prefix: str) -> Alike:
-    found = [one for one in alike if one.id.startswith(prefix)]
-    if len(found) != 1:
-        what = f"{len(found)} clusters" if found else "no cluster"
+    matches = [one for one in alike if one.id.startswith(prefix)]
+    if len(matches) != 1:
+        what = f"{len(matches)} clusters" if matches else "no cluster"
         raise ConfigError(f"--cluster: {what} of an id that begins with {prefix!r}; name one of the list without it")
-    return found[0]
+    return matches[0]
 
 
 def _spanned(versions: Iterable[int]) -> str:
-    known = sorted(versions)
-    if len(known) < 2:
-        return "".join(f"v{version}" for version in known)
-    return f"v{known[0]}-v{known[-1]}"
+    numbers = sorted(versions)
+    if len(numbers) < 2:
+        return "".join(f"v{version}" for version in numbers)
+    return f"v{numbers[0]}-v{numbers[-1]}"

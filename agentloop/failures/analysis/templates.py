@@ -56,16 +56,16 @@ def _only_argument(text: str) -> str:
     )
 
 
-def _unquoted(found: re.Match[str]) -> str:
+def _unquoted(match: re.Match[str]) -> str:
     """A key stays what it is; what else is quoted varies, unless it is a sentence or a command."""
-    inside = found[0][1:-1] if found["key"] is None else found[0].rstrip(" :")[1:-1]
-    if found["key"] is not None:
+    inside = match[0][1:-1] if match["key"] is None else match[0].rstrip(" :")[1:-1]
+    if match["key"] is not None:
         return f" {inside}: "
     return f" {inside} " if " " in inside.strip() else " <text> "
 
 
-def _placeholder(found: re.Match[str]) -> str:
-    return _PLACEHOLDERS[(found.lastindex or 1) - 1][0]
+def _placeholder(match: re.Match[str]) -> str:
+    return _PLACEHOLDERS[(match.lastindex or 1) - 1][0]
 
 
 class Templates:
@@ -73,15 +73,15 @@ class Templates:
 
     def __init__(self) -> None:
         self._leaders: dict[Hashable, list[int]] = {}
-        self._known: dict[Hashable, int] = {}
+        self._numbers: dict[Hashable, int] = {}
         self._words: list[list[str]] = []
 
     def add(self, kind: Hashable, quote: str) -> int:
         """The number of the template. Only quotes of one kind are compared with each other."""
         words = words_of(quote)
-        known = self._known.get((kind, words))
-        if known is not None:
-            return known
+        earlier = self._numbers.get((kind, words))
+        if earlier is not None:
+            return earlier
         leaders = self._leaders.setdefault((kind, len(words), words[:1]), [])
         number = max(leaders, key=lambda n: (_agreement(self._words[n], words), -n), default=None)
         if number is None or _agreement(self._words[number], words) < ALIKE:
@@ -92,7 +92,7 @@ class Templates:
         else:
             mine = self._words[number]
             mine[:] = [a if a == b else ANY for a, b in zip(mine, words, strict=True)]
-        self._known[kind, words] = number
+        self._numbers[kind, words] = number
         return number
 
     def text(self, number: int) -> str:

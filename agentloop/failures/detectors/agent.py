@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
 from agentloop.failures.reading import Reading
 from agentloop.faults import fault_in
@@ -20,7 +20,7 @@ FILTERED = ("content_filter", "SAFETY", "refusal")
     FailureType.budget_limit_reached,
     FailureType.call_malformed,
 )
-def crashed(reading: Reading) -> Iterator[Found]:
+def crashed(reading: Reading) -> Iterator[Finding]:
     """The error with which the agent ended the run. Of a run of ours its facts say so, of another one its words.
 
     The step is None: a step during which the run broke was never recorded.
@@ -28,7 +28,7 @@ def crashed(reading: Reading) -> Iterator[Found]:
     trace = reading.trace
     if not reading.foreign:
         if (fault := fault_in(trace)) and not fault.ours:
-            yield Found(None, (trace.error,), type=fault.type)
+            yield Finding(None, (trace.error,), type=fault.type)
         return
     if (trace.stop_reason is not StopReason.error and trace.error is None) or reading.ended is not None:
         return
@@ -36,16 +36,16 @@ def crashed(reading: Reading) -> Iterator[Found]:
     if CONTEXT.search(words):  # which `context_overflow` finds
         return
     if match := UNREADABLE.search(words):
-        yield Found(None, (trace.error,), at=match.start(), type=FailureType.call_malformed)
+        yield Finding(None, (trace.error,), at=match.start(), type=FailureType.call_malformed)
     elif match := REFUSED.search(words):
-        yield Found(None, (trace.error,), at=match.start())
+        yield Finding(None, (trace.error,), at=match.start())
     elif not API.search(words) and not BOX.search(words):
-        yield Found(None, (trace.error,), LIKELY)
+        yield Finding(None, (trace.error,), LIKELY)
 
 
 @detector("withheld", FailureType.agent_crashed)
-def withheld(reading: Reading) -> Iterator[Found]:
+def withheld(reading: Reading) -> Iterator[Finding]:
     """An answer of the model that it, or a filter behind it, withheld."""
     for step in reading.trace.steps:
         if step.completion.finish_reason in FILTERED:
-            yield Found(step.index, (step.completion.message.content,), 0.9)
+            yield Finding(step.index, (step.completion.message.content,), 0.9)

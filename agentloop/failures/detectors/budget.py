@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.failures.detectors.call import broken
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.infra import SAID
 from agentloop.failures.detectors.words import CONTEXT, LIMIT
 from agentloop.failures.reading import Reading
@@ -17,7 +17,7 @@ _LIMITS = {StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit}
 
 
 @detector("context_overflow", FailureType.budget_context_overflow)
-def context_overflow(reading: Reading) -> Iterator[Found]:
+def context_overflow(reading: Reading) -> Iterator[Finding]:
     """The run hit the context window, or a turn hit its token limit before it had said a whole call.
 
     An endpoint hands on a call that was cut off as it is, so that its arguments are no JSON.
@@ -26,37 +26,37 @@ def context_overflow(reading: Reading) -> Iterator[Found]:
         if step.completion.finish_reason in _CUT and step.completion.finish_reason != "context":
             message = step.completion.message
             if all(call.error is not None or broken(call.arguments) for call in message.tool_calls) and not step.copied:
-                yield Found(step.index, (message.content, *(call.arguments for call in message.tool_calls)))
-    for act, told, at in reading.errors:
-        if told is FailureType.budget_context_overflow:
-            yield Found(act.step, (act.text,), SAID, at)
+                yield Finding(step.index, (message.content, *(call.arguments for call in message.tool_calls)))
+    for act, reported, at in reading.errors:
+        if reported is FailureType.budget_context_overflow:
+            yield Finding(act.step, (act.text,), SAID, at)
     error = reading.trace.error
     if reading.trace.stop_reason is StopReason.context_limit and not (reading.foreign and reading.won):
-        yield Found(reading.last_step)
-    elif error and reading.foreign and (found := CONTEXT.search(error.lower())):
-        yield Found(reading.last_step, (error,), at=found.start())
+        yield Finding(reading.last_step)
+    elif error and reading.foreign and (match := CONTEXT.search(error.lower())):
+        yield Finding(reading.last_step, (error,), at=match.start())
 
 
 @detector("limit_reached", FailureType.budget_limit_reached)
-def limit_reached(reading: Reading) -> Iterator[Found]:
+def limit_reached(reading: Reading) -> Iterator[Finding]:
     """A limit of steps, time or cost ended the run, which had not succeeded by then."""
     if reading.won:
         return
     if reading.trace.stop_reason in _LIMITS:
-        yield Found(reading.last_step)
-    elif reading.trace.error and reading.foreign and (found := LIMIT.search(reading.trace.error.lower())):
-        yield Found(reading.last_step, (reading.trace.error,), SAID, found.start())
+        yield Finding(reading.last_step)
+    elif reading.trace.error and reading.foreign and (match := LIMIT.search(reading.trace.error.lower())):
+        yield Finding(reading.last_step, (reading.trace.error,), SAID, match.start())
 
 
 @detector("slow_call", FailureType.budget_limit_reached, version="1")
-def slow_call(reading: Reading) -> Iterator[Found]:
+def slow_call(reading: Reading) -> Iterator[Finding]:
     """A command of the reference solution overran its limit. `failing_call` names every other call that did.
 
     The run is scored all the same: an agent can make its sandbox slow, so the overrun is not provably ours.
     """
     for index, call, result in [] if reading.by_words else reading.calls:
         if result is not None and result.timed_out and is_reference(reading.task, call):
-            yield Found(index, (result.content, call.arguments), LIKELY)
+            yield Finding(index, (result.content, call.arguments), LIKELY)
 
 
 @detector(
@@ -72,11 +72,11 @@ def slow_call(reading: Reading) -> Iterator[Found]:
     FailureType.infra_tool_timeout,
     FailureType.infra_grader_failure,
 )
-def ended(reading: Reading) -> Iterator[Found]:
+def ended(reading: Reading) -> Iterator[Finding]:
     """The word with which a foreign run ended (`vocabularies.EXITS`), where the stop reason does not say it already."""
     kind, stop = reading.ended, reading.trace.stop_reason
-    said = (kind is FailureType.budget_limit_reached and stop in _LIMITS) or (
+    is_limit = (kind is FailureType.budget_limit_reached and stop in _LIMITS) or (
         kind is FailureType.budget_context_overflow and stop is StopReason.context_limit
     )
-    if kind is not None and not said:
-        yield Found(None if kind.is_infra else reading.last_step, (reading.trace.error,), 0.9, type=kind)
+    if kind is not None and not is_limit:
+        yield Finding(None if kind.is_infra else reading.last_step, (reading.trace.error,), 0.9, type=kind)

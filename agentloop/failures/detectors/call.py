@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.infra import SAID
 from agentloop.failures.detectors.schemas import misfit
 from agentloop.failures.detectors.words import NOT_FOUND
@@ -15,7 +15,7 @@ from agentloop.types import FailureType, ToolResult
 
 
 @detector("malformed", FailureType.call_malformed)
-def malformed(reading: Reading) -> Iterator[Found]:
+def malformed(reading: Reading) -> Iterator[Finding]:
     """The policy's text could not be read as a call, or the tool refused its shape.
 
     What a foreign recorder cut short was read by its tool all the same: a result that went well says so.
@@ -24,16 +24,16 @@ def malformed(reading: Reading) -> Iterator[Found]:
         if call.error is not None or _refused(result, "malformed call"):
             if not (reading.by_words and result is not None and result.ok):
                 sure = 1.0 if result is not None or not reading.by_words else LIKELY
-                yield Found(index, (call.arguments, result.content if result else None, call.error), sure)
+                yield Finding(index, (call.arguments, result.content if result else None, call.error), sure)
         elif reading.by_words and result is not None and not result.ok and broken(call.arguments):
-            yield Found(index, (call.arguments,))
-    for act, told, at in reading.errors:
-        if told is FailureType.call_malformed and act.call is not None and act.call.error is None:
-            yield Found(act.step, (act.text,), SAID, at)
+            yield Finding(index, (call.arguments,))
+    for act, reported, at in reading.errors:
+        if reported is FailureType.call_malformed and act.call is not None and act.call.error is None:
+            yield Finding(act.step, (act.text,), SAID, at)
 
 
 @detector("schema", FailureType.call_malformed, version="2")
-def schema(reading: Reading) -> Iterator[Found]:
+def schema(reading: Reading) -> Iterator[Finding]:
     """The arguments of a call do not fit the schema of the tool that was offered.
 
     The detector's name says what the tool did: `.refused` where it failed or no result was recorded, `.accepted` where
@@ -47,25 +47,30 @@ def schema(reading: Reading) -> Iterator[Found]:
             continue
         if misfit(reading.offered.schemas.get(call.name, {}), call.arguments) is not None:
             sure, flavour = (LIKELY, ".accepted") if act.ok else (1.0, ".refused")
-            yield Found(act.step, (call.arguments, call.name), sure, flavour=flavour)
+            yield Finding(act.step, (call.arguments, call.name), sure, flavour=flavour)
 
 
 @detector("unknown_tool", FailureType.call_unknown_tool)
-def unknown_tool(reading: Reading) -> Iterator[Found]:
+def unknown_tool(reading: Reading) -> Iterator[Finding]:
     """The agent or the tool's server answered that there is no such tool, or it was not among those offered."""
     for index, call, result in reading.calls:
         if call.error is None and result is not None and _refused(result, "no tool "):
-            yield Found(index, (result.content,))
+            yield Finding(index, (result.content,))
         elif reading.offered is not None and call.name and reading.offered.lacks(call.name):
-            yield Found(index, (call.name,), 1.0 if result is None or not result.ok else LIKELY)
-    for act, told, at in reading.errors:
-        known = reading.offered is not None and reading.offered.lacks(act.name)
-        if told is FailureType.call_unknown_tool and act.call is not None and not known and not _refused(act.result):
-            yield Found(act.step, (act.text,), SAID, at)
+            yield Finding(index, (call.name,), 1.0 if result is None or not result.ok else LIKELY)
+    for act, reported, at in reading.errors:
+        is_not_offered = reading.offered is not None and reading.offered.lacks(act.name)
+        if (
+            reported is FailureType.call_unknown_tool
+            and act.call is not None
+            and not is_not_offered
+            and not _refused(act.result)
+        ):
+            yield Finding(act.step, (act.text,), SAID, at)
 
 
 @detector("failing_call", FailureType.call_wrong_arguments, min_precision=0.5)
-def failing_call(reading: Reading) -> Iterator[Found]:
+def failing_call(reading: Reading) -> Iterator[Finding]:
     """A call that was made and failed: wrong values, or not the tool for the goal.
 
     A command of the agent's own that overran its limit is among them, because whoever writes
@@ -75,21 +80,21 @@ def failing_call(reading: Reading) -> Iterator[Found]:
     """
     if reading.by_words:
         if reading.expected is None:
-            for act, told, _ in reading.errors:
-                if told is None and not (act.call and act.call.error is not None):
-                    at = found.start() if (found := NOT_FOUND.search(act.text[:2000].lower())) else 0
-                    yield Found(act.step, (act.text, act.call.arguments if act.call else None), LIKELY, at)
+            for act, reported, _ in reading.errors:
+                if reported is None and not (act.call and act.call.error is not None):
+                    at = match.start() if (match := NOT_FOUND.search(act.text[:2000].lower())) else 0
+                    yield Finding(act.step, (act.text, act.call.arguments if act.call else None), LIKELY, at)
         return
     for index, call, result in reading.calls:
         if result is None or (result.ok and not result.timed_out) or call.error is not None or _refused(result):
             continue
         if not (result.timed_out and is_reference(reading.task, call)):
             sure = 1.0 if NOT_FOUND.search(result.content.lower()) else LIKELY
-            yield Found(index, (result.content, call.arguments, call.name), sure)
+            yield Finding(index, (result.content, call.arguments, call.name), sure)
 
 
 @detector("wrong_command", FailureType.call_wrong_arguments)
-def wrong_command(reading: Reading) -> Iterator[Found]:
+def wrong_command(reading: Reading) -> Iterator[Finding]:
     """The submitted answer is what a command printed that the reference solution does not have.
 
     Another command is no failure by itself: only when the answer came out of it, the verifiers did
@@ -102,7 +107,7 @@ def wrong_command(reading: Reading) -> Iterator[Found]:
     if not sources or last_printed(reading) or any(is_reference(reading.task, call) for _, call in sources):
         return
     index, call = sources[0]
-    yield Found(index, (call.arguments,))
+    yield Finding(index, (call.arguments,))
 
 
 def _refused(result: ToolResult | None, why: str = "") -> bool:

@@ -1,6 +1,6 @@
 """A detector: what it finds, how sure it claims to be, and how a finding becomes a labelled failure.
 
-A function yields `Found`; the decorator gives it a name, a version and the precision below which it is
+A function yields `Finding`; the decorator gives it a name, a version and the precision below which it is
 not worth having. A finding of confidence 1.0 is the detector's word; below that it is a candidate,
 which a known success refutes.
 """
@@ -21,7 +21,7 @@ MIN_PRECISION = 0.9
 """What most detectors promise of their labels."""
 
 
-class Found(NamedTuple):
+class Finding(NamedTuple):
     """One finding: where, and the texts of which the first that says something is quoted."""
 
     step: int | None
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     """Part of the detector's name, where it tells kinds of one type apart."""
 
 
-Find = Callable[[Reading], Iterable[Found]]
+Find = Callable[[Reading], Iterable[Finding]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,20 @@ class Detector:
     def __call__(self, reading: Reading) -> list[Failure]:
         """What it finds, quoted; what a success refutes is left out."""
         won = reading.won
-        return [self._failure(reading, found) for found in self.find(reading) if not (won and found.confidence < 1.0)]
+        return [
+            self._failure(reading, finding) for finding in self.find(reading) if not (won and finding.confidence < 1.0)
+        ]
 
-    def _failure(self, reading: Reading, found: Found) -> Failure:
-        first = found.texts[0] if found.texts else None
-        words = around(first, found.at) if first and found.at >= 0 else ""
-        step, evidence = quote_at(reading.trace, found.step, quote(words, *found.texts))
+    def _failure(self, reading: Reading, finding: Finding) -> Failure:
+        first = finding.texts[0] if finding.texts else None
+        words = around(first, finding.at) if first and finding.at >= 0 else ""
+        step, evidence = quote_at(reading.trace, finding.step, quote(words, *finding.texts))
         return Failure(
-            type=found.type or self.types[0],
+            type=finding.type or self.types[0],
             step=step,
             evidence=evidence,
-            detector=f"rules.{self.name}{found.flavour}@{self.version}",
-            confidence=found.confidence,
+            detector=f"rules.{self.name}{finding.flavour}@{self.version}",
+            confidence=finding.confidence,
         )
 
 

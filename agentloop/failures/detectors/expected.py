@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from agentloop.failures.detectors.detector import Found, detector
+from agentloop.failures.detectors.detector import Finding, detector
 from agentloop.failures.reading import Call, Reading
 from agentloop.types import FailureType
 
@@ -23,16 +23,16 @@ READS = re.compile(
 
 
 @detector("expected", FailureType.call_wrong_arguments, FailureType.outcome_premature_stop, version="1")
-def expected(reading: Reading) -> Iterator[Found]:
+def expected(reading: Reading) -> Iterator[Finding]:
     """The first of these that holds of a run that failed; `difference` gives it its name."""
     if not reading.lost or reading.expected is None:
         return
     kind, act = difference(reading)
     if kind in ("no_write", "missing_action"):
         words = (reading.last_said, reading.trace.answer)
-        yield Found(reading.last_step, words, type=FailureType.outcome_premature_stop, flavour=f".{kind}")
+        yield Finding(reading.last_step, words, type=FailureType.outcome_premature_stop, flavour=f".{kind}")
     elif act is not None and act.call is not None:
-        yield Found(act.step, (act.call.arguments, act.name), flavour=f".{kind}")
+        yield Finding(act.step, (act.call.arguments, act.name), flavour=f".{kind}")
 
 
 def difference(reading: Reading) -> tuple[str, Call | None]:
@@ -40,16 +40,16 @@ def difference(reading: Reading) -> tuple[str, Call | None]:
     `wrong_arguments`, or `output` when the calls were the expected ones, in any order.
     """
     wanted = [_key(a["name"], a.get("arguments")) for a in reading.expected or () if not READS.match(str(a["name"]))]
-    made = [
+    calls = [
         (act, _key(act.name, _parsed(act.call.arguments)))
         for act in reading.acts
         if act.call is not None and not act.failed and act.call.error is None and not READS.match(act.name)
     ]
     any_will_do = {name for name, arguments in wanted if arguments is None}
-    made = [(act, (name, None if name in any_will_do else arguments)) for act, (name, arguments) in made]
+    calls = [(act, (name, None if name in any_will_do else arguments)) for act, (name, arguments) in calls]
     wanted = [(name, None if name in any_will_do else arguments) for name, arguments in wanted]
     left, spare = Counter(wanted), []
-    for act, key in made:
+    for act, key in calls:
         if left[key] > 0:
             left[key] -= 1
         else:
@@ -57,9 +57,9 @@ def difference(reading: Reading) -> tuple[str, Call | None]:
     missing = +left
     if not missing and not spare:
         return "output", None
-    if not made:
+    if not calls:
         return "no_write", None
-    names, n_made = Counter(name for name, _ in wanted), Counter(key[0] for _, key in made)
+    names, n_made = Counter(name for name, _ in wanted), Counter(key[0] for _, key in calls)
     for act, name in spare:
         if name not in names:
             return "unexpected_tool", act

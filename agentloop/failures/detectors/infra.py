@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.detectors.words import API, BOX, CONTEXT, REFUSED, UNREADABLE
 from agentloop.failures.reading import Reading
 from agentloop.faults import fault_in
@@ -17,7 +17,7 @@ SAID = 0.8
 
 
 @detector("infrastructure", FailureType.infra_sandbox_failure, FailureType.infra_model_api_error)
-def infrastructure(reading: Reading) -> Iterator[Found]:
+def infrastructure(reading: Reading) -> Iterator[Finding]:
     """The infrastructure ended the run. Of a run of ours its facts say so (`faults.py`), of another one its words.
 
     The step is None: a step during which the sandbox or the model died was never recorded.
@@ -25,47 +25,47 @@ def infrastructure(reading: Reading) -> Iterator[Found]:
     error = reading.trace.error
     if not reading.foreign:
         if (fault := fault_in(reading.trace)) and fault.ours:
-            yield Found(None, (error,), 1.0 if error else LIKELY, type=fault.type)
+            yield Finding(None, (error,), 1.0 if error else LIKELY, type=fault.type)
         return
     words = (error or "").lower()
     if reading.ended is not None or any(other.search(words) for other in (CONTEXT, REFUSED, UNREADABLE)):
         return
     if API.search(words):
-        yield Found(None, (error,), type=FailureType.infra_model_api_error)
+        yield Finding(None, (error,), type=FailureType.infra_model_api_error)
     elif BOX.search(words):
-        yield Found(None, (error,))
+        yield Finding(None, (error,))
 
 
 @detector("tool_timeout", FailureType.infra_tool_timeout)
-def tool_timeout(reading: Reading) -> Iterator[Found]:
+def tool_timeout(reading: Reading) -> Iterator[Finding]:
     """Every call that overran its limit, whoever is to blame; `failing_call` names the agent's own."""
     for index, call, result in reading.calls:
         if result is not None and result.timed_out:
-            yield Found(index, (result.content, call.arguments, call.name))
-    yield from _said(reading, FailureType.infra_tool_timeout, flagged=False)
+            yield Finding(index, (result.content, call.arguments, call.name))
+    yield from _reported(reading, FailureType.infra_tool_timeout, flagged=False)
 
 
 @detector("service_error", FailureType.infra_model_api_error)
-def service_error(reading: Reading) -> Iterator[Found]:
+def service_error(reading: Reading) -> Iterator[Finding]:
     """A foreign tool that failed because its service could not be reached, limited the rate, or had an error."""
-    yield from _said(reading, FailureType.infra_model_api_error)
+    yield from _reported(reading, FailureType.infra_model_api_error)
 
 
 @detector("box_error", FailureType.infra_sandbox_failure)
-def box_error(reading: Reading) -> Iterator[Found]:
+def box_error(reading: Reading) -> Iterator[Finding]:
     """A foreign tool that failed because its environment did: refused connections, no memory, no disk."""
-    yield from _said(reading, FailureType.infra_sandbox_failure)
+    yield from _reported(reading, FailureType.infra_sandbox_failure)
 
 
 @detector("grader_failure", FailureType.infra_grader_failure)
-def grader_failure(reading: Reading) -> Iterator[Found]:
+def grader_failure(reading: Reading) -> Iterator[Finding]:
     """A verifier gave no usable number. Its own words are in `Score.error`; quoted is what it was given."""
     if any(score.error for score in reading.scores):
-        yield Found(None, (reading.trace.answer,))
+        yield Finding(None, (reading.trace.answer,))
 
 
-def _said(reading: Reading, kind: FailureType, *, flagged: bool = True) -> Iterator[Found]:
+def _reported(reading: Reading, kind: FailureType, *, flagged: bool = True) -> Iterator[Finding]:
     """Errors of foreign tools of which the words say `kind`."""
-    for act, told, at in reading.errors:
-        if told is kind and act.result is not None and (flagged or not act.result.timed_out):
-            yield Found(act.step, (act.text,), SAID, at)
+    for act, reported, at in reading.errors:
+        if reported is kind and act.result is not None and (flagged or not act.result.timed_out):
+            yield Finding(act.step, (act.text,), SAID, at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import Found, detector
+from agentloop.failures.detectors.detector import Finding, detector
 from agentloop.failures.detectors.words import ADMITS, SUCCESS
 from agentloop.failures.reading import Reading
 from agentloop.failures.reference import last_printed
@@ -16,7 +16,7 @@ MAX_SAID = 4000
 
 
 @detector("misread", FailureType.obs_misread)
-def misread(reading: Reading) -> Iterator[Found]:
+def misread(reading: Reading) -> Iterator[Finding]:
     """The last successful call printed the reference's answer, and another value was submitted.
 
     A submission that holds the printed value among other words was read rightly; it is only wrong.
@@ -27,11 +27,11 @@ def misread(reading: Reading) -> Iterator[Found]:
     whole = r"(?<![\w.+-]){}(?!\w|\.\w)"  # -95 and 95.5 are other values than 95
     if not value or (value in reading.answer and re.search(whole.format(re.escape(value)), reading.answer)):
         return
-    yield Found(reading.last_step, (reading.trace.answer,))
+    yield Finding(reading.last_step, (reading.trace.answer,))
 
 
 @detector("error_ignored", FailureType.obs_error_ignored, version="1", min_precision=0.7)
-def error_ignored(reading: Reading) -> Iterator[Found]:
+def error_ignored(reading: Reading) -> Iterator[Finding]:
     """A call failed, and the very next turn claims success without another call and without a word of the error."""
     steps = reading.trace.steps
     if not steps:
@@ -49,4 +49,4 @@ def error_ignored(reading: Reading) -> Iterator[Found]:
             continue
         if ADMITS.search(message.content, 0, MAX_SAID):
             continue
-        yield Found(steps[place].index, (message.content,), 0.7)
+        yield Finding(steps[place].index, (message.content,), 0.7)

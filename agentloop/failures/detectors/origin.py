@@ -71,27 +71,27 @@ def origin_of(reading: Reading) -> Origin | None:
 def answer_words(reading: Reading) -> list[str]:
     """Names and numbers of the answer that the task does not have, in order."""
     last = closing(reading.trace)
-    given = reading.trace.answer or (last.text or "\n".join(last.calls) if last is not None else "")
-    stated = [*STATED.finditer(given)] or [*BOLD.finditer(given)]
-    text = next((found for found in stated[-1].groups() if found), "") if stated else given[-MAX_ANSWER:]
-    asked = "\n".join(message.content for message in reading.trace.messages)
-    words = (found[0] for found in WORD.finditer(text))
+    answer = reading.trace.answer or (last.text or "\n".join(last.calls) if last is not None else "")
+    stated = [*STATED.finditer(answer)] or [*BOLD.finditer(answer)]
+    text = next((group for group in stated[-1].groups() if group), "") if stated else answer[-MAX_ANSWER:]
+    question = "\n".join(message.content for message in reading.trace.messages)
+    words = (group[0] for group in WORD.finditer(text))
     named = (word for word in words if word.lower() not in COMMON and not word.islower())
-    plan = restated(reading, asked)
-    new = (w for w in dict.fromkeys(named) if not has(asked, w) and (w[0].isdigit() or not has(plan, w)))
+    plan = restated(reading, question)
+    new = (w for w in dict.fromkeys(named) if not has(question, w) and (w[0].isdigit() or not has(plan, w)))
     return [word for word in new if len(word) > 1 or stated][:N_WORDS]
 
 
-def restated(reading: Reading, asked: str) -> str:
+def restated(reading: Reading, question: str) -> str:
     """The first message where it repeats the task, as a manager's plan does: its headings are no part of an answer."""
     first = reading.trace.steps[0].completion.message.content if reading.trace.steps else ""
-    words = set(asked.lower().split())
+    words = set(question.lower().split())
     return first if words and len(words & set(first.lower().split())) >= RESTATED * len(words) else ""
 
 
 def facts(text: str) -> list[str]:
     """Names and numbers of a text, in order: words with a digit or a capital letter, but common words."""
-    words = (found[0] for found in WORD.finditer(text[:MAX_TEXT]))
+    words = (match[0] for match in WORD.finditer(text[:MAX_TEXT]))
     return [word for word in words if not word.islower() and word.lower() not in COMMON and len(word) > 1]
 
 
@@ -104,5 +104,5 @@ def place(text: str, word: str) -> int:
     """Where it stands; -1 where it does not."""
     if not word or word not in text[:MAX_TEXT]:
         return -1
-    found = re.search(rf"(?<![\w.]){re.escape(word)}(?![\w]|\.\d)", text[:MAX_TEXT])
-    return found.start() if found else -1
+    match = re.search(rf"(?<![\w.]){re.escape(word)}(?![\w]|\.\d)", text[:MAX_TEXT])
+    return match.start() if match else -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.reading import Reading
 from agentloop.types import FailureType, StopReason
 
@@ -21,7 +21,7 @@ _HANDS_IN = re.compile(r"submit|finish|final|answer|complete|terminate", re.IGNO
 
 
 @detector("premature_stop", FailureType.outcome_premature_stop, version="3")
-def premature_stop(reading: Reading) -> Iterator[Found]:
+def premature_stop(reading: Reading) -> Iterator[Finding]:
     """Ended without submitting, with an empty answer, or with one that no successful call led to.
 
     The last of these needs a reference solution, which shows that work was needed. A foreign agent that
@@ -41,29 +41,29 @@ def premature_stop(reading: Reading) -> Iterator[Found]:
         and not any(result and result.ok for _, _, result in reading.calls)
     )
     if stopped or empty or guessed:
-        yield Found(reading.last_step)
+        yield Finding(reading.last_step)
 
 
-def _foreign(reading: Reading) -> Iterator[Found]:
+def _foreign(reading: Reading) -> Iterator[Finding]:
     if not reading.lost or reading.went_on_calling or not reading.trace.steps:
         return
-    said = reading.last_said.rstrip()
+    words = reading.last_said.rstrip()
     silent = not reading.trace.steps[-1].completion.message.content.strip()
     if (reading.trace.answer is not None and not reading.answer) or (silent and not reading.trace.answer):
-        yield Found(reading.last_step)
-    elif found := _PROMISES.search(said, max(0, len(said) - 400)):
-        yield Found(reading.last_step, (said,), LIKELY, found.start())
+        yield Finding(reading.last_step)
+    elif match := _PROMISES.search(words, max(0, len(words) - 400)):
+        yield Finding(reading.last_step, (words,), LIKELY, match.start())
 
 
 @detector("wrong_answer", FailureType.outcome_wrong_or_unverified, version="3")
-def wrong_answer(reading: Reading) -> Iterator[Found]:
+def wrong_answer(reading: Reading) -> Iterator[Finding]:
     """Given as final, and the verifiers did not give it full marks; the detector's name says how it was checked.
 
     `.contradicted`: the last thing seen was an error. `.weak`: a test or check ran last. `.none`: neither.
     """
     if reading.lost and (reading.submitted or (reading.by_words and _ended_by_itself(reading))):
-        said = (reading.trace.answer, reading.last_said)
-        yield Found(reading.last_step, said, flavour=f".{_verified(reading)}")
+        texts = (reading.trace.answer, reading.last_said)
+        yield Finding(reading.last_step, texts, flavour=f".{_verified(reading)}")
 
 
 def _ended_by_itself(reading: Reading) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
-from agentloop.failures.detectors.detector import LIKELY, Found, detector
+from agentloop.failures.detectors.detector import LIKELY, Finding, detector
 from agentloop.failures.reading import Reading
 from agentloop.types import FailureType
 
@@ -18,7 +18,7 @@ MIN_WORDS = 40
 
 
 @detector("repetition", FailureType.plan_repetition)
-def repetition(reading: Reading) -> Iterator[Found]:
+def repetition(reading: Reading) -> Iterator[Finding]:
     """Three or more equal calls with equal results, anywhere in the trace; the step is the third one's.
 
     Where results were not written down, equal arguments or their equal hashes are a candidate. A cycle is
@@ -26,34 +26,34 @@ def repetition(reading: Reading) -> Iterator[Found]:
     """
     if len(reading.acts) < N_EQUAL:
         return
-    made: Counter[tuple[str, str, str, bool]] = Counter()
-    told = -MAX_CYCLE - 1
+    counts: Counter[tuple[str, str, str, bool]] = Counter()
+    last_report = -MAX_CYCLE - 1
     for place, act in enumerate(reading.acts):
         if act.call is None or (act.result is None and not (reading.by_words and act.call.arguments.strip(" {}"))):
             continue
         key = (act.name, canonical(act.call.arguments), act.text, act.failed)
-        made[key] += 1
-        if made[key] == N_EQUAL:
-            if place - told >= MAX_CYCLE or not reading.by_words:
+        counts[key] += 1
+        if counts[key] == N_EQUAL:
+            if place - last_report >= MAX_CYCLE or not reading.by_words:
                 sure = 1.0 if act.text or not reading.by_words else LIKELY
-                yield Found(act.step, (act.call.arguments, act.text, act.name), sure)
-            told = place
+                yield Finding(act.step, (act.call.arguments, act.text, act.name), sure)
+            last_report = place
 
 
 @detector("same_words", FailureType.plan_repetition, version="1", min_precision=0.7)
-def same_words(reading: Reading) -> Iterator[Found]:
+def same_words(reading: Reading) -> Iterator[Finding]:
     """A foreign agent said the same, without a call, three times: told once each, as a candidate."""
     if not reading.by_words:
         return
-    said: Counter[tuple[str | None, str]] = Counter()
+    counts: Counter[tuple[str | None, str]] = Counter()
     for step in reading.trace.steps:
         message = step.completion.message
         if message.tool_calls or step.copied or len(message.content) < MIN_WORDS:
             continue
         key = (message.name, message.content.strip())
-        said[key] += 1
-        if said[key] == N_EQUAL:
-            yield Found(step.index, (message.content,), LIKELY)
+        counts[key] += 1
+        if counts[key] == N_EQUAL:
+            yield Finding(step.index, (message.content,), LIKELY)
 
 
 def canonical(arguments: str) -> str:

@@ -92,21 +92,21 @@ def standard(schema: object) -> object:
         return [standard(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    made: dict[str, object] = {}
+    rewritten: dict[str, object] = {}
     for key, value in schema.items():
         if key == "type":
-            known = _type(value)
-            if known is not None:
-                made[key] = known
+            kind = _type(value)
+            if kind is not None:
+                rewritten[key] = kind
         elif key in OF_NAMES and isinstance(value, dict):
-            made[key] = {name: standard(item) for name, item in value.items()}
+            rewritten[key] = {name: standard(item) for name, item in value.items()}
         elif key in IN_A_SCHEMA:
-            made[key] = standard(value)
+            rewritten[key] = standard(value)
         elif key != "required" or isinstance(value, list):  # draft 3 has a flag in each property
-            made[key] = value
-    if made.get("nullable") is True and isinstance(made.get("type"), str):
-        made["type"] = [made["type"], "null"]
-    return made
+            rewritten[key] = value
+    if rewritten.get("nullable") is True and isinstance(rewritten.get("type"), str):
+        rewritten["type"] = [rewritten["type"], "null"]
+    return rewritten
 
 
 def _type(name: object) -> object:

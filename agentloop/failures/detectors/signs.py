@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from agentloop.failures.closing import blamable
-from agentloop.failures.detectors.detector import Found, detector
+from agentloop.failures.detectors.detector import Finding, detector
 from agentloop.failures.detectors.origin import facts, has, origin_of, place
 from agentloop.failures.reading import Call, Reading
 from agentloop.types import FailureType
@@ -69,15 +69,15 @@ CODE = re.compile(r"```[ \t]*(?:python|py|sh|bash|shell|sql|javascript|js)\b", _
 
 
 @detector("sign.call_as_text", FailureType.call_malformed, version="1", min_precision=SIGN)
-def call_as_text(reading: Reading) -> Iterator[Found]:
+def call_as_text(reading: Reading) -> Iterator[Finding]:
     """The last message has a tool call written out as text, which nothing could run."""
     last = reading.closing
-    if last is not None and not last.calls and (found := CALL_AS_TEXT.search(last.text)):
-        yield Found(last.step, (last.text,), SIGN, found.start())
+    if last is not None and not last.calls and (match := CALL_AS_TEXT.search(last.text)):
+        yield Finding(last.step, (last.text,), SIGN, match.start())
 
 
 @detector("sign.no_work", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
-def no_work(reading: Reading) -> Iterator[Found]:
+def no_work(reading: Reading) -> Iterator[Finding]:
     """An answer was given without a successful call: all failed, no offered tool was called, or no written code run."""
     last = reading.closing
     if last is None or last.calls or _talks(reading) or last.text.rstrip(" *_)\"'\n").endswith("?"):
@@ -86,54 +86,54 @@ def no_work(reading: Reading) -> Iterator[Found]:
         return
     code = any(CODE.search(step.completion.message.content, 0, MAX_SAID) for step in reading.trace.steps)
     if reading.acts or (reading.offered and reading.offered.is_complete) or code:
-        yield Found(last.step, (last.text,), SIGN)
+        yield Finding(last.step, (last.text,), SIGN)
 
 
 @detector("sign.gave_up", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
-def gave_up(reading: Reading) -> Iterator[Found]:
+def gave_up(reading: Reading) -> Iterator[Finding]:
     """The last message says that the work was not done, or leaves it to somebody else."""
     last = reading.closing
     if last is None or last.hands_in or _talks(reading):  # to refuse a person may be the right answer
         return
-    if found := GAVE_UP.search(last.text, 0, MAX_SAID):
-        yield Found(last.step, (last.text,), SIGN, found.start())
+    if match := GAVE_UP.search(last.text, 0, MAX_SAID):
+        yield Finding(last.step, (last.text,), SIGN, match.start())
 
 
 @detector("sign.unfinished", FailureType.outcome_premature_stop, version="1", min_precision=SIGN)
-def unfinished(reading: Reading) -> Iterator[Found]:
+def unfinished(reading: Reading) -> Iterator[Finding]:
     """The run ended with a call, and no answer was given or handed in."""
     last = reading.closing
     if last is None or not last.calls or last.hands_in or reading.trace.answer is not None or _talks(reading):
         return
     if len(reading.trace.steps) > 1 and any(act.result is not None for act in reading.acts):  # else it is an excerpt
-        yield Found(last.step, (last.text, *last.calls), SIGN)
+        yield Finding(last.step, (last.text, *last.calls), SIGN)
 
 
 @detector("sign.assumed", FailureType.obs_fabrication, version="1", min_precision=SIGN)
-def assumed(reading: Reading) -> Iterator[Found]:
+def assumed(reading: Reading) -> Iterator[Finding]:
     """An agent says that it assumes, simulates or recalls what the task asks it to find out."""
     for step in reading.trace.steps:
         text = step.completion.message.content
         low = text[:MAX_SAID].lower()
         if step.copied or not any(part in low for part in OF_ASSUMED):
             continue
-        if found := ASSUMED.search(text, 0, MAX_SAID):
-            yield Found(step.index, (text,), SIGN, found.start())
+        if match := ASSUMED.search(text, 0, MAX_SAID):
+            yield Finding(step.index, (text,), SIGN, match.start())
 
 
 @detector("sign.never_done", FailureType.obs_fabrication, version="1", min_precision=SIGN)
-def never_done(reading: Reading) -> Iterator[Found]:
+def never_done(reading: Reading) -> Iterator[Finding]:
     """An agent says that it searched, ran or checked something, in a run in which no tool gave anything."""
     if any(act.result is not None for act in reading.acts):
         return
     for step in reading.trace.steps:
         text = step.completion.message.content
-        if not step.copied and (found := CLAIMS.search(text, 0, MAX_SAID)):
-            yield Found(step.index, (text,), SIGN, found.start())
+        if not step.copied and (match := CLAIMS.search(text, 0, MAX_SAID)):
+            yield Finding(step.index, (text,), SIGN, match.start())
 
 
 @detector("sign.stuck", FailureType.plan_repetition, version="1", min_precision=SIGN)
-def stuck(reading: Reading) -> Iterator[Found]:
+def stuck(reading: Reading) -> Iterator[Finding]:
     """A tool failed three times in a row, and never succeeded afterwards."""
     in_a_row: Counter[str] = Counter()
     third: dict[str, Call] = {}
@@ -148,52 +148,52 @@ def stuck(reading: Reading) -> Iterator[Found]:
         if in_a_row[act.name] == N_ALIKE:
             third[act.name] = act
     for act in third.values():
-        yield Found(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+        yield Finding(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
         return
 
 
 @detector("sign.said_again", FailureType.plan_repetition, version="1", min_precision=SIGN)
-def said_again(reading: Reading) -> Iterator[Found]:
+def said_again(reading: Reading) -> Iterator[Finding]:
     """An agent said nearly the same three times without a call."""
-    said: dict[str | None, list[tuple[frozenset[str], int]]] = defaultdict(list)
+    texts: dict[str | None, list[tuple[frozenset[str], int]]] = defaultdict(list)
     for step in reading.trace.steps:
         message = step.completion.message
         words = frozenset(message.content[:MAX_SAID].lower().split())
         if message.tool_calls or step.copied or len(words) < MIN_WORDS:
             continue
-        earlier = said[message.name][-8:]
+        earlier = texts[message.name][-8:]
         n = max((count for other, count in earlier if _alike(words, other)), default=0) + 1
-        said[message.name].append((words, n))
+        texts[message.name].append((words, n))
         if n >= N_ALIKE:
-            yield Found(step.index, (message.content,), SIGN)
+            yield Finding(step.index, (message.content,), SIGN)
 
 
 @detector("sign.seen", FailureType.obs_misread, version="1", min_precision=SIGN)
-def seen(reading: Reading) -> Iterator[Found]:
+def seen(reading: Reading) -> Iterator[Finding]:
     """A tool gave the answer that the source expects, and another was given."""
     value = reading.wanted
     if value is None or has(reading.trace.answer or "", value) or _says(reading, value):
         return
     for act in reading.acts:
         if act.ok and (at := place(act.text, value)) >= 0:
-            yield Found(act.step, (act.text,), SIGN, at)
+            yield Finding(act.step, (act.text,), SIGN, at)
             return
 
 
 @detector("sign.source", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
-def source(reading: Reading) -> Iterator[Found]:
+def source(reading: Reading) -> Iterator[Finding]:
     """The answer, which was not accepted, is what a call gave: it did something else than the goal needs."""
     origin = origin_of(reading)
     if origin is not None and origin.act is not None:
-        yield Found(origin.step, (origin.text,), SIGN, origin.at)
+        yield Finding(origin.step, (origin.text,), SIGN, origin.at)
 
 
 @detector("sign.no_source", FailureType.obs_fabrication, version="1", min_precision=SIGN)
-def no_source(reading: Reading) -> Iterator[Found]:
+def no_source(reading: Reading) -> Iterator[Finding]:
     """Nothing of the answer, which was not accepted, is in what any tool gave: an agent said it first."""
     origin = origin_of(reading)
     if origin is not None and origin.act is None and origin.step not in _ends(reading):
-        yield Found(origin.step, (origin.text,), SIGN, origin.at)
+        yield Finding(origin.step, (origin.text,), SIGN, origin.at)
 
 
 def _ends(reading: Reading) -> set[int]:
@@ -203,26 +203,26 @@ def _ends(reading: Reading) -> set[int]:
 
 
 @detector("sign.error", FailureType.call_wrong_arguments, version="1", min_precision=SIGN)
-def error(reading: Reading) -> Iterator[Found]:
+def error(reading: Reading) -> Iterator[Finding]:
     """A call of the step failed, whatever was done about it later."""
     for act in reading.acts:
         if act.failed:
-            yield Found(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+            yield Finding(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
 
 
 @detector("sign.new_facts", FailureType.obs_fabrication, version="1", min_precision=SIGN)
-def new_facts(reading: Reading) -> Iterator[Found]:
+def new_facts(reading: Reading) -> Iterator[Finding]:
     """The step has names or numbers that the task does not have, no tool had given and no agent had said before."""
     heard = [message.content for message in reading.trace.messages]
-    known = {word for text in heard for word in facts(text)}
+    facts_before = {word for text in heard for word in facts(text)}
     for step in reading.trace.steps:
-        known.update(word for message in step.heard for word in facts(message.content))
+        facts_before.update(word for message in step.heard for word in facts(message.content))
         text = step.completion.message.content
-        fresh = next((word for word in facts(CODE_BLOCK.sub("", text)[:MAX_SAID]) if word not in known), None)
+        fresh = next((word for word in facts(CODE_BLOCK.sub("", text)[:MAX_SAID]) if word not in facts_before), None)
         if fresh is not None:
-            yield Found(step.index, (text,), SIGN, place(text, fresh))
-        known.update(facts(text))
-        known.update(word for result in step.results for word in facts(result.content))
+            yield Finding(step.index, (text,), SIGN, place(text, fresh))
+        facts_before.update(facts(text))
+        facts_before.update(word for result in step.results for word in facts(result.content))
 
 
 SIGNS = (

@@ -151,8 +151,8 @@ def cause(text: str) -> tuple[FailureType | None, int]:
     lowered = [(start, part, part.lower()) for start, part in parts]
     for keys, pattern, kind in _CAUSES[2:] if ran else _CAUSES:
         for start, _part, low in lowered:
-            if any(key in low for key in keys) and (found := pattern.search(low)):
-                return kind, start + found.start()
+            if any(key in low for key in keys) and (match := pattern.search(low)):
+                return kind, start + match.start()
     return None, -1
 
 

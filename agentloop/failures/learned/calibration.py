@@ -75,13 +75,13 @@ def held_out(
     asked about.
     """
     fold = folds(tasks, seed)
-    said: dict[int, Answer] = {}
+    answers: dict[int, Answer] = {}
     for out in sorted(set(fold)):
-        asked = {task for task, its in zip(tasks, fold, strict=True) if its == out}
+        tasks_out = {task for task, its in zip(tasks, fold, strict=True) if its == out}
         mine = [item for item, its in zip(items, fold, strict=True) if its != out]
-        model = fit([*mine, *(item for item, task in also if task not in asked)])
-        said |= {place: ask(model, item) for place, item in enumerate(items) if fold[place] == out}
-    return [said[place] for place in range(len(items))]
+        model = fit([*mine, *(item for item, task in also if task not in tasks_out)])
+        answers |= {place: ask(model, item) for place, item in enumerate(items) if fold[place] == out}
+    return [answers[place] for place in range(len(items))]
 
 
 def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Trust:
@@ -108,10 +108,10 @@ def fit_measured(p: Sequence[float], right: Sequence[bool], tasks: Sequence[str]
     n_said = n_right = 0
     for out in sorted(set(fold)):
         inner = [place for place, its in enumerate(fold) if its != out]
-        made = fit_trust([p[place] for place in inner], [right[place] for place in inner], promised)
-        said = [place for place, its in enumerate(fold) if its == out and made.claims(p[place])]
-        n_said += len(said)
-        n_right += sum(right[place] for place in said)
+        trust = fit_trust([p[place] for place in inner], [right[place] for place in inner], promised)
+        claims = [place for place, its in enumerate(fold) if its == out and trust.claims(p[place])]
+        n_said += len(claims)
+        n_right += sum(right[place] for place in claims)
     return fit_trust(p, right, promised).model_copy(update={"n": len(p), "n_said": n_said, "n_right": n_right})
 
 

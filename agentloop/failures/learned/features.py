@@ -58,11 +58,11 @@ Columns = dict[str, Sequence[float]]
 
 def rows(trace: Trace) -> list[list[float]]:
     """One row for each step, in the order of FEATURES; every value is finite."""
-    said = turns(trace)
-    if not said:
+    spoken = turns(trace)
+    if not spoken:
         return []
-    columns = _of_places(len(said)) | _of_speakers(said) | _of_texts(trace, said) | _of_novelty(trace, said)
-    columns |= _of_calls(trace, columns["new_facts"]) | _of_errors(columns) | _of_answer(trace, said)
+    columns = _of_places(len(spoken)) | _of_speakers(spoken) | _of_texts(trace, spoken) | _of_novelty(trace, spoken)
+    columns |= _of_calls(trace, columns["new_facts"]) | _of_errors(columns) | _of_answer(trace, spoken)
     return [list(map(float, row)) for row in zip(*(columns[name] for name in FEATURES), strict=True)]
 
 
@@ -81,19 +81,19 @@ def _of_places(n: int) -> Columns:
     }
 
 
-def _of_speakers(said: Sequence[Turn]) -> Columns:
+def _of_speakers(spoken: Sequence[Turn]) -> Columns:
     """Who speaks how often, and who tells others what to do."""
-    names, n = [turn.speaker for turn in said], len(said)
+    names, n = [turn.speaker for turn in spoken], len(spoken)
     counts: Counter[str] = Counter()
     before = []
     for name in names:
         before.append(counts[name])
         counts[name] += 1
-    known = list(counts)[:N_NAMES]
-    others = {name: [other for other in known if other != name] for name in counts}
+    first_names = list(counts)[:N_NAMES]
+    others = {name: [other for other in first_names if other != name] for name in counts}
     directing: Counter[str] = Counter()
-    for turn in said:
-        directing[turn.speaker] += any(map(turn.said.__contains__, others[turn.speaker]))
+    for turn in spoken:
+        directing[turn.speaker] += any(map(turn.own_words.__contains__, others[turn.speaker]))
     workers = [name for name in counts if directing[name] < 0.5 * counts[name]] or list(counts)
     busiest = max(counts, key=lambda name: counts[name])
     worker = max(workers, key=lambda name: counts[name])
@@ -101,8 +101,8 @@ def _of_speakers(said: Sequence[Turn]) -> Columns:
     return {
         "n_speakers": [math.log(len(counts))] * n,
         "share": [counts[name] / n for name in names],
-        "turn": [math.log1p(made) for made in before],
-        "new": [made == 0 for made in before],
+        "turn": [math.log1p(n_before) for n_before in before],
+        "new": [n_before == 0 for n_before in before],
         "opens": [name == names[0] for name in names],
         "closes": [name == names[-1] for name in names],
         "frequent": [name == busiest for name in names],
@@ -113,12 +113,12 @@ def _of_speakers(said: Sequence[Turn]) -> Columns:
     }
 
 
-def _of_texts(trace: Trace, said: Sequence[Turn]) -> Columns:
+def _of_texts(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     """What is said in the step itself and beside it."""
-    heard = {text for turn in said for text in (turn.told, turn.back)}
-    has = phrases({*heard, *(text for turn in said for text in (turn.said, turn.answered))})
+    heard = {text for turn in spoken for text in (turn.heard_words, turn.back)}
+    has = phrases({*heard, *(text for turn in spoken for text in (turn.own_words, turn.answered))})
     hard = {text for text in heard if "error" in has[text] and HARD.search(text)}
-    lengths, words = [len(turn.said) for turn in said], [has[turn.said] for turn in said]
+    lengths, words = [len(turn.own_words) for turn in spoken], [has[turn.own_words] for turn in spoken]
     longest = max(lengths)
     failed = [any(not result.ok for result in step.results) for step in trace.steps]
     messages = [step.completion.message for step in trace.steps]
@@ -126,32 +126,32 @@ def _of_texts(trace: Trace, said: Sequence[Turn]) -> Columns:
     return {name: [name in its for its in words] for name in SAID} | {
         "length": list(map(math.log1p, lengths)),
         "longest": [length == longest for length in lengths],
-        "silent": [not turn.said or turn.said.isspace() for turn in said],
+        "silent": [not turn.own_words or turn.own_words.isspace() for turn in spoken],
         "thought": [bool(message.reasoning) and not message.content for message in messages],
         "failed": failed,
-        "hard": [fails or turn.back in hard for fails, turn in zip(failed, said, strict=True)],
-        "soft": ["soft" in has[turn.back] for turn in said],
-        "told_hard": [turn.told in hard for turn in said],
-        "told_soft": ["soft" in has[turn.told] for turn in said],
-        "objected": ["objects" in has[turn.answered] for turn in said],
-        "user_next": [bool(turn.answered) for turn in said],
+        "hard": [fails or turn.back in hard for fails, turn in zip(failed, spoken, strict=True)],
+        "soft": ["soft" in has[turn.back] for turn in spoken],
+        "told_hard": [turn.heard_words in hard for turn in spoken],
+        "told_soft": ["soft" in has[turn.heard_words] for turn in spoken],
+        "objected": ["objects" in has[turn.answered] for turn in spoken],
+        "user_next": [bool(turn.answered) for turn in spoken],
         "user_before": [any(message.role == "user" for message in heard) for heard in before],
     }
 
 
-def _of_novelty(trace: Trace, said: Sequence[Turn]) -> Columns:
+def _of_novelty(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     """Numbers and ids that nobody had said before, and words that somebody had."""
-    known = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
+    facts_before = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
     words: deque[set[str]] = deque(maxlen=N_COMPARED)
     own: dict[str, set[str]] = {}
     n_facts, new, echo, echo_self = [], [], [], []
-    for turn in said:
-        known.update(_facts(turn.told))
-        facts = set(_facts(turn.said))
+    for turn in spoken:
+        facts_before.update(_facts(turn.heard_words))
+        facts = set(_facts(turn.own_words))
         n_facts.append(math.log1p(len(facts)))
-        new.append(len(facts - known) / max(1, len(facts)))
-        known |= facts
-        now = set(turn.said.lower().split())
+        new.append(len(facts - facts_before) / max(1, len(facts)))
+        facts_before |= facts
+        now = set(turn.own_words.lower().split())
         mine = own.get(turn.speaker, set())
         echo_self.append(_alike(now, mine))
         most = 0.0
@@ -166,13 +166,13 @@ def _of_novelty(trace: Trace, said: Sequence[Turn]) -> Columns:
 
 def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
     """Tool calls: those that change something, and those made before."""
-    made: set[tuple[str, str]] = set()
+    keys_before: set[tuple[str, str]] = set()
     calls = [step.completion.message.tool_calls for step in trace.steps]
     repeats, n = [], len(calls)
     for some in calls:
         keys = {(call.name, call.arguments) for call in some}
-        repeats.append(not keys.isdisjoint(made))
-        made |= keys
+        repeats.append(not keys.isdisjoint(keys_before))
+        keys_before |= keys
     writes = [any(not READS.match(call.name) for call in some) for some in calls]
     first, last = _ends(writes)
     return {
@@ -204,16 +204,16 @@ def _of_errors(columns: Columns) -> Columns:
     }
 
 
-def _of_answer(trace: Trace, said: Sequence[Turn]) -> Columns:
+def _of_answer(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     """Where the names and numbers of the answer, the last words of the run, come from: who said them first."""
-    asked = cut([message.content for message in trace.messages])
-    last = next((turn.said for turn in reversed(said) if turn.said.strip()), "")[-MAX_ANSWER:]
+    question = cut([message.content for message in trace.messages])
+    last = next((turn.own_words for turn in reversed(spoken) if turn.own_words.strip()), "")[-MAX_ANSWER:]
     words = dict.fromkeys(word.strip(".,;:!?()[]{}*`'\"") for word in last.split() if not word.islower())
-    left = list(islice((word for word in words if len(word) > 2 and word not in asked), N_TRACED))
+    left = list(islice((word for word in words if len(word) > 2 and word not in question), N_TRACED))
     answer, n = left, max(1, len(left))
     firsts, alls, waiting = [], [], []
-    for turn in said:
-        here = list(filter(turn.said.__contains__, answer))
+    for turn in spoken:
+        here = list(filter(turn.own_words.__contains__, answer))
         n_left = len(left)
         left = [word for word in left if word not in here]
         firsts.append((n_left - len(left)) / n)

@@ -232,18 +232,20 @@ def fit_linear(x: Any, y: Sequence[str], c: float, weight: Any = None) -> Linear
 def fit_forest(x: Any, y: Any, seed: int, weight: Any = None) -> Forest:
     """A random forest of two classes, False and True."""
     np = library("numpy")
-    made = library("sklearn.ensemble").RandomForestClassifier(
+    forest = library("sklearn.ensemble").RandomForestClassifier(
         N_TREES, min_samples_leaf=5, max_features=0.3, random_state=seed, n_jobs=1
     )
-    trees = [one.tree_ for one in made.fit(x, y, sample_weight=weight).estimators_]
+    trees = [one.tree_ for one in forest.fit(x, y, sample_weight=weight).estimators_]
     roots = np.cumsum([0, *(tree.node_count for tree in trees)])
 
     def places(side: str) -> Any:
         sides = [getattr(tree, side) for tree in trees]
         return np.concatenate([np.where(at < 0, -1, at + root) for at, root in zip(sides, roots, strict=False)])
 
-    said = np.concatenate([tree.value[:, 0, :] for tree in trees])
-    value = said[:, 1] / said.sum(axis=1) if said.shape[1] > 1 else np.full(len(said), float(made.classes_[0]))
+    values = np.concatenate([tree.value[:, 0, :] for tree in trees])
+    value = (
+        values[:, 1] / values.sum(axis=1) if values.shape[1] > 1 else np.full(len(values), float(forest.classes_[0]))
+    )
     return Forest(
         roots=tuple(roots[:-1].tolist()),
         feature=tuple(np.concatenate([tree.feature for tree in trees]).tolist()),

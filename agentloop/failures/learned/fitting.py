@@ -65,26 +65,26 @@ def fit(labelled: Sequence[Labelled], *, seed: int = 0, precision: float = 0.5) 
             _check(item.category)
     stepped = [item for item in labelled if item.place is not None and len(item.rows) > 1]
     typed = [item for item in labelled if item.category is not None and item.rows]
-    known = [item for item in labelled if item.failed is not None and item.rows]
-    n_failed = sum(item.failed is True for item in known)
+    items = [item for item in labelled if item.failed is not None and item.rows]
+    n_failed = sum(item.failed is True for item in items)
     can_steps = _enough(stepped)
     can_types = _enough(typed) and len({item.category for item in typed}) > 1
-    can_outcomes = _enough(known) and MIN_EACH <= n_failed <= len(known) - MIN_EACH
+    can_outcomes = _enough(items) and MIN_EACH <= n_failed <= len(items) - MIN_EACH
     if not (can_steps or can_types or can_outcomes):
         raise ConfigError(
             f"too few labels to fit a scorer: critical steps {_count(stepped)}, types {_count(typed)}, outcomes "
-            f"{_count(known)} with {n_failed} failed; it needs {MIN_LABELS} of {MIN_TASKS} tasks in one of them"
+            f"{_count(items)} with {n_failed} failed; it needs {MIN_LABELS} of {MIN_TASKS} tasks in one of them"
             f" (types: of two kinds; outcomes: {MIN_EACH} of each); label more traces"
         )
     library("sklearn")
-    used = {id(item): item for item in (*stepped, *typed, *known)}.values()
+    used = {id(item): item for item in (*stepped, *typed, *items)}.values()
     return Scorer(
         n_labels=len(used),
         n_tasks=len({item.task for item in used}),
         precision=precision,
         steps=_step_head(stepped, seed, precision) if can_steps else None,
         categories=_category_head(typed, seed, precision) if can_types else None,
-        outcomes=_outcome_head(known, seed, precision) if can_outcomes else None,
+        outcomes=_outcome_head(items, seed, precision) if can_outcomes else None,
     )
 
 
@@ -110,7 +110,9 @@ def held_out_outcomes(items: Sequence[Labelled], seed: int, *, compare: bool = T
     def model(some: list[int]) -> Linear:
         return fit_linear([table[n] for n in some], [FAILED if items[n].failed else "" for n in some], RUN_C)
 
-    return held_out(places, _tasks(items), seed, model, lambda made, n: made.probabilities(table[n]).get(FAILED, 0.0))
+    return held_out(
+        places, _tasks(items), seed, model, lambda fitted, n: fitted.probabilities(table[n]).get(FAILED, 0.0)
+    )
 
 
 def outcome_rows(items: Sequence[Labelled]) -> list[list[float]]:
@@ -145,10 +147,10 @@ def ask_category(model: Linear, item: Labelled) -> dict[str, float]:
 
 def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
     """Its curve is measured on held-out traces, before it learns from all."""
-    said = held_out_steps(items, seed)
-    guesses = [likeliest(p) for p in said]
+    answers = held_out_steps(items, seed)
+    guesses = [likeliest(p) for p in answers]
     right = [guess == item.place for guess, item in zip(guesses, items, strict=True)]
-    sure = [p[guess] for p, guess in zip(said, guesses, strict=True)]
+    sure = [p[guess] for p, guess in zip(answers, guesses, strict=True)]
     trust = fit_measured(sure, right, _tasks(items), precision, seed)
     every = trust.model_copy(update={"n_said": len(items), "n_right": sum(right)})
     chance = fmean(1 / max(1, sum(blamable(item.trace))) for item in items)
@@ -156,10 +158,10 @@ def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
 
 
 def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHead:
-    said = held_out_categories(items, seed)
-    best = [max(p, key=lambda name, p=p: p[name]) for p in said]  # type: ignore[misc]
+    answers = held_out_categories(items, seed)
+    best = [max(p, key=lambda name, p=p: p[name]) for p in answers]  # type: ignore[misc]
     right = [guess == item.category for guess, item in zip(best, items, strict=True)]
-    sure = [p[guess] for p, guess in zip(said, best, strict=True)]
+    sure = [p[guess] for p, guess in zip(answers, best, strict=True)]
     trust = fit_measured(sure, right, _tasks(items), precision, seed)
     return RunHead(model=category_model(items), trust=trust)
 

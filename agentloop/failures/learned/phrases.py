@@ -52,21 +52,21 @@ N_AT_ONCE = 256
 
 def phrases(texts: Iterable[str]) -> dict[str, set[str]]:
     """Each text with the names of SAID and OTHERS of which it has a part, in upper or lower case."""
-    found: dict[str, set[str]] = {text: set() for text in texts}
-    waiting = list(found)
+    parts: dict[str, set[str]] = {text: set() for text in texts}
+    waiting = list(parts)
     for first in range(0, len(waiting), N_AT_ONCE):
-        _look(waiting[first : first + N_AT_ONCE], found)
-    return found
+        _look(waiting[first : first + N_AT_ONCE], parts)
+    return parts
 
 
-def _look(texts: Sequence[str], found: dict[str, set[str]]) -> None:
+def _look(texts: Sequence[str], parts: dict[str, set[str]]) -> None:
     np = library("numpy")
     wanted, short, table = _index()
     lower = [text.lower() for text in texts]
     for part, name in short:
         for text, low in zip(texts, lower, strict=True):
             if part in low:
-                found[text].add(name)
+                parts[text].add(name)
     joined = "\0".join([*lower, "\0" * WIDTH])
     one_byte_each = joined.encode("latin-1", "replace")
     windows = np.ndarray(len(joined) - WIDTH + 1, "<u4", one_byte_each, strides=(1,))
@@ -76,7 +76,7 @@ def _look(texts: Sequence[str], found: dict[str, set[str]]) -> None:
     for n, place, window in zip(at.tolist(), places.tolist(), windows[places].tolist(), strict=True):
         for part, offset, name in wanted.get(window, ()):
             if joined.startswith(part, place - offset):
-                found[texts[n]].add(name)
+                parts[texts[n]].add(name)
 
 
 @cache

@@ -41,18 +41,18 @@ def run_row(trace: Trace, others: Sequence[Trace] = (), steps: Sequence[Sequence
     table = rows(trace) if steps is None else steps
     column = dict(zip(FEATURES, zip(*table, strict=True), strict=True)) if table else {}
     own = changes(trace)
-    found = [fmean(column[name]) if column else 0.0 for name in MEAN]
-    found += [column[name][-1] if column else 0.0 for name in LAST]
-    found += [float(max(column[name]) > 0) if column else 0.0 for name in ANY]
-    found += [column[name][0] if column else 0.0 for name in ONCE]
-    found += [math.log1p(len(own)), float(not own)]
+    row = [fmean(column[name]) if column else 0.0 for name in MEAN]
+    row += [column[name][-1] if column else 0.0 for name in LAST]
+    row += [float(max(column[name]) > 0) if column else 0.0 for name in ANY]
+    row += [column[name][0] if column else 0.0 for name in ONCE]
+    row += [math.log1p(len(own)), float(not own)]
     theirs = [changes(other) for other in others]
-    found += [
+    row += [
         fmean(float(own == other) for other in theirs) if theirs else 1.0,
         fmean(_overlap(own, other) for other in theirs) if theirs else 1.0,
         math.log1p(fmean(len(other) for other in theirs) if theirs else len(own)),
     ]
-    return found
+    return row
 
 
 def changes(trace: Trace) -> frozenset[tuple[str, str]]:

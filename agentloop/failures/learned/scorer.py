@@ -178,12 +178,12 @@ class Scorer(Frozen):
     def _category(self, trace: Trace, table: list[list[float]]) -> tuple[FailureType, float]:
         if self.categories is None or self.categories.trust.cut is None:
             return FailureType.unclassified, 0.0
-        found = self.categories.model.probabilities(run_row(trace, steps=table))
-        best = max(found, key=lambda name: found[name])
+        probabilities = self.categories.model.probabilities(run_row(trace, steps=table))
+        best = max(probabilities, key=lambda name: probabilities[name])
         trust = self.categories.trust
-        if not trust.claims(found[best]):
+        if not trust.claims(probabilities[best]):
             return FailureType.unclassified, 0.0
-        return FailureType(best), trust.curve(found[best])
+        return FailureType(best), trust.curve(probabilities[best])
 
     def save(self, path: Path) -> None:
         """Write JSON: numbers and names, nothing that runs. Raises OSError."""
@@ -239,17 +239,17 @@ def around(trace: Trace, p: Sequence[float]) -> int:
 
 def positions(trace: Trace) -> list[int]:
     """How many messages stand before each step's own: what was heard and what tools gave are messages, too."""
-    found, at = list[int](), len(trace.messages)
+    places, at = list[int](), len(trace.messages)
     for place, step in enumerate(trace.steps):
         at += len(step.heard) if place else 0
-        found.append(at)
+        places.append(at)
         at += 1 + len(step.results)
-    return found
+    return places
 
 
 def by_agent(trace: Trace, p: Sequence[float]) -> dict[str, float]:
     """Agent -> sum over its steps, largest first."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for step, one in zip(trace.steps, p, strict=True):
-        found[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
-    return dict(found.most_common())
+        counts[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
+    return dict(counts.most_common())

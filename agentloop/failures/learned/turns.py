@@ -15,8 +15,8 @@ class Turn(NamedTuple):
     """A step as the features see it."""
 
     speaker: str
-    said: str
-    told: str
+    own_words: str
+    heard_words: str
     """What it answered to: words of others, and what the tools of the step before gave."""
     back: str
     """What its own tools gave, and what a terminal said next."""
@@ -26,22 +26,22 @@ class Turn(NamedTuple):
 
 def turns(trace: Trace) -> list[Turn]:
     """The steps with what was said around them."""
-    steps, found = trace.steps, []
-    heard, given = trace.messages, list[str]()
+    steps, all_turns = trace.steps, []
+    heard, results = trace.messages, list[str]()
     for place, step in enumerate(steps):
         following = steps[place + 1].heard if place + 1 < len(steps) else ()
         gave = [result.content for result in step.results]
-        found.append(
+        all_turns.append(
             Turn(
                 speaker=speaker(step),
-                said=spoken(step),
-                told=cut([m.content for m in heard if m.role != "system"] + given),
+                own_words=spoken(step),
+                heard_words=cut([m.content for m in heard if m.role != "system"] + results),
                 back=cut(gave + [m.content for m in following if m.role == "tool"]),
                 answered=cut([m.content for m in following if m.role != "tool"]),
             )
         )
-        heard, given = following, gave
-    return found
+        heard, results = following, gave
+    return all_turns
 
 
 def speaker(step: Step) -> str:
