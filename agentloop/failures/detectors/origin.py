@@ -75,7 +75,7 @@ def answer_words(reading: Reading) -> list[str]:
     stated = [*STATED.finditer(answer)] or [*BOLD.finditer(answer)]
     text = next((group for group in stated[-1].groups() if group), "") if stated else answer[-MAX_ANSWER:]
     question = "\n".join(message.content for message in reading.trace.messages)
-    words = (group[0] for group in WORD.finditer(text))
+    words = (match[0] for match in WORD.finditer(text))
     named = (word for word in words if word.lower() not in COMMON and not word.islower())
     plan = restated(reading, question)
     new = (w for w in dict.fromkeys(named) if not has(question, w) and (w[0].isdigit() or not has(plan, w)))
