@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, score, unheard
+from agentloop.formats.fields import Fields, read_each, score, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -32,13 +32,7 @@ class ChatFormat:
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
-        for where, record in source.records():
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield self._trace(Fields(record, where), record)
-            except FormatError as error:
-                yield error
+        yield from read_each(source, self._trace)
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps = Steps()

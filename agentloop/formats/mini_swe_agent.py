@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, read_each, read_one
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -46,17 +46,13 @@ class MiniSweAgentFormat:
         try:
             head = source.head
             bare = len(head) == 1 and isinstance(head[0], list)
-            found = iter([(source.name, {"messages": head[0]})]) if bare else source.records()
         except FormatError as error:
             yield error
             return
-        for where, record in found:
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield self._trace(Fields(record, where), record)
-            except FormatError as error:
-                yield error
+        if bare:
+            yield read_one(source.name, {"messages": head[0]}, self._trace)
+        else:
+            yield from read_each(source, self._trace)
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps, model = Steps(), _model(record)

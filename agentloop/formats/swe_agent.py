@@ -15,7 +15,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, read_each
 from agentloop.formats.source import parse
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -50,13 +50,7 @@ class SweAgentFormat:
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
-        for where, record in source.records():
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield _Run(Fields(record, where), record).imported(self.name)
-            except FormatError as error:
-                yield error
+        yield from read_each(source, lambda fields, record: _Run(fields, record).imported(self.name))
 
 
 class _Run:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages, assistant, content
-from agentloop.formats.fields import Fields, score, unheard
+from agentloop.formats.fields import Fields, read_one, score, unheard
 from agentloop.formats.source import Source
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -75,13 +75,11 @@ class TauFormat:
             yield self._read(item, place, {**run, **({"task": task} if task else {})})
 
     def _read(self, record: Any, where: str, run: dict[str, Any]) -> Imported | FormatError:
-        try:
-            if isinstance(record, FormatError):
-                raise record
-            fields = Fields(record, where)
-            return self._trace(fields, record) if "traj" in fields else self._simulation(fields, record, run)
-        except FormatError as error:
-            return error
+        if isinstance(record, FormatError):
+            return record
+        if isinstance(record, dict) and "traj" in record:
+            return read_one(where, record, self._trace)
+        return read_one(where, record, lambda fields, record: self._simulation(fields, record, run))
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps = Steps()

@@ -27,7 +27,6 @@ from agentloop.types import EnvironmentSpec
 
 RAISED, TEXT = "raised", "text"
 Seen = tuple[Any, float, bool, bool, dict[str, Any]]
-Waiting = list[tuple[Any, asyncio.Future[Any]]]
 
 
 class Transition(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages
-from agentloop.formats.fields import Fields, keep_unheard
+from agentloop.formats.fields import Fields, keep_unheard, read_one
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score, Step, StopReason, Trace
@@ -40,37 +40,37 @@ class AgentRxFormat:
             return
         is_team = isinstance(document, list) and not all(_is_run(item) for item in document)
         for where, record in [(source.name, document)] if is_team else source.records():
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield self._team(where, record) if is_team else self._tau(where, record)
-            except FormatError as error:
-                yield error
+            if isinstance(record, FormatError):
+                yield record
+            elif is_team:
+                yield read_one(where, {"messages": record}, self._team)
+            else:
+                yield read_one(where, record, self._tau)
 
-    def _team(self, where: str, record: Any) -> Imported:
+    def _team(self, fields: Fields, record: Any) -> Imported:
         """The file's name is what the labels call the run."""
-        fields, steps = Fields({"messages": record}, where), Steps()
+        messages, steps = record["messages"], Steps()
         for message in fields.objects("messages"):
             add_turn(steps, message)
         keep_unheard(fields, steps.unheard)
         trace = Trace(
-            id=trace_id(self.name, record),
+            id=trace_id(self.name, messages),
             source=self.name,
-            source_id=Path(where).name.removesuffix(".gz").removesuffix(".json"),
+            source_id=Path(fields.where).name.removesuffix(".gz").removesuffix(".json"),
             messages=steps.first,
             steps=steps.done(),
-            stop_reason=stop_reason(record),
+            stop_reason=stop_reason(messages),
         )
         return Imported(trace=trace, raw=fields.left())
 
-    def _tau(self, where: str, record: Any) -> Imported:
-        fields, steps = Fields(record, where), Steps()
+    def _tau(self, fields: Fields, record: Any) -> Imported:
+        steps = Steps()
         messages = fields.items("traj")
         fields.keep("traj", [_without_index(n, message) for n, message in enumerate(messages)])
         add_messages(steps, fields, "traj")
         task = fields.take("task_id")
         if not isinstance(task, str | int) or isinstance(task, bool):
-            raise FormatError(f"{where}: task_id: neither text nor a number")
+            raise FormatError(f"{fields.where}: task_id: neither text nor a number")
         reward, scores = fields.peek("reward"), []
         if isinstance(reward, int | float) and not isinstance(reward, bool) and 0 <= reward <= 1:
             scores.append(Score(verifier=f"{self.name}:reward", version="1", value=float(fields.take("reward"))))

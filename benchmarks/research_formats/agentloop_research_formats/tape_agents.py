@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant
-from agentloop.formats.fields import Fields, keep_unheard
+from agentloop.formats.fields import Fields, keep_unheard, read_each
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -41,13 +41,7 @@ class TapeAgentsFormat:
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
-        for where, record in source.records():
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield _Tape(Fields(record, where)).imported(self.name, record)
-            except FormatError as error:
-                yield error
+        yield from read_each(source, lambda fields, record: _Tape(fields).imported(self.name, record))
 
 
 class _Tape:

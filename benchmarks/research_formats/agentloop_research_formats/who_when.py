@@ -13,7 +13,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import content
-from agentloop.formats.fields import Fields, keep_unheard
+from agentloop.formats.fields import Fields, keep_unheard, read_each
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, Trace
@@ -37,13 +37,7 @@ class WhoWhenFormat:
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
-        for where, record in source.records():
-            try:
-                if isinstance(record, FormatError):
-                    raise record
-                yield self._trace(Fields(record, where), record)
-            except FormatError as error:
-                yield error
+        yield from read_each(source, self._trace)
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps, question = Steps(), fields.text("question")
