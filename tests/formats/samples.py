@@ -58,10 +58,10 @@ def counts(found: list[Imported]) -> tuple[int, int, int]:
     return len(steps), calls, sum(len(step.results) for step in steps)
 
 
-def mutants(record: Any) -> Iterator[Any]:
-    """The record with each key and item in turn left out, and in its place null, 1, "x", [] and {}."""
+def mutants(record: Any, *wrong: Any) -> Iterator[Any]:
+    """The record with each key and item in turn removed, and in its place null, 1, "x", [], {} and each of `wrong`."""
     for path in list(_paths(record)):
-        for value in (None, 1, "x", [], {}, ...):
+        for value in (None, 1, "x", [], {}, *wrong, ...):
             made = copy.deepcopy(record)
             holder = made
             for key in path[:-1]:

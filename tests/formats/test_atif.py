@@ -27,7 +27,7 @@ from agentloop.types import (
     Trace,
 )
 
-from .broken import SHARED, broken
+from .samples import SHARED, mutants
 
 RECORD: dict[str, Any] = {
     "schema_version": "ATIF-v1.8",
@@ -229,7 +229,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     deep: dict[str, Any] = copy.deepcopy(RECORD)
     for _ in range(40):
         deep = {**RECORD, "subagent_trajectories": [deep]}
-    records = [*broken(RECORD), *broken(write(TRACE)), deep, {**RECORD, "notes": "\ud800"}]
+    records = [*mutants(RECORD, [None]), *mutants(write(TRACE), [None]), deep, {**RECORD, "notes": "\ud800"}]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     found = list(AtifFormat().read(Source(path)))

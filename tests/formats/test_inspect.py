@@ -16,7 +16,8 @@ from agentloop.formats.inspect_log import MIN_SUSPECT
 from agentloop.formats.source import Source
 from agentloop.types import StopReason
 
-from .recorded import counts, files, imported, mutations, one, plain, recognising, survives
+from .recorded import files, one, survives
+from .samples import counts, imported, mutants, recognised_by, text_of
 
 LONG = "a very long question"
 USAGE = {
@@ -230,16 +231,16 @@ def test_archives_that_are_cut_or_changed_anywhere(tmp_path: Path) -> None:
 
 def test_mutations(tmp_path: Path) -> None:
     survives(InspectFormat(), tmp_path, LOG)
-    for broken in mutations(copy.deepcopy(HEADER)):
+    for broken in mutants(copy.deepcopy(HEADER)):
         for _ in InspectFormat().read(archive(tmp_path, {"header.json": broken, "samples/a.json": SAMPLE})):
             pass
 
 
 @pytest.mark.parametrize("path", files("inspect"), ids=lambda path: path.name[-40:])
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["inspect"]
+    assert recognised_by(path) == ["inspect"]
     if path.suffix == ".json":
-        samples = json.loads(plain(path))["samples"]
+        samples = json.loads(text_of(path))["samples"]
     else:
         with zipfile.ZipFile(path) as file:
             samples = [json.loads(file.read(name)) for name in file.namelist() if name.startswith("samples/")]

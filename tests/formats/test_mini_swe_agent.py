@@ -14,7 +14,8 @@ from agentloop.formats.mini_swe_agent import MiniSweAgentFormat
 from agentloop.formats.source import Source
 from agentloop.types import StopReason
 
-from .recorded import counts, files, imported, one, plain, recognising, survives, written
+from .recorded import files, one, survives, written
+from .samples import counts, imported, recognised_by, text_of
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": '{"command": "ls"}'}}
 USAGE = {"prompt_tokens": 90, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 60}}
@@ -130,10 +131,10 @@ def test_mutations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", files("mini_sweagent"), ids=lambda path: path.name)
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["mini_swe_agent"]
-    said = [m["content"] for m in json.loads(plain(path)) if m["role"] == "assistant"]
+    assert recognised_by(path) == ["mini_swe_agent"]
+    said = [m["content"] for m in json.loads(text_of(path)) if m["role"] == "assistant"]
     acted = sum("```mswea_bash_command" in text for text in said)
     found = imported(MiniSweAgentFormat(), path)
     assert counts(found) == (len(said), acted, acted)
-    failed = len(re.findall(r'"<returncode>[1-9]', plain(path)))
+    failed = len(re.findall(r'"<returncode>[1-9]', text_of(path)))
     assert sum(not result.ok for step in found[0].trace.steps for result in step.results) == failed

@@ -14,7 +14,7 @@ from agentloop.formats.nemo_gym import NemoGymFormat
 from agentloop.formats.source import Source
 from agentloop.types import Imported, Score, StopReason
 
-from .broken import SHARED, broken
+from .samples import SHARED, mutants
 
 RECORD: dict[str, Any] = {
     "responses_create_params": {
@@ -142,7 +142,10 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
 
 
 def test_no_input_raises(tmp_path: Path) -> None:
-    records = [*broken(RECORD), *broken({**RECORD, "delegated_response": {"response": {}}, "reward_components": []})]
+    records = [
+        *mutants(RECORD, [None]),
+        *mutants({**RECORD, "delegated_response": {"response": {}}, "reward_components": []}, [None]),
+    ]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     found = list(NemoGymFormat().read(Source(path)))

@@ -14,7 +14,7 @@ from agentloop.formats.responses import ResponsesFormat
 from agentloop.formats.source import Source
 from agentloop.types import Imported, Message, StopReason, ToolCall, ToolResult
 
-from .broken import SHARED, broken
+from .samples import SHARED, mutants
 
 RESPONSE: dict[str, Any] = {
     "id": "resp_1",
@@ -290,7 +290,7 @@ def test_a_broken_item_is_named_and_the_others_are_one_run(tmp_path: Path) -> No
 
 def test_no_input_raises(tmp_path: Path) -> None:
     record = {**RESPONSE, "output": [*RESPONSE["output"], given("c1", [{"type": "input_text", "text": "x"}])]}
-    records = [*broken(record), {**RESPONSE, "instructions": "\ud800"}]
+    records = [*mutants(record, [None]), {**RESPONSE, "instructions": "\ud800"}]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     found = list(ResponsesFormat().read(Source(path)))

@@ -12,7 +12,8 @@ from agentloop.errors import FormatError
 from agentloop.formats.swe_agent import SweAgentFormat
 from agentloop.types import StopReason
 
-from .recorded import counts, files, imported, one, plain, recognising, survives, written
+from .recorded import files, one, survives, written
+from .samples import counts, imported, recognised_by, text_of
 
 
 def say(role: str, content: str, kind: str = "observation", **more: Any) -> dict[str, Any]:
@@ -108,8 +109,8 @@ def test_mutations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", files("sweagent"), ids=lambda path: path.name[-60:])
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["swe_agent"]
-    record = json.loads(plain(path))
+    assert recognised_by(path) == ["swe_agent"]
+    record = json.loads(text_of(path))
     turns = record.get("trajectory") or [m for m in record["history"] if m["role"] == "assistant"]
     acted = sum(bool(turn["action"].strip()) for turn in turns)
     assert counts(imported(SweAgentFormat(), path)) == (len(turns), acted, acted)

@@ -15,7 +15,7 @@ from agentloop.formats.source import Source
 from agentloop.formats.verifiers import VerifiersFormat
 from agentloop.types import Imported, Message, Score, StopReason, ToolCall
 
-from .broken import SHARED, broken
+from .samples import SHARED, mutants
 
 CALL = {"id": "c1", "name": "search", "arguments": '{"q": "rain"}'}
 ROLLOUT: dict[str, Any] = {
@@ -254,7 +254,9 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
 
 def test_no_input_raises(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    path.write_text("".join(f"{json.dumps(record)}\n" for base in (ROLLOUT, EPISODE) for record in broken(base)))
+    path.write_text(
+        "".join(f"{json.dumps(record)}\n" for base in (ROLLOUT, EPISODE) for record in mutants(base, [None]))
+    )
     found = list(VerifiersFormat().read(Source(path)))
     assert {type(item) for item in found} == {Imported, FormatError}
 

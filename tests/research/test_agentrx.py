@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from agentloop_research_formats.agentrx import AgentRxFormat
-from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
+from formats.recorded import files, one, survives, written
+from formats.samples import counts, imported, recognised_by, text_of
 
 from agentloop.errors import FormatError
 from agentloop.formats.source import Source
@@ -103,17 +104,17 @@ def test_mutations(tmp_path: Path, record: Any) -> None:
 
 @pytest.mark.parametrize("path", files("agentrx"), ids=lambda path: path.name[:40])
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["agentrx"]
+    assert recognised_by(path) == ["agentrx"]
     if path.name.endswith("_labels.json"):
         (error,) = AgentRxFormat().read(Source(path))
         assert isinstance(error, FormatError)
         return
     found = imported(AgentRxFormat(), path)
     if path.parent.name == "magentic_one":
-        roles = [m["role"] for m in json.loads(plain(path))]
+        roles = [m["role"] for m in json.loads(text_of(path))]
         assert counts(found) == (len(roles) - roles.count("human") - roles.count("ComputerTerminal"), 0, 0)
         return
-    runs = [json.loads(line) for line in plain(path).splitlines()]
+    runs = [json.loads(line) for line in text_of(path).splitlines()]
     said = [m for run in runs for m in run["traj"]]
     calls = sum(len(m.get("tool_calls") or []) for m in said)
     results = sum(m["role"] == "tool" for m in said)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from agentloop_research_formats.tape_agents import TapeAgentsFormat
-from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
+from formats.recorded import files, one, survives, written
+from formats.samples import counts, imported, recognised_by, text_of
 
 from agentloop.errors import FormatError
 from agentloop.types import StopReason
@@ -91,8 +92,8 @@ def test_mutations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", files("tapeagents"), ids=lambda path: path.name)
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["tape_agents"]
-    steps = json.loads(plain(path))["steps"]
+    assert recognised_by(path) == ["tape_agents"]
+    steps = json.loads(text_of(path))["steps"]
     kinds = [step["kind"] for step in steps]
     calls = sum(len(step.get("tool_calls") or []) for step in steps) + kinds.count("execute_code")
     results = kinds.count("tool") + kinds.count("code_execution_result")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from agentloop_research_formats.who_when import WhoWhenFormat
-from formats.recorded import counts, files, imported, one, plain, recognising, survives, written
+from formats.recorded import files, one, survives, written
+from formats.samples import counts, imported, recognised_by, text_of
 
 from agentloop.errors import FormatError
 from agentloop.types import StopReason
@@ -84,8 +85,8 @@ def test_mutations(tmp_path: Path, record: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("path", files("whowhen"), ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_real_samples(path: Path) -> None:
-    assert recognising(path) == ["who_when"]
-    record = json.loads(plain(path))
+    assert recognised_by(path) == ["who_when"]
+    record = json.loads(text_of(path))
     speakers = [m.get("name") or m["role"] for m in record["history"]]
     terminal = sum(name in ("Computer_terminal", "ComputerTerminal") for name in speakers)
     found = imported(WhoWhenFormat(), path)
