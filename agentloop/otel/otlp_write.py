@@ -15,15 +15,9 @@ from agentloop.otel.genai import EVENT, restored
 from agentloop.types import Span
 
 
-def encode(spans: Sequence[Span]) -> bytes:
-    """An ExportTraceServiceRequest. Log records become events of their span, and go with it when it is not there."""
-    made: bytes = _request(spans).SerializeToString()
-    return made
-
-
 def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
-    """The same in the JSON of OTLP, which has its ids in hex and not as protobuf's own JSON has them."""
-    made: dict[str, Any] = MessageToDict(_request(spans), use_integers_for_enums=True)
+    """`request` in the JSON of OTLP, which has its ids in hex and not as protobuf's own JSON has them."""
+    made: dict[str, Any] = MessageToDict(request(spans), use_integers_for_enums=True)
     listed = (span for r in made.get("resourceSpans", ()) for s in r["scopeSpans"] for span in s["spans"])
     for span in listed:
         for item in (span, *span.get("links", ())):
@@ -33,8 +27,9 @@ def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
     return made
 
 
-def _request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
-    request = ExportTraceServiceRequest()
+def request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
+    """Log records become events of their span, and go with it when it is not there."""
+    message = ExportTraceServiceRequest()
     logs: dict[str | None, list[Span]] = {}
     for span in spans:
         if span.kind == EVENT:
@@ -46,14 +41,14 @@ def _request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
         said = restored(span)
         key = repr((said["resource"], said["scope"]))
         if key not in scopes:
-            scopes[key] = _scope(request, said["resource"], said["scope"])
+            scopes[key] = _scope(message, said["resource"], said["scope"])
         said["events"] += [_logged(log) for log in logs.get(span.span_id, ())]
         _encode(scopes[key].spans.add(), span, said)
-    return request
+    return message
 
 
-def _scope(request: ExportTraceServiceRequest, resource: dict[str, Any], scope: dict[str, Any]) -> Any:
-    of_resource = request.resource_spans.add()
+def _scope(message: ExportTraceServiceRequest, resource: dict[str, Any], scope: dict[str, Any]) -> Any:
+    of_resource = message.resource_spans.add()
     _fill(of_resource.resource, resource)
     of_resource.schema_url = resource.get("schema_url", "")
     of_scope = of_resource.scope_spans.add()

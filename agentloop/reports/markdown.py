@@ -63,17 +63,17 @@ def markdown(
     return f"## {_title(result)}\n"
 
 
-def code(text: str, limit: int = MAX_CELL) -> str:
+def code(text: str) -> str:
     """`text` as a code span on one line, in a table or out of it. A bar, which would end a cell, is shown broken."""
-    line = clip(" ".join(clean(text).split()), limit).replace("\n", " ").replace("|", "¦") or "(nothing)"
+    line = clip(" ".join(clean(text).split()), MAX_CELL).replace("\n", " ").replace("|", "¦") or "(nothing)"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
     fence, pad = "`" * (longest + 1), " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
-def prose(text: str, limit: int = MAX_REASON) -> str:
+def prose(text: str) -> str:
     """`text` as words on one line that Markdown does nothing with."""
-    line = clip(" ".join(clean(text).split()), limit).replace("\n", " ")
+    line = clip(" ".join(clean(text).split()), MAX_REASON).replace("\n", " ")
     return _ACTIVE.sub(r"\\\1", _LINKING.sub(lambda found: _apart(found[0]), line))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentloop.errors import FormatError
 from agentloop.otel.genai import Said, event_of, restored, span_of, where_of
 from agentloop.otel.otlp import PROTOBUF, decode_traces
-from agentloop.otel.otlp_write import encode
+from agentloop.otel.otlp_write import request
 from agentloop.otel.spans import spans_of, trace_of
 from agentloop.types import Completion, Message, Span, Step, StopReason, SubTrace, ToolCall, ToolResult, Trace
 
@@ -318,7 +318,7 @@ def test_messages_that_came_as_log_records() -> None:
     trace = trace_of([*logs[:2], span(2, "chat", 0, 1), span(1, "agent", 0)])
     assert [m.content for m in trace.messages] == ["hi"]
     assert trace.steps[0].completion.message.content == "hello"
-    (back,) = decode_traces(encode([span(2, "chat", 0, 1), *logs[:2]]), PROTOBUF).spans
+    (back,) = decode_traces(request([span(2, "chat", 0, 1), *logs[:2]]).SerializeToString(), PROTOBUF).spans
     assert trace_of([back]).steps == trace.steps
 
 
@@ -417,7 +417,7 @@ def traces(draw: st.DrawFn, depth: int = 0) -> Trace:
 @given(traces(), st.randoms(use_true_random=False))
 def test_a_trace_that_goes_out_comes_back(trace: Trace, random: Random) -> None:
     spans = spans_of(trace)
-    assert decode_traces(encode(spans), PROTOBUF).spans == spans
+    assert decode_traces(request(spans).SerializeToString(), PROTOBUF).spans == spans
     assert spans_of(trace) == spans  # ids too
     assert len({span.span_id for span in spans}) == len(spans)
     assert trace_of(spans) == trace
@@ -473,7 +473,9 @@ def test_attributes_of_any_type_make_a_trace(told: list[tuple[Any, ...]]) -> Non
         spans.append(span_of(said, WHERE))
     trace = trace_of(spans)
     assert Trace.model_validate_json(trace.model_dump_json()).id == trace.id
-    assert [span.name for span in decode_traces(encode(spans), PROTOBUF).spans] == ["x"] * len(spans)
+    assert [span.name for span in decode_traces(request(spans).SerializeToString(), PROTOBUF).spans] == ["x"] * len(
+        spans
+    )
 
 
 def test_what_goes_out_is_in_the_words_of_the_conventions() -> None:

@@ -124,7 +124,7 @@ def text(description: str) -> dict[str, Any]:
     return {"type": "string", "description": description}
 
 
-def number(description: str, *, minimum: int = 1, maximum: int | None = None) -> dict[str, Any]:
-    """The JSON schema of a whole number."""
+def number(description: str, *, maximum: int | None = None) -> dict[str, Any]:
+    """The JSON schema of a whole number from 1 on."""
     most = {} if maximum is None else {"maximum": maximum}
-    return {"type": "integer", "description": description, "minimum": minimum, **most}
+    return {"type": "integer", "description": description, "minimum": 1, **most}
