@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from agentloop.testing import postgresql as postgresql_server
 settings.register_profile("quick", max_examples=20)
 STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
 """Fixtures that start a command or a server, each for a second or more."""
+ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
 LONGEST = ("demo", "serving", "faults", "harbor")
 """Folders that come first, so that at the end no worker waits for the other's long ones."""
 REMEDY = {
@@ -81,10 +83,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place.get(item.path.parent.name, len(place)))
 
 
+def pytest_sessionstart() -> None:
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the collector need not look at them again after every few tests."""
-    gc.collect()
+    """Modules and tests stay to the end: the collector need not look at them while they are read, or ever after."""
     gc.freeze()
+    gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where nobody asks for slow tests, a file that has only these is not read: its imports take seconds."""
+    if "not slow" not in config.getoption("markexpr") or not collection_path.name.startswith("test_"):
+        return None
+    return bool(ALL_SLOW.search(collection_path.read_text())) or None
 
 
 @pytest.fixture(scope="session", autouse=True)
