@@ -56,10 +56,10 @@ def slice_of(text: str) -> tuple[int, int]:
 
 
 def is_past_first(item: pytest.Item) -> bool:
-    """`@pytest.mark.first(case=2)`: has `case` another value than its first two here?"""
+    """`@pytest.mark.first(case=2, backend=1)`: is this neither one of the first two cases nor on the first backend?"""
     indices = item.callspec.indices if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     return any(
-        indices.get(name, 0) >= count for mark in item.iter_markers("first") for name, count in mark.kwargs.items()
+        all(indices.get(name, 0) >= count for name, count in mark.kwargs.items()) for mark in item.iter_markers("first")
     )
 
 

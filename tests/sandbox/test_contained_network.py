@@ -153,6 +153,7 @@ def test_only_what_is_listed_is_reached(backend: SandboxBackend, web: tuple[int,
         assert unheard == []
 
 
+@pytest.mark.first(backend=1, spelled=2)
 @pytest.mark.parametrize(
     "spelled", ["127.1", "2130706433", "0x7f000001", "017700000001", "127.0.0.1.", "[::ffff:127.0.0.1]"]
 )

@@ -30,6 +30,7 @@ STRAYS = {
 }
 
 
+@pytest.mark.first(backend=1, stray=2)
 @pytest.mark.parametrize("stray", STRAYS.values(), ids=STRAYS)
 def test_nothing_outlives_a_timeout(backend: SandboxBackend, stray: str) -> None:
     mark = f"7{os.getpid()}.25"
@@ -165,6 +166,7 @@ print(json.dumps({"attach": call(101, 16, 1, 0, 0), "seize": call(101, 0x4206, 1
 """
 
 
+@pytest.mark.first(backend=1, spec=1)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls are numbered as on x86_64")
 def test_the_first_process_cannot_be_reached(backend: SandboxBackend, spec: SandboxSpec) -> None:
     async def scene() -> None:
@@ -195,6 +197,9 @@ BREAKAGE = {
 }
 
 
+@pytest.mark.first(backend=1, breakage=3)
+@pytest.mark.first(spec=1, breakage=3)
+@pytest.mark.first(backend=1, spec=1)
 @pytest.mark.parametrize("breakage", BREAKAGE.values(), ids=BREAKAGE)
 def test_a_broken_box_works_or_is_gone_and_never_lies(
     backend: SandboxBackend, breakage: str, spec: SandboxSpec

@@ -90,6 +90,7 @@ def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxB
     assert int(done.stdout.split()[-1]) < MEMORY_MB
 
 
+@pytest.mark.first(backend=1, place=1)
 @pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
 def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) -> None:
     """The folder is full, and the box goes on."""
@@ -153,6 +154,7 @@ def test_a_flood_is_cut_at_its_source(backend: SandboxBackend) -> None:
     assert took_s < 5.0
 
 
+@pytest.mark.first(backend=1, place=1)
 @pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
 def test_files_are_counted(backend: SandboxBackend, place: str) -> None:
     make = f'i=0; while touch {place}/f$i; do i=$((i+1)); done; mkdir {place}/d; echo "made $i"'
@@ -255,6 +257,7 @@ for _ in range(40):  # System V's, which outlives its process
 }
 
 
+@pytest.mark.first(backend=1, what=2)
 @pytest.mark.parametrize("what", MANY)
 def test_what_a_command_exhausts_the_next_one_has(backend: SandboxBackend, what: str) -> None:
     async def scene() -> None:

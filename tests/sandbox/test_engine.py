@@ -193,6 +193,7 @@ def test_an_engine_that_is_stopped_takes_its_boxes_along(own_engine: OwnEngine) 
     asyncio.run(scene())
 
 
+@pytest.mark.first(after_s=1)
 @pytest.mark.slow
 # The SDK leaves the socket of a request that cannot connect to the collector of garbage.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")

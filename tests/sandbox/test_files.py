@@ -165,6 +165,7 @@ def test_one_file_goes_in_and_comes_out(backend: SandboxBackend, tmp_path: Path)
     assert (tmp_path / "new" / "two").read_text() == "1"
 
 
+@pytest.mark.first(backend=1, plant=1)
 @pytest.mark.parametrize(
     "plant",
     [
@@ -211,6 +212,7 @@ def test_a_source_that_is_not_there_or_cannot_be_sent(bubblewrap: BubblewrapBack
     run(bubblewrap, scene)
 
 
+@pytest.mark.first(after_s=1)
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
 def test_a_cancelled_transfer_leaves_nothing(backend: SandboxBackend, tmp_path: Path, after_s: float) -> None:
     (tmp_path / "in").mkdir()
@@ -256,6 +258,7 @@ def test_only_plain_files_and_folders_leave_a_box(backend: SandboxBackend, tmp_p
     assert (tmp_path / "out" / "d").stat().st_mode & 0o7000 == 0
 
 
+@pytest.mark.first(backend=1, make=2)
 @pytest.mark.parametrize(
     ("make", "limit"),
     [
@@ -277,6 +280,7 @@ def test_a_limit_ends_a_download_at_once(backend: SandboxBackend, tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.first(backend=1, path=1)
 @pytest.mark.parametrize(
     ("path", "why"), [("/tmp/missing", "not there"), ("/", "whole box"), ("/tmp/link", "neither a file nor a folder")]
 )

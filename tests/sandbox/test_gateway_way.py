@@ -334,6 +334,8 @@ FLOODS = {
 }
 
 
+@pytest.mark.first(flood=4)
+@pytest.mark.first(backend=1, flood=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_a_flood_of_connections_ends_with_its_program(

@@ -48,6 +48,7 @@ def test_it_is_the_shell_that_is_meant(backend: SandboxBackend, shell: str) -> N
     run(backend, scene)
 
 
+@pytest.mark.first(backend=1, mistake=2)
 @pytest.mark.parametrize(
     "mistake",
     ["if", "echo 'open", "echo $(", "case x in", "}", "echo a; ) b", "cat <<E\nno end", ". /no/such/file || :"],
@@ -63,6 +64,7 @@ def test_a_syntax_error_does_not_end_the_shell(backend: SandboxBackend, shell: s
     run(backend, scene)
 
 
+@pytest.mark.first(backend=1, change=2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -102,6 +104,7 @@ def test_a_record_cannot_be_forged_for_a_later_order(backend: SandboxBackend, sh
     run(backend, scene)
 
 
+@pytest.mark.first(backend=1, text=1)
 @pytest.mark.parametrize("text", ["  echo a  ", "\techo a\n", "\n\necho a\n\n", "echo a #x", "echo a;"])
 def test_blanks_and_line_ends_are_kept(backend: SandboxBackend, shell: str, text: str) -> None:
     async def scene(box: Box, session: Session) -> None:

@@ -161,6 +161,9 @@ BREAKAGE = test_contained_processes.BREAKAGE | {
 }
 
 
+@pytest.mark.first(backend=1, breakage=3)
+@pytest.mark.first(root=1, breakage=3)
+@pytest.mark.first(backend=1, root=1)
 @both
 @pytest.mark.parametrize("breakage", BREAKAGE.values(), ids=BREAKAGE)
 @pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
@@ -207,6 +210,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.first(image=1, bomb=1)
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("image", SHELLS[:2], indirect=True)
 def test_a_bomb_ends_with_its_command(bubblewrap: BubblewrapBackend, image: Path, bomb: str) -> None:
@@ -241,6 +245,8 @@ def test_a_full_box_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
     assert not with_word("7655.5")
 
 
+@pytest.mark.first(n_processes=2)
+@pytest.mark.first(backend=1, n_processes=1)
 @both
 @pytest.mark.parametrize("n_processes", [24, 25, 26, 27])
 def test_a_command_that_finds_no_room_never_seems_to_have_worked(backend: WithImage, n_processes: int) -> None:
@@ -283,6 +289,7 @@ def test_orders_of_a_command_end_with_it(backend: WithImage) -> None:
     run(backend, scene)
 
 
+@pytest.mark.first(backend=1, root=1)
 @both
 @pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
 def test_no_command_writes_to_its_memory(backend: WithImage, root: bool) -> None:

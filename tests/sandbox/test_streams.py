@@ -153,6 +153,7 @@ def test_a_session_keeps_folder_variables_functions_and_jobs(backend: SandboxBac
     run(backend, scene)
 
 
+@pytest.mark.first(backend=1, command=2)
 @pytest.mark.parametrize(
     ("command", "code", "out"),
     [
@@ -197,6 +198,7 @@ def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> 
     assert comes_true(lambda: not with_word("7633.5"))
 
 
+@pytest.mark.first(backend=1, command=2)
 @pytest.mark.parametrize("command", ["while :; do :; done", "exit 4", "kill -9 $$", "set -e; false", "exec sleep 60"])
 def test_a_session_whose_shell_ends_says_so_and_begins_anew(backend: SandboxBackend, command: str) -> None:
     async def scene(box: Box) -> None:

@@ -61,6 +61,8 @@ async def attacked(box: Box, attack: str, *, timeout_s: float = 30.0) -> ExecRes
     return done
 
 
+@pytest.mark.first(memory_mb=1)
+@pytest.mark.first(backend=1, fill=2)
 @pytest.mark.parametrize("memory_mb", [memory.MIN_MB, 96, 192])
 @pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
 def test_memory_that_is_used_up_ends_a_command_and_not_the_sandbox(
@@ -85,6 +87,7 @@ def test_a_root_file_system_in_memory_leaves_room(bubblewrap: BubblewrapBackend,
     asyncio.run(scene())
 
 
+@pytest.mark.first(backend=1, memory_mb=1)
 @pytest.mark.parametrize("memory_mb", [1, memory.MIN_MB - 1])
 def test_too_little_memory_for_any_sandbox_is_refused(backend: SandboxBackend, memory_mb: int) -> None:
     with pytest.raises(
@@ -170,6 +173,9 @@ os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 """
 
 
+@pytest.mark.first(backend=1, attack=4)
+@pytest.mark.first(spec=1, attack=4)
+@pytest.mark.first(backend=1, spec=1)
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls are numbered as on x86_64")
 @pytest.mark.parametrize("attack", ON_THE_FIRST)
 def test_the_first_process_keeps_its_limits_and_its_share(
@@ -224,6 +230,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.first(backend=1, attack=5)
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_the_sandbox_answers_after(backend: SandboxBackend, attack: str) -> None:
     async def scene() -> None:
@@ -339,6 +346,7 @@ ARTIFACTS = {
 }
 
 
+@pytest.mark.first(backend=1, leave=3)
 @pytest.mark.parametrize("leave", ARTIFACTS.values(), ids=ARTIFACTS)
 def test_what_an_agent_leaves_is_taken_or_refused_in_time(backend: SandboxBackend, leave: str, tmp_path: Path) -> None:
     async def scene() -> None:
