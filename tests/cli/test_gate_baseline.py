@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -37,15 +38,24 @@ def edit_head(folder: Path, **parts: str) -> None:
     path.write_text(json.dumps(head) + "\n" + rest)
 
 
-@pytest.fixture
-def hosted(tmp_path: Path) -> int:
-    """A bank of a model behind an endpoint, which is right every time; returns the endpoint's port."""
-    lay(tmp_path)
+@pytest.fixture(scope="module")
+def hosted_bank(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """(a folder with a bank of a model behind an endpoint, which is right every time, the endpoint's port)."""
+    folder = tmp_path_factory.mktemp("hosted")
+    lay(folder)
     with endpoint(0.0, REFUSAL) as url:
-        (tmp_path / "m.toml").write_text(f'[policy]\nkind = "openai"\nbase_url = "{url}"\nmodel = "m"\n')
-        bank(tmp_path, "m.toml")
+        (folder / "m.toml").write_text(f'[policy]\nkind = "openai"\nbase_url = "{url}"\nmodel = "m"\n')
+        bank(folder, "m.toml")
     port = urlsplit(url).port
     assert port is not None
+    return folder, port
+
+
+@pytest.fixture
+def hosted(hosted_bank: tuple[Path, int], tmp_path: Path) -> int:
+    """Copies the folder; returns the endpoint's port."""
+    folder, port = hosted_bank
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     return port
 
 
@@ -71,11 +81,19 @@ def test_in_a_changed_environment_nothing_is_left_to_compare_it_with(
 # ------------------------------------------------------------------------------ a program that is edited in place
 
 
+@pytest.fixture(scope="module")
+def scripted_bank(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a bank of a program."""
+    folder = tmp_path_factory.mktemp("scripted")
+    lay(folder)
+    bank(folder, "scripted:p.py:baseline")
+    return folder
+
+
 @pytest.fixture
-def edited(tmp_path: Path) -> Path:
+def edited(scripted_bank: Path, tmp_path: Path) -> Path:
     """A bank of a program that is worse by now, and the program as it was in `before`; returns that folder."""
-    lay(tmp_path)
-    bank(tmp_path, "scripted:p.py:baseline")
+    shutil.copytree(scripted_bank, tmp_path, dirs_exist_ok=True)
     before = tmp_path / "before"
     before.mkdir()
     program = tmp_path / "p.py"
