@@ -29,6 +29,7 @@ from agentloop.protocols import Policy, Sandbox
 from agentloop.rollout.episode import Crew, plan, roll_out
 from agentloop.store.store import Store
 from agentloop.types import (
+    Attempt,
     ExecResult,
     Message,
     Part,
@@ -137,7 +138,8 @@ async def ours(store: Store, policy: ScriptedPolicy, all_tasks: Sequence[Task], 
         for rollout in await roll_out(planned, crew):
             verdict = await judge(rollout.task, rollout.trace)
             assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict
-            judged.append((rollout.task, rollout.episode, rollout.trace, verdict))
+            attempt = Attempt(task=rollout.task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
+            judged.append(attempt)
         store.put_judged(stage, judged)
 
 

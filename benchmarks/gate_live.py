@@ -32,8 +32,8 @@ from agentloop.gate.trials import Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.reports.gate import write_gate_report
 from agentloop.rollout.actors import Actor
-from agentloop.store.store import Judged, Store
-from agentloop.types import Message, RewardState, Task
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Message, RewardState, Task
 
 MAX_CPU_MS = 10.0
 N_TASKS, K, N_CONCURRENT, N_CALLS, P = 200, 16, 8, 3, 0.9
@@ -73,8 +73,8 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     header = Header(settings=Settings(seed=seed), suites=(part,), bank_trials=K)
     fold, run, store = Fold(header), Run(folder, header, bank(all_tasks), {}), Store(folder / "traces" / "store.db")
 
-    def keep(judged: Judged) -> None:
-        store.put_judged("gate", [judged])
+    def keep(attempt: Attempt) -> None:
+        store.put_judged("gate", [attempt])
 
     for outcome in run.outcomes:
         fold.add(outcome)

@@ -32,8 +32,8 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.store import Judged, Store
-from agentloop.types import Limits, Message, Part, SandboxSpec, Split, Task, ToolCall
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Limits, Message, Part, SandboxSpec, Split, Task, ToolCall
 
 N_EACH, N_BAD = 6, 3
 MIN_ADMITTED, MAX_S = 0.9, 60.0
@@ -208,17 +208,17 @@ def _noted(ref: str) -> Script:
     return script
 
 
-async def shown(fault: Fault, pool: SandboxPool) -> Judged:
+async def shown(fault: Fault, pool: SandboxPool) -> Attempt:
     """The first episode in which it shows, as one of v1."""
-    kept: list[Judged] = []
+    kept: list[Attempt] = []
     actor = Actor("recorded", ToolLoop(), ScriptedPolicy(fault.script))
     trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", keep=kept.append)
     for n in range(MAX_TRIES):
         outcome = await trials(fault.task.id, Side.baseline, n)
         if outcome.reward is not None and outcome.reward < 1:
-            task, episode, trace, verdict = kept[-1]
-            of = {"policy_version": 1}
-            return task, episode.model_copy(update=of), trace.model_copy(update=of), verdict
+            last, of = kept[-1], {"policy_version": 1}
+            episode, trace = last.episode.model_copy(update=of), last.trace.model_copy(update=of)
+            return last.model_copy(update={"episode": episode, "trace": trace})
     raise SystemExit(f"{fault.kind}: {MAX_TRIES} episodes of {fault.task.id} without the fault")
 
 

@@ -53,9 +53,9 @@ async def rounds(project: Project, n_rounds: int, n_episodes: int) -> dict[str, 
     for n in range(n_rounds + 1):
         stage = await project.begin(f"overhead-{n}")
         started, children = time.process_time(), children_cpu()
-        judged = await project.gather(stage, tasks, policy, purpose=Purpose.run, version=0, part=n)
+        attempts = await project.gather(stage, tasks, policy, purpose=Purpose.run, version=0, part=n)
         own = 1e3 * (time.process_time() - started) / len(tasks)
-        assert all(verdict.reward == 1.0 for *_, verdict in judged), "an episode failed; its cost means nothing"
+        assert all(attempt.verdict.reward == 1.0 for attempt in attempts), "an episode failed; its cost means nothing"
         await project.pool.renew()  # ends the box, so that its CPU time is known
         boxed, children = children_cpu() - children, children_cpu()
         single = bare(commands, tasks[0].sandbox.files or Path())

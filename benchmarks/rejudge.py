@@ -25,8 +25,9 @@ from pathlib import Path
 
 from agentloop.judge.rejudge import Account, rejudge
 from agentloop.judge.score import judge
-from agentloop.store.store import Judged, Store
+from agentloop.store.store import Store
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     EpisodeState,
@@ -99,14 +100,15 @@ def fill(store: Store, n_traces: int) -> None:
     """Judged and stored under tasks that expect 7."""
     rng = random.Random(0)
     for first in range(0, n_traces, 500):
-        judged: list[Judged] = []
+        judged: list[Attempt] = []
         for n in range(first, min(first + 500, n_traces)):
             made, of = trace(n, rng), task(n % N_TASKS, "7")
             episode = Episode(
                 id=f"e{n}", task_id=of.id, group=of.id, purpose=Purpose.run, policy_version=1, seed=n,
                 state=EpisodeState.finished,
             )  # fmt: skip
-            judged.append((of, episode, made, asyncio.run(judge(of, made))))
+            verdict = asyncio.run(judge(of, made))
+            judged.append(Attempt(task=of, episode=episode, trace=made, verdict=verdict))
         store.put_judged("bench", judged, first=first)
 
 

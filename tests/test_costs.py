@@ -17,6 +17,7 @@ from agentloop.rollout.episode import stable_id
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     Message,
@@ -162,7 +163,8 @@ def project(tmp_path: Path) -> Path:
                 id=known.episode_id or "", task_id=task.id, group="g", purpose=Purpose.evaluate,
                 policy_version=version, seed=1,
             )  # fmt: skip
-            judged.append((task, episode, known, verdict(known, reward)))
+            attempt = Attempt(task=task, episode=episode, trace=known, verdict=verdict(known, reward))
+            judged.append(attempt)
         store.put_judged(f"gate-v{version}.ab", judged)
         metrics = {"joules": 400.0, "gpu_s": 8.0} if version == 2 else {}
         store.put_stage(StageRow(name=f"gate-v{version}.ab", metrics=metrics))

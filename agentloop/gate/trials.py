@@ -20,8 +20,7 @@ from agentloop.protocols import Pool, Sandbox
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.episode import is_refused, plan, run_episode
 from agentloop.sandbox.canaries import plant
-from agentloop.store.store import Judged
-from agentloop.types import Episode, Purpose, RewardState, Task, Trace, Verdict
+from agentloop.types import Attempt, Episode, Purpose, RewardState, Task, Trace, Verdict
 
 PAUSES_S = (1.0, 5.0)
 """Before each further attempt at a trial that was lost."""
@@ -39,7 +38,7 @@ class Trials:
         pool: Pool,
         *,
         run: str,
-        keep: Callable[[Judged], None] = lambda _: None,
+        keep: Callable[[Attempt], None] = lambda _: None,
         guess: Rule | None = None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
@@ -56,13 +55,13 @@ class Trials:
         task = self._tasks[task_id]
 
         async def attempt() -> Outcome:
-            judged = await self._judged(task, side, trial)
-            self._keep(judged)
-            return outcome_of(judged, side, trial, self._sides[side].price)
+            done = await self._attempt(task, side, trial)
+            self._keep(done)
+            return outcome_of(done, side, trial, self._sides[side].price)
 
         return await until_kept(attempt, self._pauses_s)
 
-    async def _judged(self, task: Task, side: Side, trial: int) -> Judged:
+    async def _attempt(self, task: Task, side: Side, trial: int) -> Attempt:
         stage = f"{side}/{trial}"
         [(_, episode)] = plan([task], run=self._run, stage=stage, purpose=Purpose.evaluate, policy_version=0)
         taken: Artifacts | None = None
@@ -84,7 +83,7 @@ class Trials:
             )
             fresh = fresh_boxes(task, self._pool, taken, episode.id) if taken is not None else None
             [verdict] = await judge_group(task, [rollout.trace], [fresh], self._guess)
-        return task, rollout.episode, rollout.trace, verdict
+        return Attempt(task=task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
 
 
 async def until_kept(attempt: Callable[[], Awaitable[Outcome]], pauses_s: Sequence[float] | None = None) -> Outcome:
@@ -111,12 +110,12 @@ async def _plant(task: Task, episode: Episode, box: Sandbox) -> None:
         await plant(box, episode.id)
 
 
-def outcome_of(judged: Judged, side: Side, trial: int, price: Price) -> Outcome:
-    """A judged trial in the gate's words."""
-    task, _, trace, verdict = judged
+def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcome:
+    """An attempt in the gate's words."""
+    trace, verdict = attempt.trace, attempt.verdict
     took = spent(trace, verdict)
     return Outcome(
-        task_id=task.id,
+        task_id=attempt.task.id,
         policy=side,
         trial=trial,
         reward=verdict.reward if verdict.state is RewardState.scored else None,

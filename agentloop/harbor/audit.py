@@ -23,9 +23,10 @@ from agentloop.audit.cheats import (
 from agentloop.harbor.agents import Cheater, Nobody, Oracle, Random
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import Trial, TrialAgent, run_trial, sandbox_spec
+from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
+from agentloop.types import Attempt
 
 T = TypeVar("T")
 HONEST = (ORACLE, NOBODY, RANDOM)
@@ -33,11 +34,11 @@ HONEST = (ORACLE, NOBODY, RANDOM)
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """What one agent's attempt at a task came to."""
+class TimedAttempt:
+    """One agent's attempt at a task, within its time or not."""
 
     agent: str
-    trial: Trial | None
+    attempt: Attempt | None
     """None for an attempt that was cut off."""
     took_s: float
     """Seconds, verification included."""
@@ -74,16 +75,16 @@ async def audit(
     await start_one_of_each(backend, [(task.name, sandbox_spec(task)) for task in tasks])
     slots = asyncio.Semaphore(n_concurrent)
 
-    async def attempt(task: HarborTask, agent: TrialAgent, n: int, limit_s: float | None = None) -> Attempt:
-        trial, reached = None, asyncio.Event()
+    async def attempt(task: HarborTask, agent: TrialAgent, n: int, limit_s: float | None = None) -> TimedAttempt:
+        done, reached = None, asyncio.Event()
         async with slots:
             on_start(f"{task.name}: {agent.name}")
             began = time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    trial = await run_trial(task, agent, backend, run=RUN, n=n, on_tests=reached.set)
+                    done = await run_trial(task, agent, backend, run=RUN, n=n, on_tests=reached.set)
             on_done()
-        return Attempt(agent.name, trial, time.monotonic() - began, reached.is_set())
+        return TimedAttempt(agent.name, done, time.monotonic() - began, reached.is_set())
 
     async def one(task: HarborTask) -> TaskAudit:
         result = TaskAudit(task.name)
@@ -92,11 +93,11 @@ async def audit(
         limit_s = patience_s([tried.took_s for tried in honest])
         cheats = await _all(attempt(task, agent, n, limit_s) for n, agent in numbered if agent.name not in HONEST)
         for tried in [*honest, *cheats]:
-            if tried.trial is None:
+            if tried.attempt is None:
                 result.cut(tried.agent, limit_s, reached_tests=tried.reached_tests)
             else:
-                ours = infrastructure(tried.trial.verdict, tried.trial.trace.error)
-                result.note(tried.agent, tried.trial.verdict, why(tried.trial), infrastructure=ours)
+                ours = infrastructure(tried.attempt.verdict, tried.attempt.trace.error)
+                result.note(tried.agent, tried.attempt.verdict, why(tried.attempt), infrastructure=ours)
         return result
 
     return await _all(one(task) for task in tasks)

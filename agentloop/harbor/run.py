@@ -12,13 +12,13 @@ from typing import Any
 from agentloop.costs.energy import Meter
 from agentloop.errors import CapabilityError, counted
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import Trial, TrialAgent, run_trial
+from agentloop.harbor.trial import TrialAgent, run_trial
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import images
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
-from agentloop.types import RewardState
+from agentloop.types import Attempt, RewardState
 
 OR_ANOTHER = ", or use bubblewrap"
 """How the probe's reason ends, where bubblewrap is what was tried."""
@@ -52,8 +52,8 @@ async def run_tasks(
     n_concurrent: int,
     n_trials: int = 1,
     planted: bool = True,
-    on_done: Callable[[Trial], None] = lambda _: None,
-) -> list[Trial]:
+    on_done: Callable[[Attempt], None] = lambda _: None,
+) -> list[Attempt]:
     """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it.
 
     planted: with canaries in the agent's box. What the whole took is stored, too, with its energy where that is known.
@@ -61,12 +61,12 @@ async def run_tasks(
     run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     slots = asyncio.Semaphore(n_concurrent)
 
-    async def one(place: int, task: HarborTask) -> Trial:
+    async def one(place: int, task: HarborTask) -> Attempt:
         async with slots:
-            trial = await run_trial(task, agent, backend, run=run, n=place % n_trials, planted=planted)
-        store.put_judged(run, [(trial.task, trial.episode, trial.trace, trial.verdict)], first=place)
-        on_done(trial)
-        return trial
+            attempt = await run_trial(task, agent, backend, run=run, n=place % n_trials, planted=planted)
+        store.put_judged(run, [attempt], first=place)
+        on_done(attempt)
+        return attempt
 
     started, started_cpu = time.perf_counter(), time.process_time()
     with Meter() as meter:
@@ -87,9 +87,9 @@ async def run_tasks(
     return done
 
 
-def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> dict[str, Any]:
+def document(trials: Sequence[Attempt], agent: str, sandbox: str, store: Path) -> dict[str, Any]:
     """The one document of `--json`. `mean_reward` is the mean over tasks of each one's mean over its scored trials."""
-    by_task: dict[str, list[Trial]] = {}
+    by_task: dict[str, list[Attempt]] = {}
     for trial in trials:
         by_task.setdefault(trial.task.id, []).append(trial)
     tasks = [_of_task(name, its) for name, its in by_task.items()]
@@ -116,7 +116,7 @@ def document(trials: Sequence[Trial], agent: str, sandbox: str, store: Path) -> 
     }
 
 
-def _of_task(name: str, trials: Sequence[Trial]) -> dict[str, Any]:
+def _of_task(name: str, trials: Sequence[Attempt]) -> dict[str, Any]:
     rewards = [trial.verdict.reward for trial in trials]
     return {"task": name, "mean_reward": _mean(rewards), "rewards": rewards}
 
@@ -127,16 +127,16 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def why(trial: Trial) -> str | None:
+def why(attempt: Attempt) -> str | None:
     """What stands in the way of a reward, or of the whole one; None when nothing is known to."""
-    scores, error = trial.verdict.scores, trial.trace.error
-    if trial.verdict.state is not RewardState.scored:
+    scores, error = attempt.verdict.scores, attempt.trace.error
+    if attempt.verdict.state is not RewardState.scored:
         return error or "; ".join(score.error for score in scores if score.error) or "no reason was recorded"
-    if trial.verdict.reward == 1.0:
+    if attempt.verdict.reward == 1.0:
         return None
     if error or any(score.why for score in scores):
         return error or "; ".join(score.why for score in scores if score.why)
-    last = trial.trace.steps[-1].results[-1:] if trial.trace.steps else ()
+    last = attempt.trace.steps[-1].results[-1:] if attempt.trace.steps else ()
     if not last or last[0].ok:
         return None
     ended = "ran out of time" if last[0].timed_out else f"ended with exit code {last[0].exit_code}"

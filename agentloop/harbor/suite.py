@@ -15,9 +15,8 @@ from agentloop.harbor.verification import Outcome as Tested
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.episode import stable_id
-from agentloop.store.store import Judged
 from agentloop.suites.suite import MUST_PASS, folder_contents
-from agentloop.types import FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
+from agentloop.types import Attempt, FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
 
 
 def harbor_evals(path: Path, tasks: Sequence[HarborTask]) -> Evals:
@@ -60,7 +59,7 @@ class HarborTrials:
         backend: SandboxBackend,
         *,
         run: str,
-        keep: Callable[[Judged], None] = lambda _: None,
+        keep: Callable[[Attempt], None] = lambda _: None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """run: decides every seed, with the task, the side and the trial. keep: stores each attempt.
@@ -78,9 +77,8 @@ class HarborTrials:
 
         async def attempt() -> Outcome:
             done = await run_trial(self._tasks[task_id], agent, self._backend, run=run, n=trial)
-            judged = (done.task, done.episode, done.trace, done.verdict)
-            self._keep(judged)
-            return _with_0_for_tampering(done.verdict, outcome_of(judged, side, trial, actor.price))
+            self._keep(done)
+            return _with_0_for_tampering(done.verdict, outcome_of(done, side, trial, actor.price))
 
         return await until_kept(attempt, self._pauses_s)
 

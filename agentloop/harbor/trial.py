@@ -14,7 +14,6 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -30,6 +29,7 @@ from agentloop.rollout.episode import is_overdue, stable_id, state_after, with_f
 from agentloop.sandbox.box import Box
 from agentloop.sandbox.canaries import plant
 from agentloop.types import (
+    Attempt,
     AttemptPhase,
     Break,
     Episode,
@@ -48,16 +48,6 @@ from agentloop.types import (
 
 SPARE_S = 600.0
 """What a box may live beyond the agent's and the verifier's time."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A finished attempt, as the store takes it."""
-
-    task: Task
-    episode: Episode
-    trace: Trace
-    verdict: Verdict
 
 
 class TrialAgent(Protocol):
@@ -79,7 +69,7 @@ async def run_trial(
     n: int = 0,
     planted: bool = True,
     on_tests: Callable[[], None] = lambda: None,
-) -> Trial:
+) -> Attempt:
     """One attempt. Raises only what ends the program, and what is wrong with the task's definition.
 
     planted: put canaries (`sandbox/canaries.py`) into the agent's box, in a folder that no verifier sees.
@@ -147,7 +137,9 @@ async def run_trial(
     )
     known = Task(id=task.name, instruction=task.instruction, pool="harbor", sandbox=own, limits=Limits(max_steps=100))
     verdict = await judge(known, trace, [outcome])
-    return Trial(known, episode, trace, _labelled(trace, verdict, outcome.tampered) if outcome.tampered else verdict)
+    if outcome.tampered:
+        verdict = _labelled(trace, verdict, outcome.tampered)
+    return Attempt(task=known, episode=episode, trace=trace, verdict=verdict)
 
 
 def _labelled(trace: Trace, verdict: Verdict, changed: tuple[str, ...]) -> Verdict:

@@ -56,5 +56,5 @@ async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
     """The held-out tasks, as often as the gate tries each."""
     tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
     project.progress.start("control arm: held-out tasks", len(tasks) * trials)
-    judged = await project.gather(stage, tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
-    project.store.put_report(eval_report(project, CONTROL, tasks, judged, stage.n_lost))
+    attempts = await project.gather(stage, tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
+    project.store.put_report(eval_report(project, CONTROL, tasks, attempts, stage.n_lost))

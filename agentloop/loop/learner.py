@@ -129,7 +129,7 @@ class TinyLearner:
     ) -> dict[str, float]:
         """Draw tasks, roll out groups, train on what they say; figures worth showing."""
         config, rng = self.project.config.train, self.project.rng(stage.name, step)
-        judged = await self.project.gather(
+        attempts = await self.project.gather(
             stage,
             curriculum.draw(config.n_tasks, rng),
             policy,
@@ -138,7 +138,7 @@ class TinyLearner:
             group_size=config.group_size,
             part=step,
         )
-        samples, unfit = build_samples(judged, temperature=policy.temperature)
+        samples, unfit = build_samples(attempts, temperature=policy.temperature)
         revival = self._observe(stage, samples, policy, curriculum, rng)
         useful, flat = with_advantages(samples)
         stage.drop(unfit)

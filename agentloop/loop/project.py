@@ -38,10 +38,10 @@ from agentloop.sandbox.canaries import plant
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
-from agentloop.store.store import Judged, Store
+from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
-from agentloop.types import Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
+from agentloop.types import Attempt, Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
 POLICIES = Path("policies")
 REPORT = Path("report.html")
@@ -166,7 +166,7 @@ class Project:
         version: int,
         group_size: int = 1,
         part: object = "",
-    ) -> list[Judged]:
+    ) -> list[Attempt]:
         """Roll out, judge, store: `group_size` episodes of each task, in order.
 
         Experience exists for the rest of the loop once it is on disk. `part` tells apart calls
@@ -190,13 +190,13 @@ class Project:
 
             crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, _plant, take)
             rollouts = await self._roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
-            judged = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
-        self.store.put_judged(stage.name, judged, first=stage.n_episodes)
-        stage.n_episodes += len(judged)
-        stage.n_tool_calls += sum(len(trace.tool_calls) for _, _, trace, _ in judged)
+            attempts = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
+        self.store.put_judged(stage.name, attempts, first=stage.n_episodes)
+        stage.n_episodes += len(attempts)
+        stage.n_tool_calls += sum(len(attempt.trace.tool_calls) for attempt in attempts)
         refuse_broken(rollouts)
-        _refuse_unscored([verdict for *_, verdict in judged])
-        return judged
+        _refuse_unscored([attempt.verdict for attempt in attempts])
+        return attempts
 
     async def _roll_out(
         self, planned: Sequence[tuple[Task, Episode]], crew: Crew, on_done: Callable[[Rollout], None]
@@ -222,14 +222,17 @@ class Project:
         done |= {rollout.episode.id: rollout for rollout in await roll_out(rest, crew, on_done)}
         return [done[episode.id] for _, episode in planned]
 
-    async def _judge(self, group: Sequence[Rollout], taken: Mapping[str, Artifacts]) -> list[Judged]:
+    async def _judge(self, group: Sequence[Rollout], taken: Mapping[str, Artifacts]) -> list[Attempt]:
         task = group[0].task
         fresh = [
             fresh_boxes(task, self.pool, taken[r.episode.id], r.episode.id) if r.episode.id in taken else None
             for r in group
         ]
         verdicts = await judge_group(task, [r.trace for r in group], fresh, self.guess)
-        return [(r.task, r.episode, r.trace, verdict) for r, verdict in zip(group, verdicts, strict=True)]
+        return [
+            Attempt(task=r.task, episode=r.episode, trace=r.trace, verdict=verdict)
+            for r, verdict in zip(group, verdicts, strict=True)
+        ]
 
     def _note(self, stage: Stage, rollout: Rollout) -> None:
         """Count an attempt: also one that is tried again has failed for our reasons."""
@@ -351,7 +354,8 @@ def why_unscored(verdict: Verdict) -> str:
     return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
 
 
-def mean_reward(judged: Sequence[Judged]) -> float:
+def mean_reward(attempts: Sequence[Attempt]) -> float:
     """Mean over scored episodes; 0.0 when none was scored."""
-    rewards = [verdict.reward for *_, verdict in judged if verdict.reward is not None]
-    return fmean(rewards) if rewards else 0.0
+    rewards = [attempt.verdict.reward for attempt in attempts]
+    scored = [reward for reward in rewards if reward is not None]
+    return fmean(scored) if scored else 0.0

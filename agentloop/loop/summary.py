@@ -17,7 +17,16 @@ from agentloop.gate.decide import decide, difference_ci95, paired_differences, s
 from agentloop.loop.project import FAILED, REPORT, Project, why_unscored
 from agentloop.loop.turns import CONTROL, control_stage, gate_stage, stored_attempts
 from agentloop.mining.failed import read_failed
-from agentloop.reports.loop import Attempt, Control, Quote, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.reports.loop import (
+    Control,
+    Quote,
+    ReportData,
+    StageRate,
+    TracePair,
+    TraceVerdict,
+    VersionRow,
+    write_report,
+)
 from agentloop.store.bodies import unpack
 from agentloop.types import Action, EvalReport, PolicyVersion, RewardState
 
@@ -262,7 +271,7 @@ class Summary:
         if self.live.number == self.first.number:
             return ()
         passed = {
-            trace.task_id: Attempt(trace=trace, verdict=verdict)
+            trace.task_id: TraceVerdict(trace=trace, verdict=verdict)
             for trace, verdict in stored_attempts(self.project, gate_stage(self.project, self.live.number))
             if verdict.reward == 1.0
         }
@@ -275,7 +284,7 @@ class Summary:
                 pairs[critical.type.value] = TracePair(
                     task_id=task.id,
                     instruction=task.instruction,
-                    before=Attempt(trace=trace, verdict=verdict),
+                    before=TraceVerdict(trace=trace, verdict=verdict),
                     after=passed[task.id],
                 )
         return tuple(pairs.values())[:N_PAIRS]

@@ -23,8 +23,8 @@ from agentloop.mining.failed import Pinned, pin
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
-from agentloop.store.store import Judged
 from agentloop.types import (
+    Attempt,
     Decision,
     EvalReport,
     PolicyState,
@@ -118,15 +118,15 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
     _refuse_trained(project, tasks)
     stage = await project.begin(gate_stage(project, version.number))
     project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
-    judged = await project.gather(
+    attempts = await project.gather(
         stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
     )
-    report = eval_report(project, version.number, tasks, judged, stage.n_lost)
-    why = unscored([verdict for *_, verdict in judged])
+    report = eval_report(project, version.number, tasks, attempts, stage.n_lost)
+    why = unscored([attempt.verdict for attempt in attempts])
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
-        raise _too_many_lost(report, [verdict for *_, verdict in judged])
+        raise _too_many_lost(report, [attempt.verdict for attempt in attempts])
     project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
@@ -170,26 +170,28 @@ def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
 
 
 def eval_report(
-    project: Project, number: int, tasks: Sequence[Task], judged: Sequence[Judged], n_lost: Mapping[str, int]
+    project: Project, number: int, tasks: Sequence[Task], attempts: Sequence[Attempt], n_lost: Mapping[str, int]
 ) -> EvalReport:
     """Scored rewards by task. n_lost: episode id -> its attempts that infrastructure lost."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     lost, unscored_lost = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-    for task, episode, _, verdict in judged:
-        n = n_lost.get(episode.id, 0)
+    for attempt in attempts:
+        task_id, verdict = attempt.task.id, attempt.verdict
+        n = n_lost.get(attempt.episode.id, 0)
         if verdict.state is RewardState.scored and verdict.reward is not None:
-            rewards[task.id].append(verdict.reward)
-            lost[task.id].append(n)
+            rewards[task_id].append(verdict.reward)
+            lost[task_id].append(n)
         elif n:
-            unscored_lost[task.id].append(n)
-    failures = Counter(verdict.critical.type.value for *_, verdict in judged if verdict.critical)
+            unscored_lost[task_id].append(n)
+    critical = [attempt.verdict.critical for attempt in attempts]
+    failures = Counter(failure.type.value for failure in critical if failure)
     all_lost = {task.id: (*lost[task.id], *unscored_lost[task.id]) for task in tasks}
     return EvalReport(
         suite=project.suite.name,
         suite_hash=project.suite.hash,
         policy_version=number,
         rewards={task.id: tuple(rewards[task.id]) for task in tasks if rewards[task.id]},
-        n_infra=sum(verdict.state is not RewardState.scored for *_, verdict in judged),
+        n_infra=sum(attempt.verdict.state is not RewardState.scored for attempt in attempts),
         n_lost={task: numbers for task, numbers in all_lost.items() if any(numbers)},
         failures=dict(failures),
     )

@@ -46,8 +46,9 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
-        judged = await project.gather(stage, tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
-        stage.drop(Counter(str(v.state) for *_, v in judged if v.state is not RewardState.scored))
+        attempts = await project.gather(stage, tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
+        states = [attempt.verdict.state for attempt in attempts]
+        stage.drop(Counter(str(state) for state in states if state is not RewardState.scored))
         project.finish(stage)
     by_id = {task.id: task for task in train}
     rows = project.store.stage_traces(name)
@@ -195,7 +196,7 @@ def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
 async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object) -> float:
     """Success on the validation split, which decides when to stop and nothing else."""
     tasks = project.suite.split(Split.validation)
-    judged = await project.gather(
+    attempts = await project.gather(
         stage, tasks, policy, purpose=Purpose.validate, version=version, group_size=3, part=f"validate/{part}"
     )
-    return mean_reward(judged)
+    return mean_reward(attempts)

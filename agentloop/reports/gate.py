@@ -17,7 +17,7 @@ from agentloop.gate import findings
 from agentloop.gate.outcomes import GateResult, TaskLine
 from agentloop.output_files import write_text
 from agentloop.reports import charts as gate_charts
-from agentloop.reports.loop import Attempt, ShownStep, environment, shown_steps
+from agentloop.reports.loop import ShownStep, TraceVerdict, environment, shown_steps
 from agentloop.types import Frozen, Step, Trace
 
 MAX_BYTES = 2_000_000
@@ -30,7 +30,7 @@ SIZES = ((8, MAX_ROWS), (4, MAX_ROWS), (2, 100), (1, 50), (0, 20))
 class Evidence(Frozen):
     """What a report shows besides the result: none of it decides."""
 
-    attempts: dict[str, Attempt] = Field(default_factory=dict)
+    attempts: dict[str, TraceVerdict] = Field(default_factory=dict)
     """Trace id -> the trace and its verdict, of those that are at hand."""
     command: str = ""
     """The command line that runs the gate again."""
@@ -44,8 +44,8 @@ class Pair:
 
     task: TaskLine
     instruction: str
-    before: Attempt | None
-    after: Attempt
+    before: TraceVerdict | None
+    after: TraceVerdict
     parting: int
     """Steps that are the same in both."""
 
@@ -96,7 +96,7 @@ def render(result: GateResult, evidence: Evidence | None = None) -> str:
     return html
 
 
-def pairs(result: GateResult, attempts: Mapping[str, Attempt]) -> Iterator[Pair]:
+def pairs(result: GateResult, attempts: Mapping[str, TraceVerdict]) -> Iterator[Pair]:
     """Traces of the tasks that matter: one that failed beside one of the baseline that passed.
 
     Broken cases first; of tasks that got worse, one of each type of failure before the second of any.
@@ -140,7 +140,7 @@ def _got(step: Step) -> list[tuple[str, bool]]:
     return [(result.content, result.ok) for result in step.results]
 
 
-def _one(trace_ids: Sequence[str], attempts: Mapping[str, Attempt], *, passed: bool) -> Attempt | None:
+def _one(trace_ids: Sequence[str], attempts: Mapping[str, TraceVerdict], *, passed: bool) -> TraceVerdict | None:
     """The first that passed, or did not; else the first there is."""
     found = [attempts[trace_id] for trace_id in trace_ids if trace_id in attempts]
     wanted = [a for a in found if ((a.verdict.reward or 0) >= findings.PASSING) == passed]

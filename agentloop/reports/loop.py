@@ -94,7 +94,7 @@ class StageRate(Frozen):
         return self.episodes / self.wall_s if self.wall_s > 0 else 0.0
 
 
-class Attempt(Frozen):
+class TraceVerdict(Frozen):
     """A trace with what it was worth."""
 
     trace: Trace
@@ -106,8 +106,8 @@ class TracePair(Frozen):
 
     task_id: str
     instruction: str
-    before: Attempt
-    after: Attempt
+    before: TraceVerdict
+    after: TraceVerdict
 
 
 class Quote(Frozen):
@@ -292,7 +292,7 @@ def paired_counts(
     ]
 
 
-def shown_steps(attempt: Attempt, start: int = 0) -> list[ShownStep]:
+def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
     """The first steps of a trace from the `start`th on, and always the failing one, ready to be shown."""
     critical = attempt.verdict.critical
     failing = critical.step if critical else None
@@ -302,7 +302,7 @@ def shown_steps(attempt: Attempt, start: int = 0) -> list[ShownStep]:
     return [_shown(step, evidence) if step.index == failing else _shown(step, None) for step in chosen]
 
 
-def shown_evidence(attempt: Attempt) -> str:
+def shown_evidence(attempt: TraceVerdict) -> str:
     """The words that show the critical failure; of a call what is shown of it, so that it can be marked there."""
     critical = attempt.verdict.critical
     evidence = critical.evidence if critical else ""

@@ -28,10 +28,7 @@ from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.tables import SettingRow, TraceRow, TraceSummary
-from agentloop.store.traces import Judged
-from agentloop.types import Failure, Imported, RewardState, Score, Span, Trace, Verdict
-
-__all__ = ["Judged", "Store"]
+from agentloop.types import Attempt, Failure, Imported, RewardState, Score, Span, Trace, Verdict
 
 
 class Store(Record, Keys, History, Failures):
@@ -74,12 +71,12 @@ class Store(Record, Keys, History, Failures):
 
     # ------------------------------------------------------------------ a loop's own episodes
 
-    def put_judged(self, stage: str, judged: Sequence[Judged], *, first: int = 0) -> None:
+    def put_judged(self, stage: str, attempts: Sequence[Attempt], *, first: int = 0) -> None:
         """Write episodes with traces and verdicts in one transaction; ids that are there are replaced.
 
         A reward that a person or a client gave stays, and so do their labels.
         """
-        traces.put_judged(self._database, self._shared, stage, judged, first)
+        traces.put_judged(self._database, self._shared, stage, attempts, first)
 
     def forget_stage(self, stage: str) -> int:
         """Remove the traces of a stage that was cut short and will be done again; their number."""

@@ -21,27 +21,22 @@ from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
-from agentloop.types import Episode, Imported, RewardState, Task, Trace, Verdict
+from agentloop.types import Attempt, Imported, RewardState, Trace, Verdict
 
-Judged = tuple[Task, Episode, Trace, Verdict]
-"""An episode with everything that is known of it."""
 UNINDEXED = "agentloop 1"
 """The `source` that the migration gives to episodes of schema 1, until they are made searchable."""
 STEP = 500
 _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
 
 
-def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Sequence[Judged], first: int) -> None:
+def put_judged(database: Database, shared: SharedBodies, stage: str, attempts: Sequence[Attempt], first: int) -> None:
     """Write episodes in one transaction; ids that are there are replaced, but for what others said of their worth."""
-    if not judged:
+    if not attempts:
         return
     batch = shared.batch(DEFAULT_PROJECT)
-    told = [_without_secrets(shared.redactor, trace, verdict) for *_, trace, verdict in judged]
-    rows = [
-        _row_of_episode(shared.redactor, stage, first + i, task, episode, trace, *told[i])
-        for i, (task, episode, trace, _) in enumerate(judged)
-    ]
-    parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, _, trace, _ in judged]
+    told = [_without_secrets(shared.redactor, one.trace, one.verdict) for one in attempts]
+    rows = [_row_of_episode(shared.redactor, stage, first + i, attempt, *told[i]) for i, attempt in enumerate(attempts)]
+    parts = [[batch.name(body) for body in documents.split_bodies(attempt.trace)] for attempt in attempts]
     insert: Any = (sqlite.insert if database.is_sqlite else postgresql.insert)(TraceRow)
     changed = {name: insert.excluded[name] for name in rows[0] if name not in {"project", "id"}}
     upsert = insert.on_conflict_do_update(index_elements=["project", "id"], set_=changed)
@@ -50,12 +45,12 @@ def put_judged(database: Database, shared: SharedBodies, stage: str, judged: Seq
         connection.execute(upsert, [_fit(database, row) for row in rows])
         keys = _keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows])
         bodies = batch.put(connection)
-        for (_, _, trace, _), names in zip(judged, parts, strict=True):
-            key = keys[trace.id]
+        for attempt, names in zip(attempts, parts, strict=True):
+            key = keys[attempt.trace.id]
             link(connection, ((key, bodies[name]) for name in names))
-            _put_facets(connection, shared.redactor, key, documents.columns(trace)[1])
+            _put_facets(connection, shared.redactor, key, documents.columns(attempt.trace)[1])
         last = dict(last_rows(connection, list(keys.values())))
-        new = [New(keys[item[2].id], verdict) for item, (_, verdict) in zip(judged, told, strict=True)]
+        new = [New(keys[attempt.trace.id], verdict) for attempt, (_, verdict) in zip(attempts, told, strict=True)]
         new = [settled(item, last.get(item.key)) for item in new]
         replace_verdicts(connection, shared, new)
         rewrite(connection, shared, [item for item in new if item.key in last])
@@ -200,9 +195,10 @@ def _without_secrets(redactor: Redactor, trace: Trace, verdict: Verdict) -> tupl
 
 
 def _row_of_episode(
-    redactor: Redactor, stage: str, n: int, task: Task, episode: Episode, trace: Trace, clean: bytes, verdict: Verdict
+    redactor: Redactor, stage: str, n: int, attempt: Attempt, clean: bytes, verdict: Verdict
 ) -> dict[str, Any]:
-    """clean: the trace as it is stored."""
+    """clean: the trace as it is stored. verdict: as it is stored."""
+    task, episode, trace = attempt.task, attempt.episode, attempt.trace
     critical = verdict.critical
     packed = pack_json(clean, redactor.json(verdict.model_dump_json().encode()))
     row = {column.name: None for column in columns(TraceRow, without=("key",))}

@@ -10,23 +10,22 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 
-from agentloop.store.store import Judged
-from agentloop.types import Episode, RewardState, Sample, Split, Task, Trace, Verdict
+from agentloop.types import Attempt, RewardState, Sample, Split, Task, Trace, Verdict
 
 
-def build_samples(judged: Iterable[Judged], *, temperature: float) -> tuple[list[Sample], Counter[str]]:
+def build_samples(attempts: Iterable[Attempt], *, temperature: float) -> tuple[list[Sample], Counter[str]]:
     """(trainable rows, why the others were left out -> how many).
 
     Raises nothing for a bad row. A held-out or validation task is refused whatever it scored.
     """
     samples: list[Sample] = []
     dropped: Counter[str] = Counter()
-    for task, episode, trace, verdict in judged:
-        reason = _unfit(task, trace, verdict)
+    for attempt in attempts:
+        reason = _unfit(attempt.task, attempt.trace, attempt.verdict)
         if reason:
             dropped[reason] += 1
         else:
-            samples.append(_row(task, episode, trace, verdict, temperature))
+            samples.append(_row(attempt, temperature))
     return samples, dropped
 
 
@@ -49,8 +48,9 @@ def _unfit(task: Task, trace: Trace, verdict: Verdict) -> str | None:
     return None
 
 
-def _row(task: Task, episode: Episode, trace: Trace, verdict: Verdict, temperature: float) -> Sample:
+def _row(attempt: Attempt, temperature: float) -> Sample:
     """The last prompt extends all earlier ones (checked above), so one row holds the whole episode."""
+    episode, trace = attempt.episode, attempt.trace
     last = trace.answered[-1].completion
     ids = [*last.prompt_token_ids, *last.message.token_ids]
     mask, logprobs = [0] * len(ids), [0.0] * len(ids)
@@ -61,11 +61,11 @@ def _row(task: Task, episode: Episode, trace: Trace, verdict: Verdict, temperatu
     return Sample(
         episode_id=episode.id,
         group=episode.group,
-        pool=task.pool,
+        pool=attempt.task.pool,
         policy_version=episode.policy_version,
         token_ids=tuple(ids),
         action_mask=tuple(mask),
         logprobs=tuple(logprobs),
         temperature=temperature,
-        reward=verdict.reward or 0.0,
+        reward=attempt.verdict.reward or 0.0,
     )

@@ -1,6 +1,6 @@
 """The nouns of agentloop, in the order in which one task meets them.
 
-Task -> Episode -> Trace -> Verdict -> Sample -> PolicyVersion -> EvalReport -> Decision
+Task -> Episode -> Trace -> Verdict -> Attempt -> Sample -> PolicyVersion -> EvalReport -> Decision
 
 Frozen models without behaviour beyond what follows from their own fields. Nothing here reads a
 file, a clock or the network; SQL rows in `store/tables.py` are the storage form of these types.
@@ -8,6 +8,7 @@ file, a clock or the network; SQL rows in `store/tables.py` are the storage form
 
 from __future__ import annotations
 
+from agentloop.types.attempt import Attempt
 from agentloop.types.decision import Action, Decision, EvalReport
 from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, Purpose, StopReason
 from agentloop.types.frozen import Frozen, content_hash
@@ -24,6 +25,7 @@ __all__ = [
     "OWN_LEAF",
     "WAITING",
     "Action",
+    "Attempt",
     "AttemptPhase",
     "Break",
     "Completion",

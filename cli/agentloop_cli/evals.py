@@ -29,9 +29,9 @@ from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.sandbox.ladder import refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
-from agentloop.store.store import Judged, Store
+from agentloop.store.store import Store
 from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite
-from agentloop.types import Task
+from agentloop.types import Attempt, Task
 from agentloop_cli.tapes import Taped
 
 
@@ -140,8 +140,8 @@ async def rolling(
     pool, scorer = SandboxPool(backend), load_scorer(project)
     guess = scorer.guess if scorer else None
 
-    def keep(judged: Judged) -> None:
-        store.put_judged(run, [judged])
+    def keep(attempt: Attempt) -> None:
+        store.put_judged(run, [attempt])
 
     with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
         runners: dict[tuple[str, Side], Runner] = {}

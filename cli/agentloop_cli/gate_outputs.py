@@ -19,7 +19,7 @@ from agentloop_cli.render import on_one_line, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
-    from agentloop.reports.loop import Attempt
+    from agentloop.reports.loop import TraceVerdict
     from agentloop.store.store import Store
 
 REPORT = "report.html"
@@ -82,17 +82,17 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
 
     shown = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
     wanted = {one for task in shown for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
-    attempts: dict[str, Attempt] = {}
+    attempts: dict[str, TraceVerdict] = {}
     for place in ([folder] if folder else []) + [BANKS]:
         attempts |= _attempts(place, wanted - attempts.keys())
     command = shlex.join(["agentloop", *sys.argv[1:]])
     write_gate_report(result, path, Evidence(attempts=attempts, command=command))
 
 
-def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, Attempt]:
+def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
     """Those of the traces that are in the store of `folder`."""
     from agentloop.config.settings import STORE
-    from agentloop.reports.loop import Attempt
+    from agentloop.reports.loop import TraceVerdict
     from agentloop.store.store import Store
 
     if not (folder / STORE).is_file():
@@ -103,7 +103,7 @@ def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, Attempt]:
         for one in sorted(ids):
             with suppress(NoSuchTrace):
                 _, trace, verdict = store.trace(one)
-                found[one] = Attempt(trace=trace, verdict=verdict)
+                found[one] = TraceVerdict(trace=trace, verdict=verdict)
     finally:
         store.close()
     return found

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentloop.types import Trace
     from agentloop_cli.pytest_decision import Decision
     from agentloop_cli.pytest_own import Box
-    from agentloop_cli.pytest_trials import Rollout, Trials
+    from agentloop_cli.pytest_trials import TrialResult, Trials
 
 MARK = "agentloop"
 TASK = "agentloop_task"
@@ -150,7 +150,7 @@ def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[Box]:
 
 
 @pytest.fixture
-def rollout(request: pytest.FixtureRequest) -> Callable[[], Rollout]:
+def rollout(request: pytest.FixtureRequest) -> Callable[[], TrialResult]:
     """Runs the next trial of the test's task; those that a test does not ask for are run after it."""
     if not _is_suite(request.node):
         pytest.fail("`rollout` is for tests marked agentloop(suite=...)", pytrace=False)

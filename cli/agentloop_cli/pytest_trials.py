@@ -31,8 +31,8 @@ from agentloop.protocols import Policy, SandboxBackend
 from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.store import Judged, Store
-from agentloop.types import Trace, Verdict
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Trace, Verdict
 from agentloop_cli.evals import Found, evals_at, kept_in
 
 NONE, BASELINE = "none", "baseline"
@@ -44,12 +44,21 @@ KEYS = ("suite", "trials", "gate", "must_pass", "budget_usd")
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """One trial. trace and verdict are None for one that the tape covers: nothing ran."""
+class TrialResult:
+    """One trial. attempt, trace and verdict are None for one that the tape covers: nothing ran."""
 
     outcome: Outcome
-    trace: Trace | None
-    verdict: Verdict | None
+    attempt: Attempt | None
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the attempt."""
+        return self.attempt.trace if self.attempt else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the attempt."""
+        return self.attempt.verdict if self.attempt else None
 
 
 @dataclass(frozen=True)
@@ -69,7 +78,7 @@ class Item:
 
     spec: Spec
     task: str
-    done: list[Rollout] = field(default_factory=list)
+    done: list[TrialResult] = field(default_factory=list)
     why_not: str | None = None
     """Why there can be no further trial."""
 
@@ -115,7 +124,7 @@ class Trials:
         self._suites: dict[str, SuiteRun] = {}
         self._found: dict[str, Found] = {}
         self._items: dict[str, Item] = {}
-        self._judged: dict[str, Judged] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._spent: dict[str | None, float] = {}
 
     # ------------------------------------------------------------------------------- what there is
@@ -259,10 +268,10 @@ class Trials:
             return None
         return self._open.enter_context(kept_in(self.report / self.worker, self.root))
 
-    def _keep(self, judged: Judged) -> None:
-        self._judged[judged[2].id] = judged
+    def _keep(self, attempt: Attempt) -> None:
+        self._attempts[attempt.trace.id] = attempt
         if self._store is not None:
-            self._store.put_judged("pytest", [judged])
+            self._store.put_judged("pytest", [attempt])
 
     # ------------------------------------------------------------------------------------ a test
 
@@ -274,7 +283,7 @@ class Trials:
             self._items[node.nodeid] = Item(self.spec(mark), task)
         return self._items[node.nodeid]
 
-    def next(self, node: pytest.Item) -> Rollout:
+    def next(self, node: pytest.Item) -> TrialResult:
         """The next trial. Skips the test when the budget is spent."""
         item = self._item(node)
         if len(item.done) >= item.spec.trials:
@@ -287,13 +296,12 @@ class Trials:
         item.done.append(self.runner.run(self._one(item, len(item.done))))
         return item.done[-1]
 
-    async def _one(self, item: Item, trial: int) -> Rollout:
+    async def _one(self, item: Item, trial: int) -> TrialResult:
         side = Side.baseline if self.mode is Mode.record else Side.candidate
         outcome = await self.ready(item.spec.suite, item.spec.trials).runner(item.task, side, trial)
         for budget in (None, item.spec.suite):
             self._spent[budget] = self._spent.get(budget, 0.0) + (outcome.cost_usd or 0.0)
-        judged = self._judged.pop(outcome.trace_id or "", None)
-        return Rollout(outcome, judged[2] if judged else None, judged[3] if judged else None)
+        return TrialResult(outcome, self._attempts.pop(outcome.trace_id or "", None))
 
     def _over(self, spec: Spec) -> str | None:
         """Why no trial may begin. Each worker has an even share."""
@@ -337,7 +345,7 @@ class Trials:
     async def _rest(self, item: Item) -> None:
         slots = asyncio.Semaphore(N_CONCURRENT)
 
-        async def one(trial: int) -> Rollout | None:
+        async def one(trial: int) -> TrialResult | None:
             async with slots:
                 item.why_not = self._over(item.spec) or item.why_not
                 return None if item.why_not else await self._one(item, trial)

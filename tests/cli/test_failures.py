@@ -27,9 +27,10 @@ def project(tmp_path: Path) -> Path:
     """v1: 6 of 10 fail alike; v2: 1 of 10, and 8 in a new way, of the project's own type."""
 
     def failed(n: int, version: int, kind: str, words: str) -> None:
-        task, episode, trace, verdict = judged(f"{n:010x}" + "f" * 22, reward=0.0, version=version)
+        attempt = judged(f"{n:010x}" + "f" * 22, reward=0.0, version=version)
         failure = Failure(type=FailureType(kind), step=0, evidence=words, detector="d@1", critical=True)
-        made.append((task, episode, trace, verdict.model_copy(update={"failures": (failure,)})))
+        verdict = attempt.verdict.model_copy(update={"failures": (failure,)})
+        made.append(attempt.model_copy(update={"verdict": verdict}))
 
     made = [judged(f"{n:010x}" + "e" * 22, version=1 + (n > 3)) for n in range(5)]
     for n in range(6):

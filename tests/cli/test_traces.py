@@ -17,8 +17,8 @@ from store.rows import judged
 from store.span_rows import imported
 
 from agentloop.otel.spans import spans_of
-from agentloop.store.store import Judged, Store
-from agentloop.types import FailureType, RewardState, Score, StopReason, SubTrace, ToolCall, ToolResult
+from agentloop.store.store import Store
+from agentloop.types import Attempt, FailureType, RewardState, Score, StopReason, SubTrace, ToolCall, ToolResult
 
 from .conftest import COMMAND, Run
 from .test_errors import refused
@@ -54,7 +54,7 @@ def terminal(tmp_path: Path) -> Terminal:
     return run
 
 
-def put(folder: Path, stage: str, *episodes: Judged) -> None:
+def put(folder: Path, stage: str, *episodes: Attempt) -> None:
     store = Store(folder / "traces" / "store.db")
     store.put_judged(stage, episodes)
     store.close()
@@ -168,9 +168,10 @@ def test_as_much_of_an_id_as_is_unique_is_enough(agentloop: Run) -> None:
         assert message == f"no trace with an id that begins with {prefix!r}; `agentloop traces ls` shows them"
 
 
-def rich_episode() -> Judged:
+def rich_episode() -> Attempt:
     """Two steps with long lines; one verifier gave 0, another raised."""
-    task, episode, trace, verdict = judged("e" * 32, reward=0.0, answer="x\ny")
+    attempt = judged("e" * 32, reward=0.0, answer="x\ny")
+    trace, verdict = attempt.trace, attempt.verdict
     command = "grep -c . " + " ".join(f"file{n:03}" for n in range(30))
     said = trace.steps[0].completion.message
     good = said.model_copy(
@@ -210,7 +211,8 @@ def rich_episode() -> Judged:
             "failures": (*verdict.failures, whole),
         }
     )
-    return task, episode, trace.model_copy(update={"steps": steps}), verdict
+    trace = trace.model_copy(update={"steps": steps})
+    return attempt.model_copy(update={"trace": trace, "verdict": verdict})
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -260,16 +262,17 @@ def test_a_pipe_gets_long_lines_whole(agentloop: Run, tmp_path: Path) -> None:
 
 
 def test_what_broke_outside_the_agent_is_said_once(agentloop: Run, tmp_path: Path) -> None:
-    task, episode, trace, verdict = judged("b" * 32, reward=None)
-    verdict = verdict.model_copy(update={"scores": ()})
-    trace = trace.model_copy(update={"answer": None, "stop_reason": StopReason.error, "steps": ()})
-    put(tmp_path, "turn-1", (task, episode, trace, verdict))
+    attempt = judged("b" * 32, reward=None)
+    verdict = attempt.verdict.model_copy(update={"scores": ()})
+    trace = attempt.trace.model_copy(update={"answer": None, "stop_reason": StopReason.error, "steps": ()})
+    put(tmp_path, "turn-1", attempt.model_copy(update={"trace": trace, "verdict": verdict}))
     shown = agentloop("traces", "show", "b").stdout
     assert shown.endswith(
         "\n\nuser  How much?\n\nsubmitted nothing (error), no reward: infra failed\n    SandboxGone: it died\n"
     )
-    failure = judged("x", reward=0.0)[3].failures[0].model_copy(update={"step": None, "evidence": trace.error})
-    put(tmp_path, "turn-1", (task, episode, trace, verdict.model_copy(update={"failures": (failure,)})))
+    failure = judged("x", reward=0.0).verdict.failures[0].model_copy(update={"step": None, "evidence": trace.error})
+    verdict = verdict.model_copy(update={"failures": (failure,)})
+    put(tmp_path, "turn-1", attempt.model_copy(update={"trace": trace, "verdict": verdict}))
     assert agentloop("traces", "show", "b").stdout.count("SandboxGone: it died") == 1
 
 

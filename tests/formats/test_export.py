@@ -247,7 +247,7 @@ def test_atif_is_a_folder_of_documents_that_harbor_takes(store: Store, tmp_path:
     (again,) = AtifFormat().read(Source(ours))
     assert isinstance(again, Imported)
     assert again.scores == (Score(verifier="atif:reward", version="1", value=0.0),)
-    assert again.trace.steps == judged("e" * 32)[2].steps
+    assert again.trace.steps == judged("e" * 32).trace.steps
 
 
 def test_names_of_files_are_made_safe_and_none_is_written_twice(store: Store, tmp_path: Path) -> None:
@@ -389,7 +389,6 @@ def test_a_verdict_that_is_imported_has_no_secrets(tmp_path: Path) -> None:
         failures=(LABEL.model_copy(update={"evidence": secret}),),
     )
     store.put_imported("p", [Imported(trace=imported("a").trace, verdict=verdict)])
-    task, episode, trace, _ = judged("t1")
-    store.put_judged("turn-1", [(task, episode, trace, verdict)])
+    store.put_judged("turn-1", [judged("t1").model_copy(update={"verdict": verdict})])
     store.close()
     assert secret.encode() not in b"".join(f.read_bytes() for f in tmp_path.iterdir())

@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from agentloop.gate.decide import decide, success
-from agentloop.reports.loop import Attempt, ReportData, StageRate, TracePair, VersionRow, write_report
+from agentloop.reports.loop import ReportData, StageRate, TracePair, TraceVerdict, VersionRow, write_report
 from agentloop.types import (
     Completion,
     EvalReport,
@@ -59,7 +59,7 @@ def step(index: int, tool: str, argument: str, result: str | None, *, say: str =
 
 def attempt(
     name: str, version: int, steps: tuple[Step, ...], answer: str | None, failure: Failure | None = None
-) -> Attempt:
+) -> TraceVerdict:
     trace = Trace(
         id=name,
         episode_id=f"e-{name}",
@@ -78,7 +78,7 @@ def attempt(
         reward=0.0 if failure else 1.0,
         failures=(failure,) if failure else (),
     )
-    return Attempt(trace=trace, verdict=verdict)
+    return TraceVerdict(trace=trace, verdict=verdict)
 
 
 def critical(kind: FailureType, at: int | None, evidence: str) -> Failure:

@@ -17,9 +17,9 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.store import Judged, Store
+from agentloop.store.store import Store
 from agentloop.suites.suite import write_suite
-from agentloop.types import Limits, Message, Part, SandboxSpec, Split, Task
+from agentloop.types import Attempt, Limits, Message, Part, SandboxSpec, Split, Task
 
 
 def acting(name: str, policy: Policy) -> Actor:
@@ -81,9 +81,9 @@ GOOD, BAD, FLIPS = (acting(name, ScriptedPolicy(script)) for name, script in
 BELIEVES = acting("v1", ScriptedPolicy(believes))
 
 
-def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[Judged]:
-    async def go() -> list[Judged]:
-        pool, kept = SandboxPool(backend), list[Judged]()
+def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[Attempt]:
+    async def go() -> list[Attempt]:
+        pool, kept = SandboxPool(backend), list[Attempt]()
         trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", keep=kept.append)
         try:
             for number in range(n):
@@ -96,7 +96,7 @@ def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[Ju
 
 
 def rewards(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> set[float | None]:
-    return {verdict.reward for *_, verdict in rolled(task, actor, backend, n)}
+    return {attempt.verdict.reward for attempt in rolled(task, actor, backend, n)}
 
 
 def recorded(folder: Path, task: Task, actor: Actor, backend: SandboxBackend, n: int = 1) -> Store:
@@ -106,8 +106,13 @@ def recorded(folder: Path, task: Task, actor: Actor, backend: SandboxBackend, n:
     store.put_judged(
         "s",
         [
-            (task, episode.model_copy(update=update), trace.model_copy(update=update), verdict)
-            for task, episode, trace, verdict in rolled(task, actor, backend, n)
+            one.model_copy(
+                update={
+                    "episode": one.episode.model_copy(update=update),
+                    "trace": one.trace.model_copy(update=update),
+                }
+            )
+            for one in rolled(task, actor, backend, n)
         ],
     )
     return store

@@ -13,7 +13,7 @@ from random import Random
 
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
 from agentloop.reports.gate import Evidence, write_gate_report
-from agentloop.reports.loop import Attempt
+from agentloop.reports.loop import TraceVerdict
 from agentloop.reports.markdown import markdown
 from agentloop.types import FailureType, Message, Step
 
@@ -173,12 +173,12 @@ def infra() -> GateResult:
 RESULTS = {"failing": failing, "passing": passing, "inconclusive": inconclusive, "infra": infra}
 
 
-def told(made: Attempt, instruction: str) -> Attempt:
+def told(made: TraceVerdict, instruction: str) -> TraceVerdict:
     messages = (Message(role="system", content="You are an agent."), Message(role="user", content=instruction))
     return made.model_copy(update={"trace": made.trace.model_copy(update={"messages": messages})})
 
 
-def attempts() -> dict[str, Attempt]:
+def attempts() -> dict[str, TraceVerdict]:
     """Of two tasks of `failing`: one that parts after two steps, and one where the same call has another result."""
     look: Step = step(0, "shell", "ls", "README.md  pyproject.toml  src  tests", say="Let me look around first.")
     find = step(1, "shell", "find . -name 'parser.py'", "./src/lang/parser.py")

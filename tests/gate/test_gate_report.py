@@ -11,7 +11,7 @@ import pytest
 from agentloop.gate.outcomes import GateResult, GateVerdict
 from agentloop.reports.charts import difference, evidence, thinned
 from agentloop.reports.gate import MAX_BYTES, Evidence, divergence, pairs, render, write_gate_report
-from agentloop.reports.loop import Attempt
+from agentloop.reports.loop import TraceVerdict
 from agentloop.types import FailureType
 
 from .example import attempt, critical, step
@@ -22,7 +22,7 @@ from .test_report import HOSTILE, Page
 SHOWN = Evidence(attempts=attempts(), command="agentloop gate evals/notes --baseline v3 --candidate v4")
 
 
-def hostile_attempts() -> dict[str, Attempt]:
+def hostile_attempts() -> dict[str, TraceVerdict]:
     steps = (step(0, HOSTILE, HOSTILE, HOSTILE, say=HOSTILE, ok=False), step(1, "submit", HOSTILE, None))
     made = told(attempt("t", 4, steps, HOSTILE, critical(FailureType.obs_misread, 0, HOSTILE)), HOSTILE)
     return {"c1": made, "b1": made}

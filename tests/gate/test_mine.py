@@ -19,6 +19,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     Imported,
@@ -92,7 +93,8 @@ def test_what_fails_only_after_earlier_turns_is_gone_on_from_there(
     evidence = json.loads((one.folder / "evidence.json").read_text())["reproduces"]
     assert evidence["failed"] == evidence["of"]
     assert evidence["from_start"]["failed"] < evidence["from_start"]["of"] / 2
-    [(_, _, trace, _)] = rolled(forked, GOOD, bubblewrap, 1)
+    [attempt] = rolled(forked, GOOD, bubblewrap, 1)
+    trace = attempt.trace
     assert trace.messages[0].content == "How many?"
     assert [(step.index, step.copied) for step in trace.steps[:2]] == [(0, True), (1, False)]
     assert trace.steps[0].results[0].content.split() == ["data", "empty", "more", "note"]
@@ -193,7 +195,7 @@ def test_each_kind_of_failure_comes_first_before_a_second_of_any(tmp_path: Path,
     assert [one.n_alike for one in found[: len(sizes)]] == sorted(sizes.values(), reverse=True)
 
 
-def _others(store: Store) -> list[tuple[Task, object, Trace, object]]:
+def _others(store: Store) -> list[Attempt]:
     """The episodes of another store, under ids of their own."""
     made = []
     for n, row in enumerate(store.find_traces(limit=10)):
@@ -201,11 +203,11 @@ def _others(store: Store) -> list[tuple[Task, object, Trace, object]]:
         name = f"{n:032x}"
         episode = {"id": name, "task_id": "t", "group": "g", "purpose": "evaluate", "policy_version": 1, "seed": n}
         made.append(
-            (
-                Task(id="t", instruction="How many?"),
-                Episode.model_validate({**episode, "state": "finished"}),
-                trace.model_copy(update={"id": name, "episode_id": name}),
-                verdict.model_copy(update={"trace_id": name}),
+            Attempt(
+                task=Task(id="t", instruction="How many?"),
+                episode=Episode.model_validate({**episode, "state": "finished"}),
+                trace=trace.model_copy(update={"id": name, "episode_id": name}),
+                verdict=verdict.model_copy(update={"trace_id": name}),
             )
         )
     return made

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.reports.loop import (
-    Attempt,
     Quote,
     ReportData,
+    TraceVerdict,
     clip,
     render,
     shown_evidence,
@@ -155,7 +155,7 @@ def test_figures_in_the_charts_are_neither_cut_nor_on_top_of_each_other(n_versio
     assert all(b - a >= WIDTH for a, b in pairwise(at[:-1]))
 
 
-def long_attempt(n_steps: int, failing: int) -> Attempt:
+def long_attempt(n_steps: int, failing: int) -> TraceVerdict:
     steps = tuple(step(n, "shell", "x" * 20_000, "y" * 40_000, say="z" * 20_000) for n in range(n_steps))
     return attempt("t-v0", 0, steps, "a" * 50_000, critical(FailureType.plan_repetition, failing, "q" * 9_000))
 

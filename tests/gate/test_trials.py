@@ -18,8 +18,8 @@ from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.store.store import Judged, Store
-from agentloop.types import Limits, Message, Part, RewardState, SandboxSpec, Task
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Limits, Message, Part, RewardState, SandboxSpec, Task
 
 pytestmark = pytest.mark.usefixtures("bubblewrap")
 
@@ -39,7 +39,7 @@ def task(folder: Path, **other: object) -> Task:
     return Task.model_validate({**known, **other})
 
 
-def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Judged] | None = None) -> list[Outcome]:
+def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Attempt] | None = None) -> list[Outcome]:
     async def work() -> list[Outcome]:
         pool = SandboxPool(BubblewrapBackend())
         try:
@@ -54,7 +54,7 @@ def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Judged] | 
 
 
 def test_a_trial_is_judged_priced_and_stored(tmp_path: Path) -> None:
-    one, kept = task(tmp_path / "files"), list[Judged]()
+    one, kept = task(tmp_path / "files"), list[Attempt]()
     [found] = roll(who(oracle([one])), one, (Side.candidate, 3), kept=kept)
     assert (found.task_id, found.policy, found.trial, found.reward) == ("read", Side.candidate, 3, 1.0)
     assert (found.state, found.cost_usd, found.why) == (RewardState.scored, 0.5, None), "two answers were asked for"
@@ -108,10 +108,10 @@ class Failing:
 
 
 def test_what_was_lost_is_tried_again(tmp_path: Path) -> None:
-    one, kept = task(tmp_path / "files"), list[Judged]()
+    one, kept = task(tmp_path / "files"), list[Attempt]()
     [found] = roll(who(Failing(2, oracle([one]))), one, (Side.candidate, 0), kept=kept)
     assert (found.reward, found.n_lost, len(kept)) == (1.0, 2, 3)
-    assert len({judged[2].id for judged in kept}) == 1, "the last attempt takes the place of the others"
+    assert len({attempt.trace.id for attempt in kept}) == 1, "the last attempt takes the place of the others"
 
 
 def test_what_stays_lost_has_no_reward(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_what_no_verifier_could_score_is_not_tried_again(tmp_path: Path) -> None
         "class Bad:\n    name, version = 'bad', '1'\n\n"
         "    async def score(self, trace, sandbox):\n        raise KeyError('x')\n"
     )
-    one, kept = task(tmp_path / "files", verifiers=(Part(kind=f"{tmp_path}/bad.py:Bad"),)), list[Judged]()
+    one, kept = task(tmp_path / "files", verifiers=(Part(kind=f"{tmp_path}/bad.py:Bad"),)), list[Attempt]()
     [found] = roll(who(oracle([one])), one, (Side.candidate, 0), kept=kept)
     assert (found.reward, found.state, len(kept)) == (None, RewardState.unscored, 1)
     assert found.why is not None

@@ -14,12 +14,12 @@ from agentloop.harbor.agents import Cheater, Oracle
 from agentloop.harbor.run import why
 from agentloop.harbor.suite import HarborTrials
 from agentloop.harbor.task import load_task
-from agentloop.harbor.trial import Trial, run_trial
+from agentloop.harbor.trial import run_trial
 from agentloop.harbor.trust import Fate, Trust, fate_by_content
 from agentloop.loop.refs import resolve
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import ORACLE
-from agentloop.types import FailureType, RewardState
+from agentloop.types import Attempt, FailureType, RewardState
 
 from .folders import make_task
 
@@ -114,7 +114,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def trial(folder: Path, backend: SandboxBackend) -> Trial:
+def trial(folder: Path, backend: SandboxBackend) -> Attempt:
     return asyncio.run(run_trial(load_task(folder), Oracle(), backend, run="test"))
 
 

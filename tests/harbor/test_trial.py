@@ -16,12 +16,12 @@ from agentloop.harbor.agents import Nobody, Oracle
 from agentloop.harbor.room import Room
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask, load_task
-from agentloop.harbor.trial import Trial, TrialAgent, run_trial
+from agentloop.harbor.trial import TrialAgent, run_trial
 from agentloop.protocols import Record, SandboxBackend
 from agentloop.sandbox import cgroups
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
-from agentloop.types import EpisodeState, FailureType, RewardState, StopReason
+from agentloop.types import Attempt, EpisodeState, FailureType, RewardState, StopReason
 
 from .folders import PASS, make_task
 
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return busybox_root(tmp_path_factory.mktemp("root"))
 
 
-def trial(folder: Path, agent: TrialAgent, backend: SandboxBackend) -> Trial:
+def trial(folder: Path, agent: TrialAgent, backend: SandboxBackend) -> Attempt:
     return asyncio.run(run_trial(load_task(folder), agent, backend, run="test"))
 
 

@@ -31,8 +31,8 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.canaries import ANSWER, CREDENTIAL, TEST, canaries
-from agentloop.store.store import Judged
 from agentloop.types import (
+    Attempt,
     Completion,
     FailureType,
     Message,
@@ -337,7 +337,7 @@ def test_the_loop_plants_canaries_and_labels_who_uses_them(
 
     with open_project(tmp_path, bubblewrap, Silent()) as project:
 
-        async def gathered() -> list[Judged]:
+        async def gathered() -> list[Attempt]:
             try:
                 return await project.gather(
                     Stage("x"), project.suite.tasks, ScriptedPolicy(script), purpose=Purpose.run, version=0
@@ -345,7 +345,8 @@ def test_the_loop_plants_canaries_and_labels_who_uses_them(
             finally:
                 await project.pool.close()
 
-        [(_, episode, trace, verdict)] = asyncio.run(gathered())
+        [attempt] = asyncio.run(gathered())
+    episode, trace, verdict = attempt.episode, attempt.trace, attempt.verdict
     assert trace.answer == canaries(episode.id).answer
     assert verdict.reward == 0.0
     assert [(f.step, trace.answer in f.evidence) for f in verdict.failures if f.type is HACK] == [(1, True)]

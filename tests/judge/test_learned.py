@@ -407,8 +407,8 @@ def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Pa
                 done = await project.gather(stage, tasks, gives_up, purpose=Purpose.run, version=0)
             finally:
                 await project.pool.close()
-        ((_, _, made, verdict),) = done
-        return made, verdict
+        (attempt,) = done
+        return attempt.trace, attempt.verdict
 
     _, without = asyncio.run(judged())
     assert without.critical

@@ -17,6 +17,7 @@ from agentloop.mining.failed import Pinned
 from agentloop.store.store import Store
 from agentloop.train.samples import build_samples
 from agentloop.types import (
+    Attempt,
     Episode,
     EpisodeState,
     Failure,
@@ -55,16 +56,17 @@ def of(*parts: Part, **more: Any) -> Task:
 
 
 def put(store: Store, task: Task, *traces: Trace) -> list[Verdict]:
-    judged = []
+    judged = list[Attempt]()
     for seen in traces:
         episode = Episode(
             id=f"e-{seen.id}", task_id=task.id, group="g", purpose=Purpose.train, policy_version=1, seed=1,
             state=EpisodeState.finished,
         )  # fmt: skip
         known = seen.model_copy(update={"episode_id": episode.id})
-        judged.append((task, episode, known, asyncio.run(judge(task, known))))
+        verdict = asyncio.run(judge(task, known))
+        judged.append(Attempt(task=task, episode=episode, trace=known, verdict=verdict))
     store.put_judged("s", judged)
-    return [verdict for *_, verdict in judged]
+    return [attempt.verdict for attempt in judged]
 
 
 def named(name: str, answer: str = "95") -> Trace:
@@ -116,7 +118,7 @@ def stored_by_version_1(store: Store, task: Task, *errors: str) -> list[Trace]:
             id=f"e{n}", task_id=task.id, group="g", purpose=Purpose.train, policy_version=1, seed=n,
             state=EpisodeState.infra_failed,
         )  # fmt: skip
-        store.put_judged("s", [(task, episode, seen, verdict)], first=n)
+        store.put_judged("s", [Attempt(task=task, episode=episode, trace=seen, verdict=verdict)], first=n)
         traces.append(seen)
     return traces
 
@@ -252,7 +254,9 @@ def test_a_dispute_neither_trains_nor_becomes_a_case_until_a_person_resolves_it(
     assert (verdict.state, verdict.reward) == (RewardState.disputed, None)
     task, seen = of(EXACT, NEVER), named("a")
     episode = Episode(id="e", task_id="t", group="g", purpose=Purpose.train, policy_version=1, seed=1)
-    samples, dropped = build_samples([(task, episode, seen, verdict)], temperature=1.0)
+    samples, dropped = build_samples(
+        [Attempt(task=task, episode=episode, trace=seen, verdict=verdict)], temperature=1.0
+    )
     assert (samples, dict(dropped)) == ([], {"disputed": 1})
     with pytest.raises(ValueError, match="is disputed"):
         Pinned(trace=seen, verdict=verdict)

@@ -15,8 +15,8 @@ from agentloop.failures.analysis.remedies import FOUND, REMEDIES, remedy
 from agentloop.failures.analysis.survey import rate, survey, trend
 from agentloop.failures.detectors.rules import ALL
 from agentloop.failures.detectors.signs import SIGNS
-from agentloop.store.store import Judged, Store
-from agentloop.types import Failure, FailureType, Purpose, RewardState
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Failure, FailureType, Purpose, RewardState
 
 WRONG, MALFORMED, OWN = FailureType.call_wrong_arguments, FailureType.call_malformed, FailureType("plan.handoff")
 
@@ -28,15 +28,20 @@ def store(tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
-def failed(n: int, kind: FailureType, words: str, version: int = 1, *more: Failure, detector: str = "d@1") -> Judged:
-    task, episode, trace, verdict = judged(f"{n:032x}", reward=0.0, version=version)
+def failed(n: int, kind: FailureType, words: str, version: int = 1, *more: Failure, detector: str = "d@1") -> Attempt:
+    attempt = judged(f"{n:032x}", reward=0.0, version=version)
     failure = Failure(type=kind, step=0, evidence=words, detector=detector, critical=True)
-    task = task.model_copy(update={"id": f"t{n % 3}"})
-    episode, trace = (each.model_copy(update={"task_id": task.id}) for each in (episode, trace))
-    return task, episode, trace, verdict.model_copy(update={"failures": (failure, *more)})
+    task = attempt.task.model_copy(update={"id": f"t{n % 3}"})
+    of_task = {"task_id": task.id}
+    return Attempt(
+        task=task,
+        episode=attempt.episode.model_copy(update=of_task),
+        trace=attempt.trace.model_copy(update=of_task),
+        verdict=attempt.verdict.model_copy(update={"failures": (failure, *more)}),
+    )
 
 
-def fine(n: int, version: int = 1) -> Judged:
+def fine(n: int, version: int = 1) -> Attempt:
     return judged(f"{n:032x}", version=version)
 
 

@@ -20,7 +20,7 @@ from agentloop.rollout.actors import Actor
 from agentloop.rollout.episode import plan
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite, write_suite
-from agentloop.types import Message, Part, Purpose, RewardState, Task, Trace, Verdict
+from agentloop.types import Attempt, Message, Part, Purpose, RewardState, Task, Trace, Verdict
 
 TASK = Task(
     id="a", instruction="How many?", verifiers=(Part(kind="exact", options={"expected": "1"}),), solution=("echo 1",)
@@ -178,9 +178,8 @@ def test_a_version_of_our_weights(tmp_path: Path) -> None:
     store = Store(tmp_path / STORE)
     [(_, episode)] = plan([TASK], run="r", stage="turn-1", purpose=Purpose.train, policy_version=1)
     trace = Trace(id="7" * 32, episode_id=episode.id, task_id=TASK.id, messages=())
-    store.put_judged(
-        "turn-1", [(TASK, episode, trace, Verdict(trace_id=trace.id, state=RewardState.scored, reward=1.0))]
-    )
+    verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=1.0)
+    store.put_judged("turn-1", [Attempt(task=TASK, episode=episode, trace=trace, verdict=verdict)])
     store.close()
     with pytest.raises(
         ConfigError, match="v1 has been trained on tasks of suite 'words', such as 'a'; what it does on"

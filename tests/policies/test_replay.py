@@ -21,6 +21,7 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store
 from agentloop.types import (
+    Attempt,
     Completion,
     EpisodeState,
     Message,
@@ -182,7 +183,11 @@ def test_whole_episodes_run_again_without_a_model_and_without_a_box(
     if keep == "store":
         given = tmp_path / "store.db"
         store = Store(given)
-        store.put_judged("s", [(r.task, r.episode, r.trace, v) for r, v in zip(recorded, verdicts, strict=True)])
+        attempts = [
+            Attempt(task=r.task, episode=r.episode, trace=r.trace, verdict=v)
+            for r, v in zip(recorded, verdicts, strict=True)
+        ]
+        store.put_judged("s", attempts)
         store.close()
     elif keep == "file":
         given = tmp_path / "traces.jsonl"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
-from agentloop.store.store import Judged
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     EpisodeState,
@@ -40,7 +40,7 @@ def judged(
     reward: float | None = 1.0,
     answer: str = "12\n\u2028 µ \x00 \\n",
     minute: int = 0,
-) -> Judged:
+) -> Attempt:
     """One episode; `name` begins the ids of the episode and of the trace."""
     task = Task(id=f"{pool}-f1", instruction="How much?", split=split, pool=pool)
     state = EpisodeState.finished if reward is not None else EpisodeState.infra_failed
@@ -79,7 +79,7 @@ def judged(
         scores=(Score(verifier="exact", version="1", value=reward),),
         failures=(failure,) if reward == 0.0 else (),
     )
-    return task, episode, trace, verdict
+    return Attempt(task=task, episode=episode, trace=trace, verdict=verdict)
 
 
 def version(number: int, sha256: str = "a" * 64, parent: int | None = None) -> PolicyVersion:

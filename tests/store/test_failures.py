@@ -89,10 +89,10 @@ def test_the_tool_is_the_one_whose_call_failed(either: Store) -> None:
         (1, "", FailureType.outcome_unsafe_action, "pay"),
     )  # fmt: skip
     for n, (step, quote, kind, _) in enumerate(asked):
-        task, episode, trace, verdict = judged(f"own{n}", reward=0.0)
-        trace = trace.model_copy(update={"steps": run})
-        told = verdict.model_copy(update={"failures": (label(step, kind, quote),)})
-        either.put_judged("run", [(task, episode, trace, told)])
+        attempt = judged(f"own{n}", reward=0.0)
+        trace = attempt.trace.model_copy(update={"steps": run})
+        told = attempt.verdict.model_copy(update={"failures": (label(step, kind, quote),)})
+        either.put_judged("run", [attempt.model_copy(update={"trace": trace, "verdict": told})])
         foreign = Trace(id=f"foreign{n}", source="chat", messages=(), steps=run, started_at=NOW + timedelta(minutes=n))
         told = Verdict(trace_id=foreign.id, state=RewardState.scored, reward=0.0, failures=told.failures)
         either.put_imported("p", [Imported(trace=foreign, verdict=told)])

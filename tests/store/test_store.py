@@ -41,7 +41,7 @@ def ids(rows: list) -> list[str]:  # type: ignore[type-arg]
 def test_a_judged_episode_comes_back_whole(store: Store) -> None:
     put = judged("t1", reward=0.0)
     store.put_judged("turn-1", [put])
-    task, episode, trace, verdict = put
+    task, episode, trace, verdict = put.task, put.episode, put.trace, put.verdict
     row, *found = store.trace("t1")
     assert found == [trace, verdict]
     assert unpack(store.row("default", "t1").body) == (trace, verdict)
@@ -68,10 +68,9 @@ def test_putting_twice_is_putting_once_and_the_last_word_counts(store: Store) ->
 
 
 def test_nothing_of_a_batch_is_stored_when_one_of_it_cannot_be(store: Store) -> None:
-    _, episode, _, _ = judged("t1")
-    task, _, trace, verdict = judged("t2")
+    twice = judged("t2").model_copy(update={"episode": judged("t1").episode})
     with pytest.raises(StoreError, match="UNIQUE"):
-        store.put_judged("turn-1", [judged("t1"), (task, episode, trace, verdict)])
+        store.put_judged("turn-1", [judged("t1"), twice])
     assert store.n_traces() == 0
 
 
@@ -216,7 +215,7 @@ def test_a_closed_store_opens_again_with_everything_in_it(tmp_path: Path) -> Non
     first.put_judged("turn-1", [judged("t1")])
     first.close()
     second = Store(tmp_path / "store.db", create=False)
-    assert second.trace("t1")[1] == judged("t1")[2]
+    assert second.trace("t1")[1] == judged("t1").trace
     second.close()
 
 
@@ -357,7 +356,7 @@ def test_what_was_acknowledged_survives_kill_nine(tmp_path: Path) -> None:
     store = Store(path, create=False)
     rows = store.stage_traces("turn-1")
     assert ids(rows) == [f"t{i:04d}" for i in range(500)]
-    assert all(unpack(row.body)[0] == judged(row.id)[2] for row in rows)
+    assert all(unpack(row.body)[0] == judged(row.id).trace for row in rows)
     assert store.versions() == [version(1)]
     store.close()
 

@@ -41,10 +41,10 @@ def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
     for name, reward, minute in (("t1", 1.0, 0), ("t2", 0.0, 0), ("t3", None, 2)):
         put = judged(name, reward=reward, minute=minute)
         row, *found = store.trace(name)
-        assert found == list(put[2:])
+        assert found == [put.trace, put.verdict]
         assert (row.project, row.source, row.stage, row.reward) == ("default", "agentloop", "turn-1", reward)
-        assert row.started_at == put[2].started_at
-        assert store.verdict("default", name) == put[3]
+        assert row.started_at == put.trace.started_at
+        assert store.verdict("default", name) == put.verdict
     assert [row.id for row in store.stage_traces("turn-1")] == ["t1", "t2", "t3"]
     assert list(store.stages()) == ["turn-2", "turn-1"]
     assert store.versions() == [version(1)]

@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentloop.store.store import Judged
 from agentloop.train.advantages import with_advantages
 from agentloop.train.samples import build_samples
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     Message,
@@ -39,7 +39,7 @@ def judged(
     state: RewardState = RewardState.scored,
     split: Split = Split.train,
     group: str = "g",
-) -> Judged:
+) -> Attempt:
     """One judged episode of these turns."""
     steps = tuple(
         Step(
@@ -65,7 +65,8 @@ def judged(
         steps=steps,
         started_at=datetime(2026, 1, 1, tzinfo=UTC),
     )
-    return task, episode, trace, Verdict(trace_id="tr", state=state, reward=reward)
+    verdict = Verdict(trace_id="tr", state=state, reward=reward)
+    return Attempt(task=task, episode=episode, trace=trace, verdict=verdict)
 
 
 def test_one_row_holds_the_whole_episode_as_it_was_sampled() -> None:
@@ -138,12 +139,16 @@ def test_an_empty_last_turn_keeps_the_actions_before_it() -> None:
     assert sample.action_mask == (0, 0, 0, 1, 1, 0)
 
 
+def of_steps(attempt: Attempt, *steps: Step) -> Attempt:
+    return attempt.model_copy(update={"trace": attempt.trace.model_copy(update={"steps": steps})})
+
+
 def test_a_call_that_broke_off_is_left_out() -> None:
     """The row is the one without it; a run of nothing else has no row."""
-    task, episode, trace, verdict = judged([*TURNS, (TURNS[2][0], (21, 22), (-0.7, -0.8))])
-    *steps, last = trace.steps
+    whole = judged([*TURNS, (TURNS[2][0], (21, 22), (-0.7, -0.8))])
+    *steps, last = whole.trace.steps
     broken = last.model_copy(update={"completion": last.completion.model_copy(update={"finish_reason": "broken"})})
-    cut = trace.model_copy(update={"steps": (*steps, broken)})
-    assert build_samples([(task, episode, cut, verdict)], temperature=1.0) == build_samples([judged()], temperature=1.0)
-    alone = trace.model_copy(update={"steps": (broken,)})
-    assert build_samples([(task, episode, alone, verdict)], temperature=1.0) == ([], {"no_steps": 1})
+    cut = of_steps(whole, *steps, broken)
+    assert build_samples([cut], temperature=1.0) == build_samples([judged()], temperature=1.0)
+    alone = of_steps(whole, broken)
+    assert build_samples([alone], temperature=1.0) == ([], {"no_steps": 1})
