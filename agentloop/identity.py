@@ -6,7 +6,7 @@ Equal contents give an equal hash in every process and on every machine, whereve
 whenever they were written. A part that lives elsewhere (a hosted model, an MCP server at a URL) is hashed by its name
 alone and listed in `Identity.unhashed`: an equal hash then does not mean equal behaviour.
 
-What a version consists of is decided elsewhere (`loop/acting.py`); this module reads files and knows no settings.
+What a version consists of is decided elsewhere (`registry/parts.py`); this module reads files and knows no settings.
 """
 
 from __future__ import annotations

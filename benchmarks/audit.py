@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from agentloop.audit.cheats import document
-from agentloop.harbor.audit import agents, audit
+from agentloop.audit.harbor import agents, audit
 from agentloop.harbor.roots import for_backend
 from agentloop.harbor.task import find_tasks
 from agentloop.sandbox.bubblewrap import BubblewrapBackend

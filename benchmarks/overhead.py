@@ -23,8 +23,9 @@ import time
 from pathlib import Path
 
 from agentloop.demo.project import prepare_demo
-from agentloop.loop.project import Project, Silent, open_project
+from agentloop.loop.project import Project, open_project
 from agentloop.policies.scripted import oracle
+from agentloop.progress import Silent
 from agentloop.sandbox.ladder import choose_backend
 from agentloop.types import Purpose, Split
 

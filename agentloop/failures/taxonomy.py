@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from agentloop.config.settings import CONFIG_FILE, load_config
 from agentloop.types import FailureType
 
 VERSION = "2"
@@ -182,3 +184,10 @@ class Taxonomy:
 
 OURS = Taxonomy()
 describe, precedence = OURS.describe, OURS.precedence
+
+
+def project_taxonomy(project: Path) -> Taxonomy:
+    """Ours, with the leaves that the settings of `project` add where it has any."""
+    if not (project / CONFIG_FILE).is_file():
+        return OURS
+    return OURS.with_own((leaf.type, leaf.definition) for leaf in load_config(project).failures.leaf)

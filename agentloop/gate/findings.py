@@ -14,6 +14,8 @@ from statistics import fmean
 from agentloop.errors import counted
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
 
+MAX_FLIPS = 8
+"""Tasks named in a terminal; the report has them all."""
 PASSING = 0.5
 """A task passes more often than not from this mean reward on."""
 UNLIKELY = 0.2

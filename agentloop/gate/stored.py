@@ -1,16 +1,49 @@
 """Stored runs -> outcomes: a gate compares runs that it did not roll out, such as two prompts behind the gateway.
 
 A run counts when it names its task; the trials of a task are numbered in the order in which they started. Nothing here
-decides (`fold.py`), and no filter is interpreted (`store/query.py`).
+weighs evidence (`fold.py`), and no filter is interpreted (`store/query.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 from agentloop.errors import ConfigError, counted
-from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.outcomes import GateResult, Outcome, Settings, Side, read_outcomes
+from agentloop.gate.result import fold
+from agentloop.gate.suites import NoTasks
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.types import RewardState
+
+
+def compare_stored(
+    store: Store, project: str, baseline: str, candidate: str, settings: Settings, must_pass: Sequence[str] = ()
+) -> GateResult:
+    """What two groups of stored runs say. baseline, candidate: filters. project: the tenant whose runs count."""
+    outcomes = stored_outcomes(store, {Side.baseline: baseline, Side.candidate: candidate}, project=project)
+    return fold(None, outcomes, settings=settings, must_pass=must_pass)
+
+
+def compare_file(
+    path: Path, settings: Settings, must_pass: Sequence[str] = (), *, contradicting: str | None = None
+) -> GateResult:
+    """What a file of outcomes says. settings and must_pass are for one without a header.
+
+    contradicting: an option that the user set, which a file with a header refuses: the header has it.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; give the gate.outcomes.jsonl that a gate has written")
+    header, outcomes = read_outcomes(path, path.read_text(encoding="utf-8", errors="replace"))
+    if header is not None and contradicting is not None:
+        raise ConfigError(f"{path}: its header says what it was asked to show; leave --{contradicting} out")
+    if not outcomes:
+        raise NoTasks(f"{path}: no outcomes, so there is nothing to decide; run the gate first")
+    try:
+        return fold(header, outcomes, settings=settings, must_pass=must_pass)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def stored_outcomes(store: Store, filters: dict[Side, str], *, project: str | None = None) -> list[Outcome]:

@@ -10,10 +10,10 @@ may be played at all. A gate that plays one compares one banked trial a visit (`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from agentloop.costs.totals import Price
 from agentloop.gate.bank import BankHead, Runner
 from agentloop.gate.environment import BARE, Environment
 from agentloop.gate.outcomes import Outcome, Side
@@ -21,6 +21,7 @@ from agentloop.gate.trials import PAUSES_S
 from agentloop.identity import Identity
 from agentloop.protocols import Policy
 from agentloop.recordings.answers import Mode, Tape, TapedPolicy, setting_hash
+from agentloop.rollout.actors import Actor
 from agentloop.types import RewardState
 
 
@@ -39,64 +40,73 @@ def refusal(head: BankHead, acting: Identity) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class SuiteTape:
+    """The recorded answers of one suite, and the side whose trials they are."""
+
+    tape: Tape
+    side: Side
+    mode: Mode
+    environment: Environment | None = BARE
+    """Where the trials run; where it is not known, or has parts without a hash, each is run."""
+    bank: Sequence[Outcome] = ()
+    """Outcomes of the trials on the tape; those that are not in it are always run."""
+    on_divergence: Literal["live", "stop"] = "live"
+
+
 class TapedTrials:
     """A `bank.Runner` of one side, which is one policy under one agent on one suite."""
 
     def __init__(
         self,
-        make: Callable[[Policy], Runner],
-        policy: Policy,
-        tape: Tape,
-        mode: Mode,
-        *,
-        identity: str,
+        make: Callable[..., Runner],
+        actor: Actor,
+        recording: SuiteTape,
         suite_hash: str,
-        price: Price,
-        environment: Environment | None = BARE,
-        bank: Iterable[Outcome] = (),
-        on_divergence: Literal["live", "stop"] = "live",
+        *,
         pauses_s: Sequence[float] = PAUSES_S,
     ) -> None:
-        """make: a runner that asks the policy it is given, and tries nothing again. identity: of `TapedPolicy`.
-
-        environment: where the trials run; where it is not known, or has parts without a hash, each is run.
-        bank: outcomes of the trials on the tape; those that are not in it are always run.
-        """
-        self._make, self._policy, self._tape, self._mode = make, policy, tape, mode
-        self._identity, self._price, self._pauses_s = identity, price, pauses_s
-        self._on_divergence: Literal["live", "stop"] = on_divergence
-        self._setting = setting_hash(suite_hash, identity, environment.parts if environment else None)
-        self._may_cover = environment is not None and not environment.outside and mode in (Mode.replay, Mode.auto)
-        self._bank = {(o.task_id, o.trial): o for o in bank if o.state is RewardState.scored}
+        """make: gives a runner of the actors it gets by side, which tries nothing again when `pauses_s` is empty."""
+        self._make, self._actor, self._recording, self._pauses_s = make, actor, recording, pauses_s
+        environment = recording.environment
+        parts = environment.parts if environment else None
+        self._setting = setting_hash(suite_hash, actor.identity.hash, parts)
+        is_whole = environment is not None and not environment.outside
+        self._may_cover = is_whole and recording.mode in (Mode.replay, Mode.auto)
+        self._bank = {(o.task_id, o.trial): o for o in recording.bank if o.state is RewardState.scored}
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. A trial of which the tape has not all, where nobody may be asked, is lost: never a 0."""
         banked = self._bank.get((task_id, trial))
-        if banked and self._may_cover and self._tape.covers(task_id, trial, self._setting):
+        if banked and self._may_cover and self._recording.tape.covers(task_id, trial, self._setting):
             return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})
         n_lost = 0
         for pause_s in (*self._pauses_s, None):
             taped = self._taped(task_id, trial)
-            outcome = await self._make(taped)(task_id, side, trial)
+            outcome = await self._trials(taped)(task_id, side, trial)
             n_lost += outcome.n_lost
             is_stopped = taped.diverged is not None and taped.stops
             if outcome.state is not RewardState.infra_failed or is_stopped or pause_s is None:
                 break
             await asyncio.sleep(pause_s)
-        if self._mode is Mode.record and outcome.state is RewardState.scored:
-            self._tape.keep(taped, self._setting)
+        if self._recording.mode is Mode.record and outcome.state is RewardState.scored:
+            self._recording.tape.keep(taped, self._setting)
         return self._told(outcome.model_copy(update={"n_lost": n_lost}), taped)
+
+    def _trials(self, policy: Policy) -> Runner:
+        """One attempt at a time, with `policy` in the actor's place: the pauses are ours."""
+        return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)), pauses_s=())
 
     def _taped(self, task_id: str, trial: int) -> TapedPolicy:
         """With the whole trial before it: a further attempt begins anew."""
         return TapedPolicy(
-            self._policy,
-            self._tape,
+            self._actor.policy,
+            self._recording.tape,
             task_id,
             trial,
-            identity=self._identity,
-            mode=self._mode,
-            on_divergence=self._on_divergence,
+            identity=self._actor.identity.hash,
+            mode=self._recording.mode,
+            on_divergence=self._recording.on_divergence,
         )
 
     def _told(self, outcome: Outcome, taped: TapedPolicy) -> Outcome:
@@ -104,7 +114,7 @@ class TapedTrials:
         if taped.whole:
             outcome = outcome.model_copy(update={"played": True, "cost_usd": 0.0})
         elif taped.played and outcome.cost_usd is not None:
-            saved = sum(self._price(done) or 0.0 for done in taped.played)
+            saved = sum(self._actor.price(done) or 0.0 for done in taped.played)
             outcome = outcome.model_copy(update={"cost_usd": max(0.0, outcome.cost_usd - saved)})
         if taped.diverged and taped.stops:
             outcome = outcome.model_copy(update={"why": f"the tape ends: {taped.diverged}"})

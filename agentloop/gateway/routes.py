@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.gateway.prices import Price
 from agentloop.protocols import Policy
-from agentloop.registry.versions import Registry
 
 MAX_BEGUN = 10_000
 """Episodes of which it is remembered which version was live when they began."""
@@ -162,16 +161,6 @@ class Routes:
                 if time.monotonic() - self._read_at >= FRESH_S:
                     self._versions, self._read_at = await to_thread(self._read), time.monotonic()
         return self._versions
-
-
-def versions_of(registry: Registry) -> Callable[[], Mapping[str, int]]:
-    """As `Routes` takes them: numbers in words, the oldest first, after `live`."""
-
-    def read() -> Mapping[str, int]:
-        found, live = registry.all(), registry.live()
-        return {**({LIVE: live.number} if live else {}), **{str(version.number): version.number for version in found}}
-
-    return read
 
 
 def _drawn(weights: Mapping[str, float], seed: str) -> str:

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.audit.cheats import Cheat
 from agentloop.config.sections import from_environment
 from agentloop.errors import ConfigError
 from agentloop.harbor.room import MAX_OUTPUT, SOLUTION, Room
@@ -30,8 +29,6 @@ from agentloop.types import (
     ToolResult,
 )
 
-CHEAT_S = 5.0
-"""A cheat that takes longer is judged by what it left."""
 N_RANDOM = 8
 MAX_STEPS = 100
 MAX_TOKENS = 4096
@@ -51,7 +48,7 @@ class Oracle:
         # By the box's root, because the agent's user does not own what was brought.
         await room.box.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh", lease="")
         command = f"{exports}{SOLUTION}/solve.sh"
-        record(await _step(room, command, f"{SOLUTION}/solve.sh", said="solution/solve.sh"))
+        record(await run_step(room, command, f"{SOLUTION}/solve.sh", said="solution/solve.sh"))
         return StopReason.submitted
 
 
@@ -63,20 +60,6 @@ class Nobody:
     async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         return StopReason.no_tool_call
-
-
-class Cheater:
-    """Tries one cheat and does nothing else."""
-
-    def __init__(self, cheat: Cheat) -> None:
-        self.name, self._cheat = cheat.name, cheat
-
-    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
-        """See `trial.TrialAgent`."""
-        run = self._cheat.run
-        told = f"PATHS={shlex.quote(' '.join(_paths(task)))}; WORK=$(pwd); "
-        record(await _step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
-        return StopReason.submitted
 
 
 class Random:
@@ -91,7 +74,7 @@ class Random:
         """See `trial.TrialAgent`."""
         draw = random.Random(f"{self._seed} {task.name}")
         for index in range(N_RANDOM):
-            path = draw.choice([*_paths(task), f"/tmp/{draw.randrange(10)}"])  # noqa: S108 - the box's own
+            path = draw.choice([*named_paths(task), f"/tmp/{draw.randrange(10)}"])  # noqa: S108 - the box's own
             text = " ".join(draw.choices((*task.instruction.split(), *"0123456789"), k=draw.randrange(8)))
             command = draw.choice(
                 (
@@ -103,7 +86,7 @@ class Random:
                     "true",
                 )
             )
-            record(await _step(room, command, command, said=text, index=index))
+            record(await run_step(room, command, command, said=text, index=index))
         return StopReason.submitted
 
 
@@ -133,7 +116,7 @@ class PolicyAgent:
         return StopReason.submitted if stop is StopReason.no_tool_call else stop
 
 
-async def _step(
+async def run_step(
     room: Room, command: str, shown: str, *, said: str, index: int = 0, timeout_s: float = math.inf
 ) -> Step:
     """Run `command` and record it as the call `shown`."""
@@ -153,7 +136,7 @@ async def _step(
     return Step(index=index, completion=completion, results=(result,), duration_s=time.perf_counter() - started)
 
 
-def _paths(task: HarborTask) -> list[str]:
+def named_paths(task: HarborTask) -> list[str]:
     """Absolute paths that the instruction names, without the full stop that may follow one."""
     found = re.findall(r"(?<![\w.])(/[\w][\w./-]*)", task.instruction)
     return list(dict.fromkeys(path.rstrip("./-") for path in found))

@@ -18,9 +18,10 @@ from agentloop.loop.project import Project, Stage
 from agentloop.loop.warm_start import demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy
+from agentloop.registry.artifacts import WEIGHTS
 from agentloop.store.bodies import unpack
 from agentloop.train.advantages import with_advantages
-from agentloop.train.checkpoint import WEIGHTS, copy_version, load_trainer, save_version, version_acting
+from agentloop.train.checkpoint import copy_version, load_trainer, save_version, version_acting
 from agentloop.train.curriculum import Curriculum
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.grpo import Grpo, GrpoSettings

@@ -5,25 +5,13 @@ Torch is imported here only when weights of our own are to be made.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-
-from agentloop.config.sections import PolicySection, PriceSection
-from agentloop.errors import ConfigError, boundary, counted, extra
-from agentloop.identity import Digest, Part, identity
-from agentloop.loop.acting import agent_parts, policy_parts
+from agentloop.errors import ConfigError, extra
+from agentloop.identity import identity
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
-from agentloop.plugins import load_object
-from agentloop.policies.choose import ENDPOINTS, choose_endpoint
-from agentloop.policies.replay import ReplayPolicy
-from agentloop.policies.scripted import ScriptedPolicy, oracle
-from agentloop.protocols import Policy
-from agentloop.types import Task
+from agentloop.registry.parts import agent_parts, policy_parts
+from agentloop.registry.policies import fixed_policy, interrupts_wait, script
 
 
 def make_learner(project: Project) -> Learner:
@@ -42,52 +30,3 @@ def make_learner(project: Project) -> Learner:
     policy, parts = fixed_policy(settings, project.folder, tasks, project.suite.name, prices)
     acting = identity({**parts, **agent_parts(project.config.agent, project.folder, tasks)})
     return FixedLearner(project, policy, acting.hash)
-
-
-def fixed_policy(
-    settings: PolicySection, folder: Path, tasks: Sequence[Task], suite: str, prices: Sequence[PriceSection] = ()
-) -> tuple[Policy, dict[str, Part]]:
-    """(a policy whose weights are not ours, its parts for `identity`).
-
-    folder: where its paths start. Raises ConfigError or PluginError for what cannot be made.
-    """
-    parts = policy_parts(settings, folder)
-    if settings.kind in ENDPOINTS:
-        return choose_endpoint(settings, prices), parts
-    if settings.kind == "replay":
-        played = ReplayPolicy(folder / settings.traces if settings.traces else None)
-        return played, {**parts, "policy.traces": Digest(played.hash)}
-    return script(tasks, folder, settings.script, suite), parts
-
-
-def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) -> ScriptedPolicy:
-    """The program called `name`, or the one that plays the tasks' own solutions. folder: where its path starts."""
-    if name is None:
-        unsolved = [task.id for task in tasks if not task.solution]
-        if unsolved:
-            raise ConfigError(
-                f"suite {suite!r} has {counted(len(unsolved), 'task')} without a solution to play, "
-                f"such as {unsolved[0]!r}; add one to each, or name a script in agentloop.toml"
-            )
-        return oracle(tasks)
-    with boundary(ConfigError, "the script cannot be used; mend it", script=name):
-        made: ScriptedPolicy = load_object("policies", name, base=folder)(tasks)
-    if not isinstance(made, ScriptedPolicy):
-        raise ConfigError(f"script {name!r} gave a {type(made).__name__}; it must give a ScriptedPolicy")
-    return made
-
-
-@contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Ctrl-C counts after the block: torch, interrupted while it loads, passes it off as an ImportError."""
-    if threading.current_thread() is not threading.main_thread():  # where no signal arrives
-        yield
-        return
-    pressed: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed:
-        raise KeyboardInterrupt

@@ -17,20 +17,20 @@ from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
-from agentloop.agents.gym.loop import check as check_environment
 from agentloop.config.settings import STORE, Config, known_secrets, load_config, suite_folder
 from agentloop.costs.energy import Meter, Used
-from agentloop.errors import ConfigError, PluginError, counted
+from agentloop.errors import ConfigError, counted
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes
+from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.judge.group import judge_group
-from agentloop.judge.score import make_verifier, name_verifiers
 from agentloop.loop.held_out import trainable
 from agentloop.policies.lockstep import BatchPolicy
+from agentloop.progress import Progress
 from agentloop.protocols import Agent, Policy, Pool, Sandbox, SandboxBackend
 from agentloop.registry.versions import Registry
 from agentloop.rollout.episode import MAX_INFRA_SHARE, Crew, Rollout, is_mistaken, plan, refuse_broken, roll_out
@@ -40,45 +40,12 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
-from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite, read_jsonl
+from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
 POLICIES = Path("policies")
 REPORT = Path("report.html")
 EVALS = Path("evals")
-FAILED = EVALS / "failed"
-"""Tasks that a champion failed, which `agentloop mine` takes up."""
-REGRESSIONS = EVALS / "regressions"
-"""Cases that were admitted."""
-
-
-class Progress(Protocol):
-    """Who is told how far the work is; the loop does not know whether it is a terminal."""
-
-    def start(self, stage: str, total: int) -> None:
-        """A stage of `total` units begins; the one before it has ended."""
-        ...
-
-    def advance(self, n: int = 1, **figures: float) -> None:
-        """`n` more units are done; figures are worth showing beside the bar."""
-        ...
-
-    def say(self, line: str) -> None:
-        """Something that is worth a line of its own."""
-        ...
-
-
-class Silent:
-    """Progress for nobody."""
-
-    def start(self, stage: str, total: int) -> None:
-        """See Progress."""
-
-    def advance(self, n: int = 1, **figures: float) -> None:
-        """See Progress."""
-
-    def say(self, line: str) -> None:
-        """See Progress."""
 
 
 @dataclass
@@ -291,42 +258,6 @@ def open_project(
 def _groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
     """Episodes that are compared with each other, in the order of the plan."""
     return [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.episode.group)]
-
-
-def check_verifiers(suite: Suite) -> None:
-    """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
-    seen = set()
-    for task in suite.tasks:
-        for part in task.verifiers:
-            if (key := part.model_dump_json()) not in seen:
-                seen.add(key)
-                try:
-                    make_verifier(part)
-                except PluginError as error:
-                    raise PluginError(f"{_place(suite, task)}: {error}") from error
-        if task.reward is not None:
-            try:
-                name_verifiers(task)
-            except ConfigError as error:
-                raise ConfigError(f"{suite.folder / TASKS}: {error}") from error
-
-
-def check_environments(suite: Suite) -> None:
-    """Make each kind of environment once: one that cannot be made is refused, with its task."""
-    for task in suite.tasks:
-        if task.environment is not None:
-            try:
-                check_environment(task.environment)
-            except ConfigError as error:
-                raise ConfigError(f"{suite.folder / TASKS}: task {task.id!r}: {error}") from error
-
-
-def _place(suite: Suite, task: Task) -> str:
-    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none."""
-    path = suite.folder / TASKS
-    lines = read_jsonl(path, path.read_text(encoding="utf-8"))
-    where, row = next((where, row) for where, row in lines if row.get("id") == task.id)
-    return f"{where}: task {task.id!r}" if "verifiers" in row else f"{suite.folder / HEAD}: [[verifiers]]"
 
 
 def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from agentloop.failures.analysis.pareto import Survey
 from agentloop.failures.analysis.survey import survey
 from agentloop.gate.decide import decide, difference_ci95, paired_differences, sign_flip_p, success
-from agentloop.loop.project import FAILED, REPORT, Project, why_unscored
+from agentloop.loop.project import REPORT, Project, why_unscored
 from agentloop.loop.turns import CONTROL, control_stage, gate_stage, stored_attempts
-from agentloop.mining.failed import read_failed
+from agentloop.mining.failed import FAILED, read_failed
 from agentloop.reports.loop import (
     Control,
     Quote,

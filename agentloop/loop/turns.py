@@ -18,8 +18,8 @@ from typing import Protocol
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.failures.taxonomy import OURS
 from agentloop.gate.decide import decide, lost_too_much
-from agentloop.loop.project import FAILED, Project, unscored
-from agentloop.mining.failed import Pinned, pin
+from agentloop.loop.project import Project, unscored
+from agentloop.mining.failed import FAILED, Pinned, pin
 from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack

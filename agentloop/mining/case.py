@@ -34,6 +34,8 @@ from agentloop.output_files import write_text
 from agentloop.suites.suite import CASE, HEAD, MUST_PASS, TASKS, load_suite, toml_value, write_suite
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
 
+REGRESSIONS = Path("evals") / "regressions"
+"""Folder, in a project, of cases that were admitted."""
 CASSETTE, EVIDENCE, TRACE = "cassette.jsonl", "evidence.json", "trace.json"
 SNAPSHOT, FILES, VERIFIERS = "snapshot", "files", "verifiers"
 FULL, OFFLINE = "full", "offline"

@@ -19,6 +19,8 @@ from agentloop.output_files import write_text
 from agentloop.suites.suite import HEAD, Suite, load_suite, read_jsonl, write_suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
+FAILED = Path("evals") / "failed"
+"""Folder, in a project, of tasks that a champion failed, which `agentloop mine` takes up."""
 FAILURES = "failures.jsonl"
 
 

@@ -9,6 +9,7 @@ One version is live at a time. A number is never used twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from agentloop.errors import StateError
@@ -96,3 +97,14 @@ class Registry:
         else:
             changes = [moved(candidate, PolicyState.held)]
         self._store.put_decision(decision, changes)
+
+
+def versions_of(registry: Registry) -> Callable[[], Mapping[str, int]]:
+    """As the gateway's `Routes` take them: numbers in words, the oldest first, after `live`."""
+
+    def read() -> Mapping[str, int]:
+        live = registry.live()
+        by_name = {PolicyState.live.value: live.number} if live else {}
+        return by_name | {str(version.number): version.number for version in registry.all()}
+
+    return read

@@ -16,13 +16,13 @@ UNNAMED = Identity("", {})
 
 @dataclass(frozen=True)
 class Actor:
-    """A policy and the agent that asks it, as a REF names them (`loop/refs.py`)."""
+    """A policy and the agent that asks it, as a REF names them (`registry/refs.py`)."""
 
     ref: str
     agent: Agent
     policy: Policy
     identity: Identity = UNNAMED
-    """Of everything that decides how it acts; see `loop/acting.py`."""
+    """Of everything that decides how it acts; see `registry/parts.py`."""
     price: Price = free
     """Of an answer of it."""
     trained: frozenset[str] = frozenset()

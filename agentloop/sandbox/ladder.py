@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.config.sections import SecretSection
-from agentloop.errors import ConfigError, SandboxUnavailable
-from agentloop.plugins import load_part
+from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
+from agentloop.plugins import installed, load_part
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.egress import Secret
 from agentloop.sandbox.replay import ReplayBackend
@@ -42,6 +42,19 @@ def choose_backend(
             return backend
         reasons.append(f"{name}: {reason}")
     raise SandboxUnavailable("no sandbox can be made here. " + ". ".join(reasons))
+
+
+def make_backend(
+    kind: str, where: str, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
+) -> SandboxBackend:
+    """The backend that a user named. Raises ConfigError for a `kind` that is not known, with `where` it was set.
+
+    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests.
+    """
+    names = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
+    if ":" not in kind and kind not in names:
+        raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(names)}){did_you_mean(kind, names)}")
+    return choose_backend(kind, recording=recording, secrets=secrets)
 
 
 def refuse_unconfined(backend: SandboxBackend, *, allowed: bool) -> None:

@@ -8,7 +8,6 @@ saves its progress in a folder of the same care.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -22,8 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from agentloop.policies.tiny import TinyPolicy
+from agentloop.registry.artifacts import WEIGHTS, folder_hash
 
-WEIGHTS, TRAINER, ACTING = "weights", "trainer", "acting"
+TRAINER, ACTING = "trainer", "acting"
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress.json"
 
 
@@ -111,17 +111,6 @@ def load_trainer(folder: Path, optimizer: torch.optim.Optimizer) -> dict[str, fl
         _restore(optimizer, load_file(moments))
     rates: dict[str, float] = json.loads((folder / TRAINER / "curriculum.json").read_text())
     return rates
-
-
-def folder_hash(folder: Path) -> str:
-    """SHA-256 over names and contents of the files in `folder`, in name order."""
-    digest = hashlib.sha256()
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-        digest.update(f"{path.relative_to(folder)}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _moments(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,10 +12,6 @@ from rich.text import Text
 
 from agentloop.errors import SandboxError, counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
-
-if TYPE_CHECKING:
-    from agentloop.audit.cheats import TaskAudit
-    from agentloop.protocols import SandboxBackend
 
 FAILED_CHECK = 1
 MAX_ROWS = 40
@@ -45,93 +39,19 @@ def audit(
     flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4 no sandbox can be made or
     an image is missing, 130 interrupted.
     """
-    from agentloop.audit.cheats import Quick, document, quick_document
-    from agentloop.suites.suite import HEAD
-    from agentloop_cli.main import make_backend
+    from agentloop.audit.folders import AuditOptions, audit_folders
+    from agentloop.sandbox.ladder import make_backend
 
-    folders = [_of_project(path) for path in suite]
-    suites = [path for path in folders if (path / HEAD).is_file()]
     backend = make_backend(sandbox, "--sandbox")
     with LiveProgress() as progress:
-        audits = _audited_suites(suites, backend, n_oracle, n_concurrent, quick, progress) if suites else []
-        if others := [path for path in folders if path not in suites]:
-            audits += _audited_harbor(others, backend, n_oracle, n_concurrent, quick, progress)
-    found = quick_document([Quick.of(one) for one in audits], backend.name) if quick else document(audits, backend.name)
+        document = audit_folders(suite, backend, AuditOptions(n_oracle, n_concurrent, quick), progress)
     if as_json:
-        print_json(found)
-    elif quick:
-        show_quick(found)
+        print_json(document)
     else:
-        show(found)
-    if not found["ok"]:
-        is_task = any(task.get("problem") or task.get("problems") for task in found["tasks"])
+        (show_quick if quick else show)(document)
+    if not document["ok"]:
+        is_task = any(task.get("problem") or task.get("problems") for task in document["tasks"])
         raise typer.Exit(FAILED_CHECK if is_task else SandboxError.exit_code)
-
-
-def _of_project(path: Path) -> Path:
-    """The suite of a project, or the path as it is."""
-    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
-
-    return suite_folder(path, load_config(path)) if (path / CONFIG_FILE).is_file() else path
-
-
-def _audited_suites(
-    folders: Sequence[Path],
-    backend: SandboxBackend,
-    n_oracle: int,
-    n_concurrent: int,
-    quick: bool,
-    progress: LiveProgress,
-) -> list[TaskAudit]:
-    from agentloop.audit.suite import audit as try_all
-    from agentloop.loop.project import check_verifiers
-    from agentloop.suites.suite import load_suite
-
-    suites = [load_suite(folder) for folder in folders]
-    for suite in suites:
-        check_verifiers(suite)
-    tasks = [task for suite in suites for task in suite.tasks]
-    progress.start(f"audit: {len(tasks)} tasks", len(tasks))
-    return asyncio.run(
-        try_all(
-            tasks,
-            backend,
-            n_oracle=1 if quick else n_oracle,
-            n_concurrent=n_concurrent,
-            quick=quick,
-            on_start=progress.running,
-            on_done=progress.advance,
-        )
-    )
-
-
-def _audited_harbor(
-    paths: list[Path],
-    backend: SandboxBackend,
-    n_oracle: int,
-    n_concurrent: int,
-    quick: bool,
-    progress: LiveProgress,
-) -> list[TaskAudit]:
-    from agentloop.harbor.audit import agents, quick_agents
-    from agentloop.harbor.audit import audit as try_all
-    from agentloop.harbor.roots import for_backend
-    from agentloop.harbor.task import find_tasks
-
-    tasks, trying = find_tasks(paths), quick_agents() if quick else agents(n_oracle)
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = for_backend(tasks, backend, Path(folder))
-        progress.start(f"audit: {len(trying)} attempts at each of {len(tasks)} tasks", len(trying) * len(tasks))
-        return asyncio.run(
-            try_all(
-                tasks,
-                backend,
-                trying=trying,
-                n_concurrent=n_concurrent,
-                on_start=progress.running,
-                on_done=progress.advance,
-            )
-        )
 
 
 def show_quick(found: Mapping[str, Any]) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from agentloop.errors import ConfigError, counted
+from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, percent, print_json, stderr, stdout
-
-if TYPE_CHECKING:
-    from agentloop.gate.bank import Bank, Evals
 
 
 def bank(
@@ -40,85 +36,22 @@ def bank(
     Exit codes: 0 filled, 2 something named is wrong or a trial has no reward,
     4 a trial was lost to the infrastructure, 5 no tasks, 130 interrupted.
     """
-    from agentloop.gate.bank import bank_path, fill_bank, new_head
-    from agentloop.gate.outcomes import Side
-    from agentloop_cli.evals import boxes, evals_at, kept_in, rolling
-    from agentloop_cli.tapes import recording
+    from agentloop.gate.filling import BankOptions, fill
 
-    found = evals_at(suite)
-    path = bank_path(found.evals, name)
-    acting = found.resolve(policy, project)
-    before = _before(path, found.evals)
-    backend = boxes(sandbox, project)
-    environment = found.environment(backend, acting.packages, acting.identity)
-    head = new_head(found.evals, policy, acting.identity, trials, environment)
-    with (
-        LiveProgress() as progress,
-        kept_in(out, project) as store,
-        recording(found, path, project, tape, acting, environment) as taped,
-    ):
-        progress.start(f"bank: {policy} on {found.evals.name}", len(found.evals.tasks) * trials)
-
-        async def fill() -> Bank:
-            sides = {Side.baseline: {found.evals.name: acting}}
-            run = f"bank/{acting.identity.hash}"
-            async with rolling([found], sides, backend, store, project=project, run=run, taped=taped) as runner:
-                return await fill_bank(
-                    path,
-                    head,
-                    found.evals.tasks,
-                    runner,
-                    n_concurrent=n_concurrent,
-                    on_done=lambda _: progress.advance(),
-                )
-
-        filled = asyncio.run(fill())
-    document = _document(filled, path, found.evals, before)
+    options = BankOptions(suite, policy, name, trials, tape, sandbox, n_concurrent, project, out)
+    with LiveProgress() as progress:
+        document = fill(options, progress).document()
     if as_json:
         print_json(document)
-        return
+    else:
+        _show(document, suite, project)
+
+
+def _show(document: Mapping[str, Any], suite: Path, project: Path) -> None:
     for line in _lines(document, suite, project):
         stdout.print(Text(line), soft_wrap=True)
     if document["failing"]:
         stderr.print(f"note: {_failing(document['failing'])}", markup=False)
-
-
-def _before(path: Path, evals: Evals) -> Bank | None:
-    """The bank that will be replaced, where it is one of the suite as it is."""
-    from agentloop.gate.bank import load_bank
-
-    try:
-        return load_bank(path, evals, min_trials=1)
-    except ConfigError:
-        return None
-
-
-def _document(bank: Bank, path: Path, evals: Evals, before: Bank | None) -> dict[str, Any]:
-    from agentloop.gate.flaky import failing, flake_rates
-    from agentloop.gate.reference import banked_a_visit
-
-    costs = [outcome.cost_usd for outcome in bank.outcomes]
-    known = [cost for cost in costs if cost is not None]
-    n_mean, trials = len(evals.tasks) - len(evals.must_pass), bank.head.trials
-    per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
-    replaced = before if before and before.head.identity != bank.head.identity else None
-    return {
-        "bank": str(path),
-        **bank.head.model_dump(mode="json"),
-        "split": evals.split,
-        "n_tasks": len(evals.tasks),
-        "n_trials": len(bank.outcomes),
-        "mean_reward": _mean(bank),
-        "cost_usd": sum(known) if len(known) == len(costs) else None,
-        "n_visits": n_mean * (trials // per_visit),
-        "per_visit": per_visit,
-        "replaced_mean_reward": _mean(replaced) if replaced else None,
-        "failing": failing(flake_rates(bank.outcomes), evals.must_pass),
-    }
-
-
-def _mean(bank: Bank) -> float:
-    return sum(outcome.reward or 0.0 for outcome in bank.outcomes) / len(bank.outcomes)
 
 
 def _lines(document: Mapping[str, Any], suite: Path, project: Path) -> Iterator[str]:

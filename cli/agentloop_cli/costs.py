@@ -12,7 +12,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
+from agentloop.printable import on_one_line
+from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 if TYPE_CHECKING:

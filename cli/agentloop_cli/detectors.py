@@ -11,7 +11,6 @@ from rich.table import Table
 
 from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
 from agentloop_cli.judge import Tenant
-from agentloop_cli.leaves import taxonomy_of
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store
 
@@ -65,9 +64,10 @@ def label_trace(
 
 
 def _type(kind: str, project: Path) -> FailureType:
+    from agentloop.failures.taxonomy import project_taxonomy
     from agentloop.types import FailureType
 
-    known = [leaf.type.value for leaf in taxonomy_of(project).leaves]
+    known = [leaf.type.value for leaf in project_taxonomy(project).leaves]
     if kind not in known:
         raise ConfigError(f"--type: no {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
     return FailureType(kind)

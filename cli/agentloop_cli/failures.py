@@ -11,8 +11,9 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import ConfigError, counted
-from agentloop_cli.leaves import check_types, known_types, taxonomy_of
-from agentloop_cli.render import AsJson, on_one_line, percent, print_block, print_json, stderr, stdout
+from agentloop.printable import on_one_line
+from agentloop_cli.leaves import check_types, known_types
+from agentloop_cli.render import AsJson, percent, print_block, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store, same_store
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def failures(
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
     from agentloop.failures.analysis.survey import survey
+    from agentloop.failures.taxonomy import project_taxonomy
 
     words = " ".join(filter or ())
     store = open_store(where, project=project, create=False)
@@ -70,7 +72,7 @@ def failures(
     elif cluster is not None:
         _print_cluster(found.clusters[0])
     else:
-        _print(found, since is not None, taxonomy_of(project))
+        _print(found, since is not None, project_taxonomy(project))
     if not as_json:
         for hint in _hints(found, labels, cluster is not None, same_store(project, where, tenant)):
             stderr.print(Text(hint))

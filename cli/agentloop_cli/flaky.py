@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError, did_you_mean
-from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
+from agentloop.printable import on_one_line
+from agentloop_cli.render import AsJson, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +43,7 @@ def flaky(
     """
     from agentloop.gate.bank import bank_path, load_bank
     from agentloop.gate.flaky import FILE, failing, flake_rates, read_quarantine, said, write_quarantine
-    from agentloop_cli.evals import evals_at
+    from agentloop.gate.suites import evals_at
 
     evals = evals_at(suite).evals
     rates = flake_rates(load_bank(bank_path(evals, bank), evals).outcomes)

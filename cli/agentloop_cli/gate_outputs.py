@@ -15,7 +15,8 @@ from rich.text import Text
 
 from agentloop.errors import NoSuchTrace, counted
 from agentloop.output_files import write_text
-from agentloop_cli.render import on_one_line, print_json, stderr, stdout
+from agentloop.printable import on_one_line
+from agentloop_cli.render import print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
-MAX_FLIPS = 8
-"""Tasks named in the terminal; the report has them all."""
 MAX_TRACED, MAX_EACH = 12, 8
 """Tasks whose traces are looked up for the report, and traces of each: it shows one beside another."""
 BANKS = Path("runs") / "bank"
@@ -127,10 +126,10 @@ def show(result: GateResult, folder: Path | None, report: str | None) -> None:
         _say(f"  broken: {task.task_id}: passed {findings.tally(task.candidate)}; {task.why or ''}", "red")
     for worse, style in ((True, "red"), (False, "green")):
         lines = findings.changes(result, worse=worse)
-        for line in lines[:MAX_FLIPS]:
+        for line in lines[: findings.MAX_FLIPS]:
             _say(f"  {line}", style)
-        if len(lines) > MAX_FLIPS:
-            _say(f"  and {len(lines) - MAX_FLIPS} more")
+        if len(lines) > findings.MAX_FLIPS:
+            _say(f"  and {len(lines) - findings.MAX_FLIPS} more")
     _say(_took(result))
     if result.verdict in (GateVerdict.passed, GateVerdict.failed):
         _say(findings.assumption(result))

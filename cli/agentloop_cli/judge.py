@@ -13,8 +13,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from agentloop.errors import counted
-from agentloop_cli.leaves import taxonomy_of
-from agentloop_cli.render import AsJson, LiveProgress, on_one_line, print_json, stderr, stdout
+from agentloop.printable import on_one_line
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, open_store, same_store
 
 if TYPE_CHECKING:
@@ -243,12 +243,13 @@ def _reader(project: Path) -> Reader | None:
     """The model that the settings name, remembering in the project's folder what it said."""
     from agentloop.config.settings import CONFIG_FILE, load_config
     from agentloop.costs.totals import price
+    from agentloop.failures.taxonomy import project_taxonomy
     from agentloop.judge.reader import Reader
 
     if not (project / CONFIG_FILE).is_file() or (named := (config := load_config(project)).failures.reader) is None:
         return None
     cache = str(project / "traces" / "reader")
-    return Reader(taxonomy_of(project), cache=cache, price=price(config.prices), **named.model_dump())
+    return Reader(project_taxonomy(project), cache=cache, price=price(config.prices), **named.model_dump())
 
 
 def _tasks(project: Path) -> dict[str, Task]:

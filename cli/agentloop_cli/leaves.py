@@ -8,27 +8,16 @@ from typing import TYPE_CHECKING
 from agentloop.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from agentloop.failures.taxonomy import Taxonomy
     from agentloop.store.store import Store
-
-
-def taxonomy_of(project: Path) -> Taxonomy:
-    """With the leaves of `agentloop.toml` where there is one."""
-    from agentloop.config.settings import CONFIG_FILE, load_config
-    from agentloop.failures.taxonomy import OURS
-
-    if not (project / CONFIG_FILE).is_file():
-        return OURS
-    own = load_config(project).failures.leaf
-    return OURS.with_own((leaf.type, leaf.definition) for leaf in own)
 
 
 def known_types(project: Path, store: Store) -> list[str]:
     """By name: ours, the project's, and what only traces have."""
+    from agentloop.failures.taxonomy import project_taxonomy
     from agentloop.types import FailureType
 
     ours = (kind.value for kind in FailureType)
-    own = (leaf.type.value for leaf in taxonomy_of(project).leaves)
+    own = (leaf.type.value for leaf in project_taxonomy(project).leaves)
     return list(dict.fromkeys([*ours, *own, *store.values("failure")]))
 
 

@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentloop import __version__
-from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
+from agentloop.errors import AgentLoopError, ConfigError
 from agentloop_cli.audit import audit
 from agentloop_cli.bank import bank
 from agentloop_cli.costs import costs
@@ -33,12 +33,6 @@ from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from agentloop.config.sections import SecretSection
-    from agentloop.protocols import SandboxBackend
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -71,6 +65,7 @@ def demo(
 ) -> None:
     """Watch a tiny policy learn tool use from scratch: no GPU, no key, a few minutes."""
     from agentloop.demo.project import prepare_demo
+    from agentloop.sandbox.ladder import make_backend
     from agentloop_cli.run import run_project
 
     backend = make_backend(sandbox, "--sandbox")
@@ -105,6 +100,7 @@ def loop(
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
     from agentloop.config.settings import CONFIG_FILE, load_config, place
+    from agentloop.sandbox.ladder import make_backend
     from agentloop_cli.run import run_project
 
     config = load_config(folder)
@@ -141,22 +137,6 @@ app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.add_typer(policies, name="policies")
 app.add_typer(keys, name="keys")
-
-
-def make_backend(
-    kind: str, where: str, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
-) -> SandboxBackend:
-    """What makes the boxes. Raises ConfigError for a `kind` that is not known, with `where` it was set.
-
-    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests.
-    """
-    from agentloop.plugins import installed
-    from agentloop.sandbox.ladder import LADDER, choose_backend
-
-    known = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
-    if ":" not in kind and kind not in known:
-        raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
-    return choose_backend(kind, recording=recording, secrets=secrets)
 
 
 def main() -> None:

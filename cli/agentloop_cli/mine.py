@@ -6,10 +6,9 @@ import asyncio
 import shlex
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,17 +16,14 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import ConfigError, counted
-from agentloop_cli.leaves import check_types, known_types, taxonomy_of
-from agentloop_cli.render import AsJson, LiveProgress, on_one_line, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+from agentloop.printable import on_one_line
+from agentloop_cli.leaves import check_types, known_types
+from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.mining.candidates import Candidate
     from agentloop.mining.mine import Mined
-    from agentloop.protocols import SandboxBackend
-    from agentloop.rollout.actors import Actor
-    from agentloop.store.store import Store
-    from agentloop.suites.suite import Suite
+    from agentloop.mining.project import ProjectMining
 
 LOST, NOTHING = 1, 5
 
@@ -66,156 +62,43 @@ def mine(
     Exit codes: 0 some were admitted, 1 an offline case does not hold (--check),
     2 something named is wrong, 4 no box can be made, 5 nothing was admitted.
     """
-    from agentloop.loop.project import REGRESSIONS
+    from agentloop.mining.case import REGRESSIONS
+    from agentloop.mining.project import MineOptions, ProjectMining
+    from agentloop.sandbox.ladder import make_backend
 
     out = out or project / REGRESSIONS
     if check:
         _check(out, as_json)
         return
-    from agentloop_cli.main import make_backend
-
-    store = open_store(where, project=project, create=False)
-    try:
+    options = MineOptions(project, out, policy, fixed, alike, n_concurrent, keep_rejected, tenant)
+    with opened_store(where, project=project) as store:
         check_types(filter, known_types(project, store))
-        ids = _ids(store, traces or (), filter, project, tenant)
+        mining = ProjectMining(options, store)
+        ids = mining.ids(traces or (), filter)
         backend = make_backend(sandbox, "--sandbox")
-        work = _Work(project, store, out, backend, policy, fixed, alike, n_concurrent, keep_rejected)
-        with LiveProgress() as progress, _kept(work, as_json):
+        with LiveProgress() as progress, _shown(mining, as_json):
             progress.start("mine: cases admitted", limit)
-            asyncio.run(work.run(filter, ids, bool(traces), tenant, limit, lambda mined: _tell(progress, mined)))
-    finally:
-        store.close()
-    if not any(mined.folder for mined in work.done):
+            tell = partial(_tell, progress)
+            asyncio.run(mining.run(backend, ids, filter=filter, every=bool(traces), limit=limit, on_mined=tell))
+    if not mining.admitted:
         raise typer.Exit(NOTHING)
 
 
-@dataclass
-class _Work:
-    """One run of the command."""
-
-    project: Path
-    store: Store
-    out: Path
-    backend: SandboxBackend
-    policy: str | None
-    fixed: str | None
-    alike: int
-    n_concurrent: int
-    keep_rejected: Path | None
-    done: list[Mined] = field(default_factory=list)
-    trained: frozenset[str] = frozenset()
-    """Ids of the train tasks."""
-    n_passed_over: int = 0
-    """Failed traces whose kind has cases enough."""
-
-    async def run(
-        self,
-        filter: str,
-        ids: Sequence[str],
-        named: bool,
-        tenant: str | None,
-        limit: int,
-        tell: Callable[[Mined], None],
-    ) -> None:
-        from agentloop.config.settings import known_secrets
-        from agentloop.mining.candidates import Signatures, candidates
-        from agentloop.mining.case import read_cases
-        from agentloop.mining.mine import Mine
-        from agentloop.types import Split
-
-        suite = _suite(self.project)
-        tasks = {task.id: task for task in suite.tasks} if suite else {}
-        self.trained = frozenset(task.id for task in tasks.values() if task.split is Split.train)
-        signatures = Signatures(read_cases(self.out), self.alike)
-        found = candidates(self.store, tasks, signatures, filter=filter, ids=ids, every=named, project=tenant)
-        failing, passing = self._actors(suite)
-        mining = Mine(
-            self.out,
-            self.store,
-            self.backend,
-            failing,
-            passing,
-            signatures,
-            suite=suite.name if suite else "",
-            tenant=tenant,
-            secrets=known_secrets(self.project),
-            taxonomy=taxonomy_of(self.project),
-            n_concurrent=self.n_concurrent,
-            keep_rejected=self.keep_rejected,
-        )
-        async for mined in mining.mine(found, limit=limit):
-            self.done.append(mined)
-            tell(mined)
-        self.n_passed_over = signatures.n_passed_over
-
-    def _actors(
-        self, suite: Suite | None
-    ) -> tuple[Callable[[Candidate], Actor | None], Callable[[Candidate], Actor | None]]:
-        """Who failed, and who passes now, of a candidate; each is loaded once."""
-        from agentloop.loop.refs import resolve
-        from agentloop.registry.versions import Registry
-
-        live = Registry(self.store).live()
-
-        @cache
-        def acting(ref: str) -> Actor:
-            tasks, name = (suite.tasks, suite.name) if suite else ((), "")
-            return resolve(ref, self.project, tasks, name)
-
-        def failing(candidate: Candidate) -> Actor | None:
-            version = candidate.trace.policy_version if candidate.imported is None else None
-            ref = self.policy or (f"v{version}" if version else None)
-            return acting(ref) if ref else None
-
-        def passing(candidate: Candidate) -> Actor | None:
-            if self.fixed:
-                return acting(self.fixed)
-            failed = self.policy is None and live is not None and candidate.trace.policy_version == live.number
-            return (
-                None
-                if live is None or failed or self.policy in ("live", f"v{live.number}")
-                else acting(f"v{live.number}")
-            )
-
-        return failing, passing
-
-
 @contextmanager
-def _kept(work: _Work, as_json: bool) -> Iterator[None]:
-    """What was done is told also when the work was interrupted."""
+def _shown(mining: ProjectMining, as_json: bool) -> Iterator[None]:
+    """What was done is printed also when the work was interrupted."""
     try:
         yield
     finally:
         if as_json:
-            print_json(_document(work.done, work.out))
+            print_json(_document(mining.done, mining.options.out))
         else:
-            _print(work)
-        if not work.done:
+            _print(mining)
+        if not mining.done:
             stderr.print(
-                f"nothing was tried: no scored failure that is no case yet ({work.n_passed_over:,} are like those that "
-                "there are); `agentloop judge again` tells what imported traces are worth"
+                f"nothing was tried: no scored failure that is no case yet ({mining.n_passed_over:,} are like those "
+                "that there are); `agentloop judge again` tells what imported traces are worth"
             )
-
-
-def _ids(store: Store, named: Sequence[str], filter: str, project: Path, tenant: str | None) -> list[str]:
-    """Whole ids of the traces that are named, or else of what champions failed; none is all."""
-    from agentloop.loop.project import FAILED
-    from agentloop.mining.failed import read_failed
-
-    if named:
-        return [store.named(prefix, project=tenant).id for prefix in named]
-    return [] if filter else [failed.trace_id for failed in read_failed(project / FAILED)]
-
-
-def _suite(project: Path) -> Suite | None:
-    """The project's; None in a folder that is no project, where traces are all there is."""
-    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
-    from agentloop.suites.suite import load_suite
-
-    if not (project / CONFIG_FILE).is_file():
-        return None
-    config = load_config(project)
-    return load_suite(suite_folder(project, config)) if config.project.suite else None
 
 
 def _tell(progress: LiveProgress, mined: Mined) -> None:
@@ -235,9 +118,10 @@ def _document(done: Sequence[Mined], out: Path) -> dict[str, Any]:
     }
 
 
-def _print(work: _Work) -> None:
-    done, out = work.done, work.out
-    admitted = [mined for mined in done if mined.folder is not None]
+def _print(mining: ProjectMining) -> None:
+    done = mining.done
+    out = mining.options.out
+    admitted = mining.admitted
     for mined in admitted:
         stdout.print(Text(mined.case.id, style="bold"), Text(f" {mined.case.kind}  {mined.case.failure}", style="red"))
         stdout.print(Text(f"    {on_one_line(mined.case.sentence)}"), soft_wrap=True)
@@ -248,17 +132,16 @@ def _print(work: _Work) -> None:
     n_rejected = len(done) - len(admitted)
     rejected = f"; {n_rejected} not admitted ({told})" if n_rejected else ""
     stdout.print(Text(f"{counted(len(admitted), 'case')} admitted to {out}{rejected}"), soft_wrap=True)
-    for line in _next(work, admitted) if admitted else _nothing(work) if done else ():
+    for line in _next(mining, admitted) if admitted else _nothing(mining) if done else ():
         stdout.print(Text(line), soft_wrap=True)
 
 
-def _next(work: _Work, admitted: Sequence[Mined]) -> Iterator[str]:
+def _next(mining: ProjectMining, admitted: Sequence[Mined]) -> Iterator[str]:
     """What a person does with new cases."""
-    cases, project = (
-        shlex.quote(str(work.out)),
-        "" if work.project == Path() else f" -p {shlex.quote(str(work.project))}",
-    )
-    n_trained = len({mined.case.task for mined in admitted} & work.trained)
+    options = mining.options
+    cases = shlex.quote(str(options.out))
+    project = "" if options.project == Path() else f" -p {shlex.quote(str(options.project))}"
+    n_trained = len({mined.case.task for mined in admitted} & mining.trained)
     if n_trained:
         yield f"{counted(n_trained, 'train task')} among them, left out of training from now on"
     yield "next, when you have read each case.toml and evidence.json:"
@@ -269,7 +152,7 @@ def _next(work: _Work, admitted: Sequence[Mined]) -> Iterator[str]:
         yield f"  agentloop gate {cases} --baseline main --candidate REF{project}"
     if any(mined.case.kind == "offline" for mined in admitted):
         yield f"  agentloop mine --check --out {cases}"
-    if _is_ignored(work.out):
+    if _is_ignored(options.out):
         yield f"  git leaves {cases} out here (.gitignore): keep that folder, or name another with --out"
     else:
         yield f"  git status {cases}, then git add {cases} && git commit"
@@ -284,9 +167,9 @@ def _is_ignored(folder: Path) -> bool:
         return False
 
 
-def _nothing(work: _Work) -> Iterator[str]:
-    if work.keep_rejected:
-        yield f"what was tried is in {work.keep_rejected}, with its evidence"
+def _nothing(mining: ProjectMining) -> Iterator[str]:
+    if mining.options.keep_rejected:
+        yield f"what was tried is in {mining.options.keep_rejected}, with its evidence"
     else:
         yield "nothing to commit; --keep-rejected DIR keeps what was tried, with its evidence"
 

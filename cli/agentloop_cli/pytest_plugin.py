@@ -1,7 +1,7 @@
 """The pytest plugin: suites as tests, a trial of one's own in a test, and the gate's verdict as pytest's exit code.
 
 Installed with agentloop and silent until `--agentloop-run`: tests marked `agentloop` are left out without it. Nothing
-of agentloop is imported before a marked test runs; what they do is in `pytest_trials.py`.
+of agentloop is imported before a marked test runs; what they do is in `agentloop/testing/session.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from agentloop.protocols import Policy
     from agentloop.recordings.answers import TapedPolicy
+    from agentloop.testing.decision import Decision
+    from agentloop.testing.own import Box
+    from agentloop.testing.session import Session, SessionOptions, Spec, TestRun, TrialResult
     from agentloop.types import Trace
-    from agentloop_cli.pytest_decision import Decision
-    from agentloop_cli.pytest_own import Box
-    from agentloop_cli.pytest_trials import TrialResult, Trials
 
 MARK = "agentloop"
 TASK = "agentloop_task"
@@ -29,7 +29,7 @@ HELP = (
     "suite in the folder `suite`. `gate` is 'baseline', a comparison with --agentloop-baseline over all tests, or the "
     "lowest mean reward that the task may have by itself."
 )
-_trials: pytest.StashKey[Trials] = pytest.StashKey()
+_session: pytest.StashKey[Session] = pytest.StashKey()
 _decision: pytest.StashKey[Decision] = pytest.StashKey()
 
 
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if mark is None or not (mark.args or mark.kwargs) or not metafunc.config.getoption("--agentloop-run"):
         return
     metafunc.fixturenames.append(TASK)
-    metafunc.parametrize(TASK, _collected(lambda: trials_of(metafunc.config).task_ids(mark)))
+    metafunc.parametrize(TASK, _collected(lambda: _task_ids(metafunc.config, mark)))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -82,16 +82,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     except (KeyboardInterrupt, SystemExit, pytest.exit.Exception):
         raise
     except BaseException:  # also what pytest means by a failure, or a skip
-        trials_of(pyfuncitem.config).finish(pyfuncitem)
+        _finish(pyfuncitem)
         raise
-    trials_of(pyfuncitem.config).finish(pyfuncitem)
+    _finish(pyfuncitem)
     return result
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End every box."""
-    if (trials := config.stash.get(_trials, None)) is not None:
-        trials.close()
+    if (session := config.stash.get(_session, None)) is not None:
+        session.close()
 
 
 class Controller:
@@ -110,9 +110,9 @@ class Controller:
         """PASS leaves pytest's own exit code; 1, 3 and 4 are the gate's, where the tests themselves did not fail."""
         if not self._properties:
             return
-        from agentloop_cli.pytest_decision import decide
+        from agentloop.testing.decision import decide
 
-        decision = decide(trials_of(self._config), self._properties)
+        decision = decide(session_of(self._config), self._properties)
         self._config.stash[_decision] = decision
         if decision.exit_code and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = decision.exit_code
@@ -134,17 +134,17 @@ class Controller:
 @pytest.fixture(scope="session")
 def agent_policy(pytestconfig: pytest.Config) -> Policy:
     """What --agentloop-policy names."""
-    policy: Policy = _said(lambda: trials_of(pytestconfig).policy)
+    policy: Policy = _said(lambda: session_of(pytestconfig).policy)
     return policy
 
 
 @pytest.fixture
 def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[Box]:
     """An empty box of its own, gone after the test."""
-    from agentloop_cli.pytest_own import Box
+    from agentloop.testing.own import Box
 
-    trials = trials_of(pytestconfig)
-    box = _said(lambda: Box(trials.runner, trials.pool))
+    session = session_of(pytestconfig)
+    box = _said(lambda: Box(session.runner, session.pool))
     yield box
     box.close()
 
@@ -154,8 +154,7 @@ def rollout(request: pytest.FixtureRequest) -> Callable[[], TrialResult]:
     """Runs the next trial of the test's task; those that a test does not ask for are run after it."""
     if not _is_suite(request.node):
         pytest.fail("`rollout` is for tests marked agentloop(suite=...)", pytrace=False)
-    trials = trials_of(request.config)
-    return lambda: trials.next(request.node)
+    return lambda: _next(request.node)
 
 
 @pytest.fixture
@@ -163,9 +162,13 @@ def trace(request: pytest.FixtureRequest, record_property: Callable[[str, object
     """The last trial's; its id is then in the JUnit report."""
 
     def last() -> Trace:
-        found = trials_of(request.config).last_trace(request.node)
-        record_property("agentloop.trace_id", found.id)
-        return found
+        traces = [one.trace for one in _test(request.node).done if one.trace is not None]
+        if not traces:
+            pytest.fail(
+                "no trial of this test has a trace: call `rollout` first; one on the tape is not run", pytrace=False
+            )
+        record_property("agentloop.trace_id", traces[-1].id)
+        return traces[-1]
 
     return last
 
@@ -173,10 +176,12 @@ def trace(request: pytest.FixtureRequest, record_property: Callable[[str, object
 @pytest.fixture
 def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., TapedPolicy]]:
     """`cassette(policy, identity=..., trial=0)`: the policy with the tape of this test, in the --agentloop-mode."""
-    from agentloop_cli.pytest_own import Taping
+    from agentloop.testing.own import Taping
 
-    trials, node = trials_of(request.config), request.node
-    taping = _said(lambda: Taping(node.path.parent / "cassettes" / node.path.stem, node.name, trials.mode, trials.root))
+    session = session_of(request.config)
+    node = request.node
+    folder = node.path.parent / "cassettes" / node.path.stem
+    taping = _said(lambda: Taping(folder, node.name, session.mode, session.root))
     yield taping.policy
     taping.close()
 
@@ -184,13 +189,67 @@ def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., TapedPoli
 # ------------------------------------------------------------------------------------ who does it
 
 
-def trials_of(config: pytest.Config) -> Trials:
+def session_of(config: pytest.Config) -> Session:
     """This process's; made when it is first needed."""
-    if _trials not in config.stash:
-        from agentloop_cli.pytest_trials import Trials
+    if _session not in config.stash:
+        from agentloop.testing.session import Session
 
-        config.stash[_trials] = Trials(config)
-    return config.stash[_trials]
+        config.stash[_session] = Session(_options(config))
+    return config.stash[_session]
+
+
+def _options(config: pytest.Config) -> SessionOptions:
+    from agentloop.recordings.answers import Mode
+    from agentloop.testing.session import SessionOptions
+
+    option = config.getoption
+    worker = getattr(config, "workerinput", {})
+    return SessionOptions(
+        root=config.rootpath,
+        mode=Mode(option("--agentloop-mode")),
+        baseline=option("--agentloop-baseline"),
+        policy=option("--agentloop-policy"),
+        seed=option("--agentloop-seed"),
+        report=option("--agentloop-report"),
+        n_trials=option("--agentloop-trials"),
+        sandbox=option("--agentloop-sandbox"),
+        budget_usd=option("--agentloop-budget-usd"),
+        worker=worker.get("workerid", "main"),
+        n_workers=worker.get("workercount", 1),
+    )
+
+
+def _spec(config: pytest.Config, mark: pytest.Mark) -> Spec:
+    return session_of(config).spec(mark.kwargs, has_positional=bool(mark.args))
+
+
+def _task_ids(config: pytest.Config, mark: pytest.Mark) -> list[str]:
+    return session_of(config).task_ids(_spec(config, mark))
+
+
+def _test(node: Any) -> TestRun:
+    """The run of a test of a suite; `_is_suite` holds for it."""
+    mark = node.get_closest_marker(MARK)
+    return session_of(node.config).test(node.nodeid, lambda: _spec(node.config, mark), node.callspec.params[TASK])
+
+
+def _next(node: pytest.Item) -> TrialResult:
+    """The next trial. Skips the test when the budget is spent."""
+    test = _test(node)
+    rollout = session_of(node.config).next(test)
+    if rollout is None:
+        pytest.skip(test.why_not or "")
+    return rollout
+
+
+def _finish(node: pytest.Item) -> None:
+    """Run the trials that are left, hand all outcomes over, and fail or skip the test for what it comes to."""
+    ending = session_of(node.config).finish(_test(node))
+    node.user_properties += ending.properties
+    if ending.failure is not None:
+        pytest.fail(ending.failure, pytrace=False)
+    if ending.skip is not None:
+        pytest.skip(ending.skip)
 
 
 def _is_worker(config: pytest.Config) -> bool:

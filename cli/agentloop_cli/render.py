@@ -25,7 +25,6 @@ from agentloop.errors import counted
 from agentloop.printable import clean, escape_json
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-ESCAPED = {ord(space): repr(space)[1:-1] for space in "\n\t\u2028\u2029"}
 
 
 class CleanConsole(Console):
@@ -58,11 +57,6 @@ class ConsoleLog(logging.Handler):
 def print_error(problem: str) -> None:
     """The one line that a command ends with when it could not do what it was asked."""
     stderr.print(Text.assemble(("error:", "bold red"), f" {problem}"))
-
-
-def on_one_line(text: str) -> str:
-    """The same with line breaks and tabs as they are written in code."""
-    return clean(text).translate(ESCAPED)
 
 
 def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:

@@ -110,8 +110,8 @@ def _routes(project: Path, store: Store, urls: list[str]) -> Routes | None:
     """What the settings and the command line say of models; None for no gateway."""
     from agentloop.config.sections import GatewaySection, from_environment
     from agentloop.config.settings import CONFIG_FILE, load_config
-    from agentloop.gateway.routes import Routes, Upstream, versions_of
-    from agentloop.registry.versions import Registry
+    from agentloop.gateway.routes import Routes, Upstream
+    from agentloop.registry.versions import Registry, versions_of
 
     settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
     upstreams = [Upstream(_host_of(url), url.rstrip("/")) for url in urls]

@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import counted
-from agentloop.printable import clean
-from agentloop_cli.render import AsJson, on_one_line, print_block, print_json, stdout
+from agentloop.printable import clean, on_one_line
+from agentloop_cli.render import AsJson, print_block, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 from agentloop_cli.traces import GAP
 

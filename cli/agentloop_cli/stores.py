@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,18 @@ def open_store(where: str | None, *, project: Path = Path(), create: bool = True
             "`agentloop demo` make one; name another with --store, or its project's folder with -p"
         )
     return Store(place, create=create, secrets=secrets)
+
+
+@contextmanager
+def opened_store(
+    where: str | None, *, project: Path = Path(), create: bool = False, secrets: Iterable[str] = ()
+) -> Iterator[Store]:
+    """As `open_store`, for the length of the block."""
+    store = open_store(where, project=project, create=create, secrets=secrets)
+    try:
+        yield store
+    finally:
+        store.close()
 
 
 def same_store(project: Path, where: str | None, tenant: str | None) -> str:

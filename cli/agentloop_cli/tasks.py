@@ -93,8 +93,8 @@ def run(
     from agentloop.config.settings import STORE, known_secrets
     from agentloop.harbor.run import document, refuse_images, run_tasks
     from agentloop.harbor.task import find_tasks
+    from agentloop.sandbox.ladder import make_backend
     from agentloop.store.store import Store
-    from agentloop_cli.main import make_backend
 
     tasks = find_tasks(folders)
     settings = _settings(agent, command, agent_files, tool, mcp, compaction)

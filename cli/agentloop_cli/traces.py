@@ -14,8 +14,9 @@ import typer
 from rich.text import Text
 
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.printable import on_one_line
 from agentloop_cli.leaves import check_types, known_types
-from agentloop_cli.render import AsJson, on_one_line, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
 
 # The store is imported when a command needs it: `--help` must answer at once.

@@ -12,7 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from agentloop_cli.baselines import shared_module
+
+from agentloop.gate.baselines import shared_module
 
 from .conftest import Run
 from .test_gate_faults import REFUSALS, TRIALS, bank, endpoint, lay

@@ -15,9 +15,9 @@ import pytest
 from agentloop.config.settings import load_config
 from agentloop.demo.template import prepare_template
 from agentloop.errors import ConfigError
-from agentloop.loop.refs import resolve
 from agentloop.plugins import load_object
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.registry.refs import resolve
 from agentloop.suites.suite import load_suite
 from agentloop.types import Message, Split, Task
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from agents.box import MemoryBox, MemoryPool, calls
@@ -14,9 +14,9 @@ from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import SandboxGone
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.result import fold
-from agentloop.gate.taped import TapedTrials
+from agentloop.gate.taped import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
-from agentloop.protocols import Policy
+from agentloop.identity import Identity
 from agentloop.recordings.answers import Mode, Tape
 from agentloop.rollout.actors import Actor
 from agentloop.types import Completion, ExecResult, Message, Part, RewardState, Task, ToolSpec
@@ -52,12 +52,15 @@ class Stage:
         self.bank = tuple(asyncio.run(self.all(recorded, Side.baseline)))
 
     def gate(self, model: Model, mode: Mode, **changed: object) -> TapedTrials:
-        def make(policy: Policy) -> Trials:
-            actor = Actor("model", ToolLoop(), policy, price=lambda done: done.cost_usd)
-            return Trials([TASK], dict.fromkeys(Side, actor), self.pool, run="r", pauses_s=())
+        def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
+            return Trials([TASK], sides, self.pool, run="r", pauses_s=pauses_s)
 
-        given = {"identity": "p1", "suite_hash": "h1", "bank": getattr(self, "bank", ()), "pauses_s": (), **changed}
-        return TapedTrials(make, model, self.tape, mode, price=lambda done: done.cost_usd, **given)  # type: ignore[arg-type]
+        options = {"identity": "p1", "suite_hash": "h1", "bank": getattr(self, "bank", ()), "pauses_s": (), **changed}
+        version = Identity(str(options.pop("identity")), {})
+        actor = Actor("model", ToolLoop(), model, version, price=lambda done: done.cost_usd)
+        suite_hash, pauses_s = str(options.pop("suite_hash")), options.pop("pauses_s")
+        recording = SuiteTape(self.tape, Side.candidate, mode, **options)  # type: ignore[arg-type]
+        return TapedTrials(make, actor, recording, suite_hash, pauses_s=pauses_s)  # type: ignore[arg-type]
 
     @staticmethod
     async def all(trials: TapedTrials, side: Side = Side.candidate) -> list[Outcome]:

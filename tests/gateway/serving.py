@@ -18,8 +18,8 @@ from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
 from agentloop.api.connection import Connection
 from agentloop.gateway.prices import Price, unknown
-from agentloop.gateway.routes import Routes, Upstream, versions_of
-from agentloop.registry.versions import Registry
+from agentloop.gateway.routes import Routes, Upstream
+from agentloop.registry.versions import Registry, versions_of
 from agentloop.store.keys import Budget, Key
 from agentloop.store.store import Store
 from agentloop.types import Span

@@ -13,8 +13,7 @@ from shlex import quote
 import pytest
 
 from agentloop.audit.cheats import known_cheats
-from agentloop.harbor.agents import Cheater
-from agentloop.harbor.audit import agents, audit
+from agentloop.audit.harbor import Cheater, agents, audit
 from agentloop.harbor.room import FOLDERS, LOGS, SOLUTION, TESTS, Room
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask, load_task

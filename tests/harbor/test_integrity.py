@@ -9,15 +9,16 @@ import pytest
 from sandbox.roots import busybox_root
 
 from agentloop.audit.cheats import Cheat, known_cheats
+from agentloop.audit.harbor import Cheater
+from agentloop.gate.harbor import HarborTrials
 from agentloop.gate.outcomes import Side
-from agentloop.harbor.agents import Cheater, Oracle
+from agentloop.harbor.agents import Oracle
 from agentloop.harbor.run import why
-from agentloop.harbor.suite import HarborTrials
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import run_trial
 from agentloop.harbor.trust import Fate, Trust, fate_by_content
-from agentloop.loop.refs import resolve
 from agentloop.protocols import SandboxBackend
+from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import ORACLE
 from agentloop.types import Attempt, FailureType, RewardState
 

@@ -9,8 +9,8 @@ import pytest
 from parts import lacking
 
 from agentloop.audit.cheats import known_cheats
+from agentloop.audit.harbor import agents, audit
 from agentloop.harbor.agents import Nobody, Oracle
-from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.roots import for_backend
 from agentloop.harbor.run import run_tasks
 from agentloop.harbor.task import find_tasks

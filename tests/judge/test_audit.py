@@ -17,17 +17,17 @@ from sandbox.roots import busybox_root
 from typer.testing import CliRunner
 
 from agentloop.audit.cheats import Cheat, Quick, TaskAudit, document, known_cheats
+from agentloop.audit.harbor import Cheater, agents, audit
 from agentloop.audit.suite import audit as suite_audit
 from agentloop.errors import CapabilityError, PluginError, SandboxUnavailable
 from agentloop.failures.detectors.rules import RULES
 from agentloop.failures.reading import Reading
-from agentloop.harbor.agents import Cheater
-from agentloop.harbor.audit import agents, audit
 from agentloop.harbor.task import load_task
 from agentloop.harbor.trial import run_trial
-from agentloop.loop.project import Silent, Stage, open_project
+from agentloop.loop.project import Stage, open_project
 from agentloop.mining.admission import sound
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.progress import Silent
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.canaries import ANSWER, CREDENTIAL, TEST, canaries

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentloop.loop.project import Project, Silent, open_project
+from agentloop.loop.project import Project, open_project
 from agentloop.loop.turns import run_loop
 from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import write_suite
 from agentloop.types import Limits, Message, Part, PolicyVersion, Purpose, SandboxSpec, Split, Task, content_hash

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError
 from agentloop.loop.learners import make_learner
-from agentloop.loop.project import Silent, open_project
+from agentloop.loop.project import open_project
 from agentloop.loop.turns import run_loop
+from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite, write_suite

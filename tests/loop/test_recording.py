@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.loop.project import Silent, open_project
+from agentloop.loop.project import open_project
 from agentloop.loop.turns import run_loop
+from agentloop.progress import Silent
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.replay import ReplayBackend
 from agentloop.sandbox.unconfined import UnconfinedBackend

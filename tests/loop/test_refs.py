@@ -6,15 +6,15 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agentloop_cli.evals import evals_at
 
 from agentloop.config.settings import STORE, load_config
 from agentloop.errors import ConfigError, PluginError
+from agentloop.gate.suites import evals_at
 from agentloop.identity import identity
-from agentloop.loop.acting import agent_parts
-from agentloop.loop.learners import fixed_policy
-from agentloop.loop.refs import resolve
 from agentloop.policies.openai import OpenAIPolicy
+from agentloop.registry.parts import agent_parts
+from agentloop.registry.policies import fixed_policy
+from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.episode import plan

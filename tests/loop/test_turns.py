@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, UpstreamUnavailable
-from agentloop.loop.project import FAILED, Project
+from agentloop.loop.project import Project
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
-from agentloop.mining.failed import read_failed
+from agentloop.mining.failed import FAILED, read_failed
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import load_suite

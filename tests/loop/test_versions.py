@@ -15,7 +15,7 @@ from agentloop.agents.choose import choose_agent
 from agentloop.config.sections import AgentSection, McpSection, PolicySection
 from agentloop.errors import PluginError
 from agentloop.identity import Identity, identity
-from agentloop.loop.acting import agent_parts, policy_parts
+from agentloop.registry.parts import agent_parts, policy_parts
 
 from .mini import make_mini
 

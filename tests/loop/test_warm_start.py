@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.loop.project import Project, Silent
+from agentloop.loop.project import Project
 from agentloop.loop.warm_start import CHECK_EVERY, SETTLE_STEPS, demonstrate, warm_start
+from agentloop.progress import Silent
+from agentloop.registry.artifacts import folder_hash
 from agentloop.suites.suite import load_suite, write_suite
-from agentloop.train.checkpoint import folder_hash
 from agentloop.types import Split
 
 from .mini import make_mini, opened, solves

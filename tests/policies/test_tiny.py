@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.lockstep import BatchPolicy, Request
 from agentloop.policies.tiny import CONTEXT, TinyPolicy, _invert, new_model, sample
-from agentloop.train.checkpoint import folder_hash
+from agentloop.registry.artifacts import folder_hash
 from agentloop.train.logprobs import make_batch, token_logprobs
 from agentloop.types import Message, Sample
 

@@ -9,8 +9,9 @@ import torch
 
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy
+from agentloop.registry.artifacts import WEIGHTS, folder_hash
 from agentloop.train import checkpoint
-from agentloop.train.checkpoint import ACTING, TRAINER, WEIGHTS, folder_hash, load_trainer, save_version
+from agentloop.train.checkpoint import ACTING, TRAINER, load_trainer, save_version
 from agentloop.train.grpo import Grpo
 from agentloop.types import Sample
 

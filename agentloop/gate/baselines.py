@@ -8,9 +8,10 @@ from pathlib import Path
 
 from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.gate.bank import Bank
+from agentloop.gate.options import GateOptions
+from agentloop.gate.suites import EvalSuite
 from agentloop.plugins import FILE_MODULE
 from agentloop.rollout.actors import Actor
-from agentloop_cli.evals import Found
 
 HINT = "--baseline-project names a folder that has it"
 
@@ -22,18 +23,19 @@ def is_same_version(banks: Sequence[Bank], candidates: Mapping[str, Actor]) -> b
 
 
 def find_baselines(
-    found: Sequence[Found], banks: Sequence[Bank], candidates: Mapping[str, Actor], project: Path, folder: Path | None
+    suites: Sequence[EvalSuite], banks: Sequence[Bank], candidates: Mapping[str, Actor], options: GateOptions
 ) -> tuple[dict[str, Actor], str | None]:
     """(the policies that filled the banks, by suite; None), or ({}, why they cannot be rolled out).
 
-    project: where the candidate's paths start. folder: where the baseline's start, if not there. Raises ConfigError for
-    a folder that does not exist.
+    Raises ConfigError for a `baseline_project` that does not exist.
     """
+    folder = options.baseline_project
+    project = options.project
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--baseline-project {folder}: no such folder; name one that has the baseline's policy")
     actors = {}
     where, hint = (f" in {folder}", "") if folder else ("", f"; {HINT}")
-    for one, bank in zip(found, banks, strict=True):
+    for one, bank in zip(suites, banks, strict=True):
         ref, candidate = bank.head.policy, candidates[one.evals.name].identity
         if not bank.head.is_of_known_program:
             return {}, "the bank was recorded for an unknown program; fill it again"

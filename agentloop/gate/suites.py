@@ -1,4 +1,4 @@
-"""What `gate` and `bank` have in common: from a folder to its tasks, and to whoever rolls them out."""
+"""What `gate` and `bank` have in common: from a folder to its tasks, and to what rolls them out."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
+from agentloop.gate.harbor import HarborTrials, boxed, harbor_evals, program_tasks
 from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.taped import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
 from agentloop.harbor.roots import for_backend
-from agentloop.harbor.suite import HarborTrials, boxed, harbor_evals, told
 from agentloop.harbor.task import HarborTask, find_tasks
 from agentloop.identity import Identity
-from agentloop.loop.project import check_environments, check_verifiers
-from agentloop.loop.refs import resolve
+from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.protocols import SandboxBackend
+from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import ORACLE, Actor
-from agentloop.sandbox.ladder import refuse_unconfined
+from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite
 from agentloop.types import Attempt, Task
-from agentloop_cli.tapes import Taped
 
 
 class NoTasks(AgentLoopError, LookupError):
@@ -42,17 +42,18 @@ class NoTasks(AgentLoopError, LookupError):
 
 
 @dataclass(frozen=True)
-class Found:
-    """A suite of either kind."""
+class EvalSuite:
+    """A suite of either kind, ready to be rolled out."""
 
     evals: Evals
     suite: Suite | None
+    """None for a folder of Harbor tasks."""
     harbor: tuple[HarborTask, ...] = ()
 
     @property
     def tasks(self) -> Sequence[Task]:
         """As a policy's program is called with them."""
-        return self.suite.tasks if self.suite else told(self.harbor)
+        return self.suite.tasks if self.suite else program_tasks(self.harbor)
 
     def resolve(self, ref: str, project: Path) -> Actor:
         """Who `ref` is here. Raises ConfigError, also for one that has learned from what it is to be tried on."""
@@ -74,29 +75,31 @@ class Found:
         return environment_of(tasks, backend, packages, acting)
 
 
-def evals_at(folder: Path) -> Found:
+def evals_at(folder: Path) -> EvalSuite:
     """The suite in `folder`. Raises ConfigError; NoTasks where there is none."""
     if (folder / HEAD).is_file():
         tasks_file = folder / TASKS
         if tasks_file.is_file() and not tasks_file.read_text(encoding="utf-8", errors="replace").strip():
             raise NoTasks(f"{tasks_file}: no task in it, so there is nothing to run; write one task a line, as JSON")
-        suite = load_suite(folder)
-        check_verifiers(suite)
-        check_environments(suite)
-        return Found(evals_of(suite), suite)
+        return checked_evals(load_suite(folder))
     if folder.is_dir() and not any(folder.glob("**/task.toml")):
         raise NoTasks(f"{folder}: no {HEAD} and no folders of Harbor tasks, so there is nothing to run; name a suite")
     tasks = tuple(find_tasks([folder]))
-    return Found(harbor_evals(folder, tasks), None, tasks)
+    return EvalSuite(harbor_evals(folder, tasks), None, tasks)
 
 
-def boxes(kind: str | None, project: Path) -> SandboxBackend:
-    """What makes the boxes: `kind`, or as the settings of `project` say where it has any, with what they add.
+def checked_evals(suite: Suite) -> EvalSuite:
+    """`suite`, whose verifiers and environments can be made. Raises ConfigError or PluginError for one that cannot."""
+    check_verifiers(suite)
+    check_environments(suite)
+    return EvalSuite(evals_of(suite), suite)
+
+
+def project_backend(kind: str | None, project: Path) -> SandboxBackend:
+    """The backend called `kind`, or the one that the settings of `project` name, with what they add.
 
     Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
     """
-    from agentloop_cli.main import make_backend
-
     settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
     journals = project / settings.journals if settings.journals else None
@@ -106,8 +109,8 @@ def boxes(kind: str | None, project: Path) -> SandboxBackend:
 
 
 @contextmanager
-def kept_in(folder: Path, project: Path) -> Iterator[Store]:
-    """The store of a run in `folder`, for this command alone; secrets that `project` knows are never in it."""
+def run_store(folder: Path, project: Path) -> Iterator[Store]:
+    """The store of a run in `folder`, for this process alone; secrets that `project` knows are never in it."""
     try:
         (folder / STORE).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -122,22 +125,23 @@ def kept_in(folder: Path, project: Path) -> Iterator[Store]:
 
 @asynccontextmanager
 async def rolling(
-    found: Sequence[Found],
+    suites: Sequence[EvalSuite],
     sides: Mapping[Side, Mapping[str, Actor]],
     backend: SandboxBackend,
     store: Store,
     *,
     project: Path,
     run: str,
-    taped: Mapping[str, Taped] | None = None,
+    tapes: Mapping[str, SuiteTape] | None = None,
 ) -> AsyncIterator[Runner]:
-    """Who rolls out the tasks of all of `found`. Boxes are gone at the end.
+    """The runner of the tasks of all `suites`. Boxes are gone at the end.
 
-    sides: who acts, by suite. run: decides every seed. taped: suites of our own whose tape is played or recorded.
+    sides: actors by suite. run: decides every seed. tapes: of suites of our own whose tape is played or recorded.
     Raises CapabilityError for boxes that cannot be made.
     """
     redactor = Redactor(token_bytes(32), known_secrets(project))
-    pool, scorer = SandboxPool(backend), load_scorer(project)
+    pool = SandboxPool(backend)
+    scorer = load_scorer(project)
     guess = scorer.guess if scorer else None
 
     def keep(attempt: Attempt) -> None:
@@ -145,24 +149,32 @@ async def rolling(
 
     with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
         runners: dict[tuple[str, Side], Runner] = {}
-        for n, one in enumerate(found):
+        for n, one in enumerate(suites):
             acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
-            named = f"{run}/{one.evals.hash[:16]}"
-            if one.suite is not None:
-                ours = partial(Trials, one.suite.tasks, pool=pool, run=named, keep=keep, guess=guess)
-                made: Runner = ours(acting)
-            else:
+            seed_name = f"{run}/{one.evals.hash[:16]}"
+            if one.suite is None:
                 tasks = for_backend(one.harbor, backend, Path(images) / str(n))
-                made = HarborTrials(tasks, acting, backend, run=named, keep=keep)
-            runners |= {(task, side): made for task in one.evals.tasks for side in Side}
-            if one.suite is not None and taped and (tape := taped.get(one.evals.name)):
-                runners |= {(task, tape.side): tape.around(ours, acting, one.evals.hash) for task in one.evals.tasks}
-
-        async def roll(task_id: str, side: Side, trial: int) -> Outcome:
-            outcome = await runners[task_id, side](task_id, side, trial)
-            return outcome.model_copy(update={"why": redactor.text(outcome.why)}) if outcome.why else outcome
-
+                runner: Runner = HarborTrials(tasks, acting, backend, run=seed_name, keep=keep)
+                runners |= _for_each_side(one, runner)
+                continue
+            make_trials = partial(Trials, one.suite.tasks, pool=pool, run=seed_name, keep=keep, guess=guess)
+            runners |= _for_each_side(one, make_trials(acting))
+            if tapes and (tape := tapes.get(one.evals.name)):
+                runner = TapedTrials(make_trials, acting[tape.side], tape, one.evals.hash)
+                runners |= {(task, tape.side): runner for task in one.evals.tasks}
         try:
-            yield roll
+            yield _without_secrets(runners, redactor)
         finally:
             await pool.close()
+
+
+def _for_each_side(one: EvalSuite, runner: Runner) -> dict[tuple[str, Side], Runner]:
+    return {(task, side): runner for task in one.evals.tasks for side in Side}
+
+
+def _without_secrets(runners: Mapping[tuple[str, Side], Runner], redactor: Redactor) -> Runner:
+    async def roll(task_id: str, side: Side, trial: int) -> Outcome:
+        outcome = await runners[task_id, side](task_id, side, trial)
+        return outcome.model_copy(update={"why": redactor.text(outcome.why)}) if outcome.why else outcome
+
+    return roll

@@ -21,9 +21,10 @@ from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_co
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError, extra
 from agentloop.identity import Digest, Part, Value, identity
-from agentloop.loop.acting import agent_parts
-from agentloop.loop.learners import fixed_policy, interrupts_wait
 from agentloop.protocols import Agent, Policy
+from agentloop.registry.artifacts import WEIGHTS, folder_hash
+from agentloop.registry.parts import agent_parts
+from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.store.store import Store
@@ -123,7 +124,6 @@ def _tiny(version: PolicyVersion, project: Path, temperature: float) -> Policy:
     try:
         with interrupts_wait():
             from agentloop.policies.tiny import TinyPolicy
-            from agentloop.train.checkpoint import WEIGHTS, folder_hash
     except ImportError as error:
         raise ConfigError(f"policy v{version.number} needs {error.name}; {extra('train')}") from None
     folder = project / (version.artifact or "") / WEIGHTS

@@ -16,16 +16,15 @@ from agentloop.config.settings import known_secrets
 from agentloop.errors import AgentLoopError, ConfigError, counted
 from agentloop.gate.bank import fill_bank, new_head
 from agentloop.gate.environment import Change, Environment, compare
-from agentloop.gate.findings import changes
+from agentloop.gate.findings import MAX_FLIPS, changes
 from agentloop.gate.flaky import read_quarantine, said
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
 from agentloop.gate.result import fold
 from agentloop.output_files import write_text
+from agentloop.printable import on_one_line
 from agentloop.recordings.answers import Mode, write_tape
 from agentloop.store.redact import Redactor
-from agentloop_cli.gate_outputs import MAX_FLIPS
-from agentloop_cli.pytest_trials import BASELINE, NONE, PREFIX, Trials, today
-from agentloop_cli.render import on_one_line
+from agentloop.testing.session import BASELINE, NONE, PREFIX, Session, today
 
 
 @dataclass(frozen=True)
@@ -37,17 +36,21 @@ class Decision:
     exit_code: int
 
 
-def decide(trials: Trials, reports: Sequence[Sequence[tuple[str, object]]]) -> Decision:
+def decide(session: Session, reports: Sequence[Sequence[tuple[str, object]]]) -> Decision:
     """From the properties of all tests' reports. What cannot be decided is never a PASS."""
-    told = [_Told.of(report) for report in reports]
+    tests = [TestReport.of(report) for report in reports]
     try:
-        return _record(trials, told) if trials.mode is Mode.record else _gate(trials, told)
+        return _record(session, tests) if session.mode is Mode.record else _gate(session, tests)
     except AgentLoopError as error:
         return Decision("no verdict", (str(error),), error.exit_code)
 
 
 @dataclass(frozen=True)
-class _Told:
+class TestReport:
+    """What the properties of one test's report say."""
+
+    __test__ = False  # pytest collects classes by their name
+
     suite: str
     trials: int
     gate: str
@@ -55,59 +58,60 @@ class _Told:
     outcomes: tuple[Outcome, ...]
 
     @classmethod
-    def of(cls, properties: Sequence[tuple[str, object]]) -> _Told:
+    def of(cls, properties: Sequence[tuple[str, object]]) -> TestReport:
+        """Raises KeyError for a report that is not of a suite."""
         ours = [(name.removeprefix(PREFIX), str(value)) for name, value in properties if name.startswith(PREFIX)]
         words: Mapping[str, str] = dict(ours)
         outcomes = tuple(Outcome.model_validate_json(value) for name, value in ours if name == "outcome")
         return cls(words["suite"], int(words["trials"]), words["gate"], words["kind"], outcomes)
 
 
-def _gate(trials: Trials, told: Sequence[_Told]) -> Decision:
-    lost = [o for one in told for o in one.outcomes if o.reward is None]
-    own = [one for one in told if one.gate != BASELINE]
+def _gate(session: Session, tests: Sequence[TestReport]) -> Decision:
+    lost = [o for one in tests for o in one.outcomes if o.reward is None]
+    own = [one for one in tests if one.gate != BASELINE]
     notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'nobody said why'}"] if lost else []
-    notes += _quarantines(trials, told)
+    notes += _quarantines(session, tests)
     if any(all(o.reward is None for o in one.outcomes) for one in own):
         return Decision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
-    compared = [one for one in told if one.gate == BASELINE]
+    compared = [one for one in tests if one.gate == BASELINE]
     if not compared:
         return Decision("every task by itself", tuple(notes), 0)
-    if trials.baseline == NONE:
+    if session.options.baseline == NONE:
         return Decision(
             "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
         )
-    header, banked = _header(trials, compared)
+    header, banked = _header(session, compared)
     rolled = sorted((o for one in compared for o in one.outcomes), key=lambda o: (o.trial, o.task_id))
     result = fold(header, [*banked, *rolled])
-    if trials.report is not None:
-        write_text(trials.report / "outcomes.jsonl", "".join(outcome_lines(header, [*banked, *rolled])))
-        write_text(trials.report / "gate.json", result.model_dump_json(indent=1) + "\n")
+    if session.options.report is not None:
+        write_text(session.options.report / "outcomes.jsonl", "".join(outcome_lines(header, [*banked, *rolled])))
+        write_text(session.options.report / "gate.json", result.model_dump_json(indent=1) + "\n")
         from agentloop.reports.markdown import markdown
 
-        write_text(trials.report / "gate.md", markdown(result))
-        notes.append(f"report: {trials.report / 'gate.md'}")
-    if trials.mode is Mode.replay and any(o.why and "the tape ends" in o.why for o in lost):
+        write_text(session.options.report / "gate.md", markdown(result))
+        notes.append(f"report: {session.options.report / 'gate.md'}")
+    if session.mode is Mode.replay and any(o.why and "the tape ends" in o.why for o in lost):
         notes.append("what changed was not asked: --agentloop-mode=auto asks the policy from the first difference on")
     played = f"{sum(o.played for o in rolled)} of {counted(len(rolled), 'trial')} played from the tape"
     worse = [on_one_line(line) for line in changes(result, worse=True)[:MAX_FLIPS]]
     return Decision(result.verdict.value, (*result.reasons, *worse, played, *notes), result.verdict.exit_code)
 
 
-def _header(trials: Trials, compared: Sequence[_Told]) -> tuple[Header, list[Outcome]]:
+def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, list[Outcome]]:
     """One part a suite; the bank is parted evenly among the trials, or one each where a tape is played."""
     parts, banked, per_visit, n_banked, changes = [], list[Outcome](), [], [], list[Change]()
     for suite in dict.fromkeys(one.suite for one in compared):
         ours = [one for one in compared if one.suite == suite]
         n_trials = max(one.trials for one in ours)
-        run = trials.ready(suite, n_trials)
+        run = session.ready(suite, n_trials)
         assert run.bank is not None  # noqa: S101
         assert run.tape_path is not None  # noqa: S101
         tasks = {kind: tuple(dict.fromkeys(o.task_id for one in ours if one.kind == kind for o in one.outcomes))
                  for kind in ("mean", "must_pass", "quarantined")}  # fmt: skip
         parts.append(
             SuitePart(
-                name=run.found.evals.name,
-                hash=run.found.evals.hash,
+                name=run.suite.evals.name,
+                hash=run.suite.evals.hash,
                 tasks=tasks["mean"],
                 must_pass=tasks["must_pass"],
                 quarantined=tasks["quarantined"],
@@ -117,40 +121,40 @@ def _header(trials: Trials, compared: Sequence[_Told]) -> tuple[Header, list[Out
         banked += [outcome for outcome in run.bank.outcomes if outcome.task_id in known]
         n_banked.append(run.bank.head.trials)
         changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
-        per_visit.append(1 if trials.plays(run.tape_path) else run.bank.head.trials // n_trials)
+        per_visit.append(1 if session.plays(run.tape_path) else run.bank.head.trials // n_trials)
     change: Change = max(changes, key=("same", "unknown", "changed").index)
-    settings = Settings(seed=trials.seed, per_visit=min(per_visit))
-    baseline = str(trials.baseline)
+    settings = Settings(seed=session.options.seed, per_visit=min(per_visit))
+    baseline = str(session.options.baseline)
     header = Header(
         settings=settings,
         suites=tuple(parts),
         baseline=baseline,
-        candidate=trials.ref,
+        candidate=session.options.policy,
         bank_trials=max(n_banked),
         environment=change,
     )
     return header, banked
 
 
-def _quarantines(trials: Trials, told: Sequence[_Told]) -> list[str]:
+def _quarantines(session: Session, tests: Sequence[TestReport]) -> list[str]:
     lines = []
-    for suite in dict.fromkeys(one.suite for one in told):
-        evals = trials.found(suite).evals
+    for suite in dict.fromkeys(one.suite for one in tests):
+        evals = session.suite(suite).evals
         lines += said(read_quarantine(evals.folder, evals.tasks), today())
     return lines
 
 
-def _record(trials: Trials, told: Sequence[_Told]) -> Decision:
+def _record(session: Session, tests: Sequence[TestReport]) -> Decision:
     """Banks and tapes of suites of which every task was run; a bank of some would hide the others."""
     lines = []
-    for suite in dict.fromkeys(one.suite for one in told):
-        outcomes = {(o.task_id, o.trial): o for one in told if one.suite == suite for o in one.outcomes}
-        n_trials = max(one.trials for one in told if one.suite == suite)
-        run = trials.ready(suite, n_trials)
-        path = trials.bank_file(run.found.evals)
+    for suite in dict.fromkeys(one.suite for one in tests):
+        outcomes = {(o.task_id, o.trial): o for one in tests if one.suite == suite for o in one.outcomes}
+        n_trials = max(one.trials for one in tests if one.suite == suite)
+        run = session.ready(suite, n_trials)
+        path = session.bank_file(run.suite.evals)
         assert path is not None  # noqa: S101
         assert run.tape_path is not None  # noqa: S101
-        evals = run.found.evals
+        evals = run.suite.evals
         missing = [(task, n) for task in evals.tasks for n in range(n_trials) if (task, n) not in outcomes]
         if missing:
             raise ConfigError(
@@ -158,13 +162,13 @@ def _record(trials: Trials, told: Sequence[_Told]) -> Decision:
                 " a bank has all: record the whole suite"
             )
         environment = run.environment or Environment(outside=("the sandbox, which is unknown",))
-        head = new_head(evals, trials.ref, run.actor.identity, n_trials, environment)
+        head = new_head(evals, session.options.policy, run.actor.identity, n_trials, environment)
         asyncio.run(fill_bank(path, head, evals.tasks, _known(outcomes), n_concurrent=1))
         n = f"{counted(n_trials, 'trial')} of {counted(len(evals.tasks), 'task')}"
         if run.actor.identity.unhashed:
             lines.append(f"{path}: {n}; commit it. No tape: no content hash covers {run.actor.identity.unhashed[0]}")
             continue
-        write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(trials.root)))
+        write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(session.root)))
         lines.append(f"{path} and {run.tape_path.name}: {n}; commit both")
     return Decision("recorded", tuple(lines), 0)
 

@@ -32,7 +32,7 @@ def harbor_evals(path: Path, tasks: Sequence[HarborTask]) -> Evals:
     )
 
 
-def told(tasks: Sequence[HarborTask]) -> list[Task]:
+def program_tasks(tasks: Sequence[HarborTask]) -> list[Task]:
     """What a program that acts on them is called with."""
     return [Task(id=task.name, instruction=task.instruction) for task in tasks]
 

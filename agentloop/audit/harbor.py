@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -20,17 +21,35 @@ from agentloop.audit.cheats import (
     refuse_no_box,
     start_one_of_each,
 )
-from agentloop.harbor.agents import Cheater, Nobody, Oracle, Random
+from agentloop.harbor.agents import Nobody, Oracle, Random, named_paths, run_step
+from agentloop.harbor.room import Room
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask
 from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Record, SandboxBackend
 from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
-from agentloop.types import Attempt
+from agentloop.types import Attempt, StopReason
 
 T = TypeVar("T")
 HONEST = (ORACLE, NOBODY, RANDOM)
 """Agents whose attempts have no time bound, and set that of the cheats."""
+
+CHEAT_S = 5.0
+"""A cheat that takes longer is judged by what it left."""
+
+
+class Cheater:
+    """Tries one cheat and does nothing else."""
+
+    def __init__(self, cheat: Cheat) -> None:
+        self.name, self._cheat = cheat.name, cheat
+
+    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
+        """See `trial.TrialAgent`."""
+        run = self._cheat.run
+        told = f"PATHS={shlex.quote(' '.join(named_paths(task)))}; WORK=$(pwd); "
+        record(await run_step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
+        return StopReason.submitted
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,307 @@
+"""From a gate's options to its result: what is compared, checked before anything runs, and the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from itertools import chain, count
+from pathlib import Path
+from typing import Protocol
+
+from agentloop.errors import ConfigError, counted
+from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, unknown_program
+from agentloop.gate.baselines import find_baselines, is_same_version
+from agentloop.gate.drift import controls_for
+from agentloop.gate.environment import Change, Environment, compare
+from agentloop.gate.flaky import active, read_quarantine, said
+from agentloop.gate.fold import Fold
+from agentloop.gate.live import Budget, Run, roll_out
+from agentloop.gate.options import GateOptions
+from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
+from agentloop.gate.result import result_of
+from agentloop.gate.suites import EvalSuite, evals_at, project_backend, rolling, run_store
+from agentloop.gate.summary import ENDS
+from agentloop.gate.taped import SuiteTape
+from agentloop.gate.tapes import one_a_visit, playing
+from agentloop.output_files import write_text
+from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.store.store import Store
+from agentloop.types import content_hash
+
+RESULT = "gate.result.json"
+"""In the run's folder: what it came to, as `--json` prints it."""
+
+
+class GateDisplay(Protocol):
+    """What a gate reports while it runs."""
+
+    def note(self, line: str) -> None:
+        """Something about the comparison that the verdict does not say."""
+        ...
+
+    def say(self, line: str) -> None:
+        """How the run goes on."""
+        ...
+
+    def begin(self, stage: str, total: int, n_done: int) -> None:
+        """At most `total` trials follow, of which an earlier run has done `n_done`."""
+        ...
+
+    def advance(self, fold: Fold) -> None:
+        """One more trial counts."""
+        ...
+
+
+class NoDisplay:
+    """A gate that nobody watches."""
+
+    def note(self, line: str) -> None:
+        """See GateDisplay."""
+
+    def say(self, line: str) -> None:
+        """See GateDisplay."""
+
+    def begin(self, stage: str, total: int, n_done: int) -> None:
+        """See GateDisplay."""
+
+    def advance(self, fold: Fold) -> None:
+        """See GateDisplay."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is compared, checked before anything runs."""
+
+    options: GateOptions
+    suites: tuple[EvalSuite, ...]
+    header: Header
+    banks: tuple[Bank, ...]
+    candidates: dict[str, Actor]
+    """By suite."""
+    taped: dict[str, SuiteTape]
+    """By suite; empty where no tape is played."""
+    backend: SandboxBackend
+    baselines: dict[str, Actor]
+    """By suite: the policies that filled the banks; empty where `no_baseline` says why they cannot be rolled out."""
+    no_baseline: str | None
+
+    @property
+    def bank(self) -> list[Outcome]:
+        """Of all suites."""
+        return [outcome for bank in self.banks for outcome in bank.outcomes]
+
+    @property
+    def made_of(self) -> dict[str, str]:
+        """What has to be the same for the run to be continued, beyond the header."""
+        return {
+            "candidate": content_hash({suite: actor.identity.hash for suite, actor in self.candidates.items()}),
+            "baseline": content_hash({bank.head.suite: bank.head.identity for bank in self.banks}),
+        }
+
+    @property
+    def key(self) -> str:
+        """The same for the same command, so that it continues; more rollouts are no other gate."""
+        header = self.header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})
+        return content_hash([header, self.made_of])[:8]
+
+
+def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
+    """What `options` name, loaded and checked. note: gets remarks as they come up.
+
+    Raises ConfigError for banks and policies that do not fit, NoTasks for a suite without any, SandboxUnavailable.
+    """
+    weights = [_weighed(text) for text in options.suites]
+    suites, banks = _suites(options, [path for path, _ in weights])
+    candidates = {one.evals.name: one.resolve(options.candidate, options.project) for one in suites}
+    for one, bank in zip(suites, banks, strict=True):
+        if not bank.head.is_of_known_program:
+            note(unknown_program(bank_path(one.evals, options.baseline), one.evals))
+    backend = project_backend(options.sandbox, options.project)
+    environments = _environments(suites, banks, backend)
+    taped = playing(suites, banks, candidates, environments, options, note)
+    parts = [
+        _part(one.evals, weight, options.must_pass, note) for one, (_, weight) in zip(suites, weights, strict=True)
+    ]
+    header = Header(
+        settings=one_a_visit(options.settings) if taped else options.settings,
+        suites=tuple(parts),
+        baseline=options.baseline,
+        candidate=options.candidate,
+        bank_trials=max(bank.head.trials for bank in banks),
+        environment=_change(banks, environments, note),
+    )
+    baselines, no_baseline = find_baselines(suites, banks, candidates, options)
+    is_same = is_same_version(banks, candidates)
+    header = header.model_copy(update={"is_same_version": is_same, "no_baseline": no_baseline})
+    if not taped:  # a recording meets the banked trial of its own number
+        controls = controls_for(header.environment, has_baseline=no_baseline is None)
+        header = header.model_copy(update={"controls": controls})
+    return Prepared(options, suites, header, banks, candidates, taped, backend, baselines, no_baseline)
+
+
+def _suites(options: GateOptions, paths: Sequence[Path]) -> tuple[tuple[EvalSuite, ...], tuple[Bank, ...]]:
+    """The suites, each with its bank."""
+    if options.baseline.endswith(".jsonl") and len(paths) > 1:
+        raise ConfigError(
+            f"--baseline {options.baseline}: one bank for several suites; give the name that each has one by"
+        )
+    suites = tuple(evals_at(path) for path in paths)
+    names = [one.evals.name for one in suites]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two suites of one name ({', '.join(names)}); rename one, or gate them apart")
+    min_trials = max(MIN_TRIALS, options.settings.per_visit or 0)
+    banks = [load_bank(bank_path(one.evals, options.baseline), one.evals, min_trials=min_trials) for one in suites]
+    return suites, tuple(banks)
+
+
+def _environments(
+    suites: Sequence[EvalSuite], banks: Sequence[Bank], backend: SandboxBackend
+) -> dict[str, Environment]:
+    """Of each suite as it is now, with the packages that its bank names."""
+    return {
+        one.evals.name: one.environment(backend, bank.head.environment.packages if bank.head.environment else ())
+        for one, bank in zip(suites, banks, strict=True)
+    }
+
+
+def _change(banks: Sequence[Bank], environments: dict[str, Environment], note: Callable[[str], None]) -> Change:
+    """What the banks are compared in, at worst; a line for each suite in which that is not the same."""
+    changes: list[Change] = []
+    for bank in banks:
+        change, why = compare(bank.head.environment, environments[bank.head.suite])
+        changes.append(change)
+        if change == "changed":
+            note(f"the environment of suite {bank.head.suite!r} has changed since its bank was filled: {why}")
+        elif change == "unknown" and bank.head.is_of_known_program:
+            note(
+                f"suite {bank.head.suite!r}: cannot tell whether the environment is the one in which its bank was "
+                f"filled: {why}"
+            )
+    return max(changes, key=("same", "unknown", "changed").index)
+
+
+def _part(evals: Evals, weight: float, patterns: Sequence[str], note: Callable[[str], None]) -> SuitePart:
+    """patterns: as `GateOptions.must_pass`."""
+    today, entries = datetime.now(UTC).date(), read_quarantine(evals.folder, evals.tasks)
+    for line in said(entries, today):
+        note(line)
+    aside = active(entries, today)
+    must = {task for task in evals.tasks if any(fnmatchcase(task, pattern) for pattern in patterns)}
+    must |= set(evals.must_pass)
+    return SuitePart(
+        name=evals.name,
+        hash=evals.hash,
+        weight=weight,
+        tasks=tuple(task for task in evals.tasks if task not in must and task not in aside),
+        must_pass=tuple(task for task in evals.tasks if task in must and task not in aside),
+        quarantined=tuple(task for task in evals.tasks if task in aside),
+        families=evals.families,
+    )
+
+
+def _weighed(text: str) -> tuple[Path, float]:
+    """`SUITE` or `SUITE=WEIGHT`."""
+    path, separator, weight = text.rpartition("=")
+    if not separator or Path(text).exists():
+        return Path(text), 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ConfigError(f"{text}: {weight!r} is no weight above 0; write SUITE=2")
+    return Path(path), number
+
+
+def run_gate(prepared: Prepared, display: GateDisplay) -> tuple[GateResult, Path]:
+    """(the result, the folder of the run): rolls out until there is a verdict, or goes on where a run stopped.
+
+    A reason that ended it before a verdict stands first in the result.
+    """
+    options = prepared.options
+    folder = options.out or folder_of(prepared)
+    fold = Fold(prepared.header)
+    with run_store(folder, options.project) as store:
+        run = Run(folder, prepared.header, prepared.bank, prepared.made_of)
+        try:
+            for outcome in run.outcomes:
+                fold.add(outcome)
+            if fold.decided is not None:
+                more = "a larger --max-rollouts goes on" if fold.decided is GateVerdict.inconclusive else "see --out"
+                display.say(f"{folder} has this gate's verdict already, and nothing was run; {more}")
+                stopped = None
+            else:
+                stopped = _rolled_out(prepared, fold, run, store, display)
+        finally:
+            run.close()
+    result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
+    write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
+    return result, folder
+
+
+def _with_reason(result: GateResult, stopped: str | None, no_baseline: str | None) -> GateResult:
+    if stopped is None:
+        return result
+    reasons = [reason for reason in result.reasons if not reason.startswith(ENDS)]
+    if stopped != no_baseline:  # which the header has, so that the reasons say it
+        reasons.insert(0, f"{stopped}.")
+    return result.model_copy(update={"reasons": tuple(reasons)})
+
+
+def folder_of(prepared: Prepared) -> Path:
+    """Where this gate goes on, or begins: a new folder in runs/ once the last one has said PASS, FAIL or INFRA.
+
+    A verdict is of the moment: an endpoint's model, or agentloop itself, may have changed since, which no key tells.
+    """
+    first = Path("runs") / f"gate-{prepared.key}"
+    folders = chain([first], (Path(f"{first}-{n}") for n in count(2)))
+    return next(folder for folder in folders if not _is_decided(folder / RESULT))
+
+
+def _is_decided(path: Path) -> bool:
+    """A result that says PASS, FAIL or INFRA: what was lost would stay lost. INCONCLUSIVE is gone on with."""
+    if not path.is_file():
+        return False
+    verdict = json.loads(path.read_text(encoding="utf-8")).get("verdict")
+    return verdict in (GateVerdict.passed.value, GateVerdict.failed.value, GateVerdict.infra.value)
+
+
+def _rolled_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> str | None:
+    """Why it stopped before a verdict, if it did."""
+    options, header = prepared.options, prepared.header
+    budget = Budget(options.max_usd, options.max_minutes, spent_usd=run.spent_usd)
+    n_done = len(run.outcomes) - run.n_banked
+    if prepared.taped:
+        display.say("the candidate is the policy of the bank's tape: what it asks again is played")
+    if n_done:
+        display.say(f"continuing {run.folder}: {counted(n_done, 'trial')} are there already")
+    display.begin(f"gate: {header.candidate} against {header.baseline}", header.settings.max_rollouts, n_done)
+
+    async def work() -> str | None:
+        sides = {Side.candidate: prepared.candidates, Side.baseline: prepared.baselines}
+        run_name = f"gate/{header.settings.seed}/{prepared.made_of['candidate'][:16]}"
+        async with rolling(
+            prepared.suites,
+            sides,
+            prepared.backend,
+            store,
+            project=options.project,
+            run=run_name,
+            tapes=prepared.taped,
+        ) as runner:
+            return await roll_out(
+                fold,
+                runner,
+                run,
+                n_concurrent=options.n_concurrent,
+                budget=budget,
+                no_baseline=prepared.no_baseline,
+                on_added=lambda _: display.advance(fold),
+            )
+
+    return asyncio.run(work())

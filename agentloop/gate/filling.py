@@ -1,0 +1,118 @@
+"""A bank filled from a user's options: what a policy does on a suite, stored beside it for gates to compare with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import ConfigError
+from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, new_head
+from agentloop.gate.flaky import failing, flake_rates
+from agentloop.gate.outcomes import Side
+from agentloop.gate.reference import banked_a_visit
+from agentloop.gate.suites import evals_at, project_backend, rolling, run_store
+from agentloop.gate.taped import SuiteTape
+from agentloop.gate.tapes import recording
+from agentloop.progress import Progress, Silent
+
+
+@dataclass(frozen=True)
+class BankOptions:
+    """Which suite, with whom, and how often."""
+
+    suite: Path
+    policy: str
+    """REF of the policy (`registry/refs.py`)."""
+    name: str
+    trials: int = 16
+    """Of each task."""
+    tape: bool = False
+    """Record every answer, too."""
+    sandbox: str | None = None
+    n_concurrent: int = 4
+    project: Path = Path()
+    out: Path = Path("runs/bank")
+
+
+@dataclass(frozen=True)
+class FilledBank:
+    """A whole bank, and the one that it replaces."""
+
+    bank: Bank
+    path: Path
+    evals: Evals
+    before: Bank | None
+
+    def document(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        costs = [outcome.cost_usd for outcome in self.bank.outcomes]
+        known = [cost for cost in costs if cost is not None]
+        n_mean = len(self.evals.tasks) - len(self.evals.must_pass)
+        trials = self.bank.head.trials
+        per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
+        is_other = self.before is not None and self.before.head.identity != self.bank.head.identity
+        return {
+            "bank": str(self.path),
+            **self.bank.head.model_dump(mode="json"),
+            "split": self.evals.split,
+            "n_tasks": len(self.evals.tasks),
+            "n_trials": len(self.bank.outcomes),
+            "mean_reward": _mean(self.bank),
+            "cost_usd": sum(known) if len(known) == len(costs) else None,
+            "n_visits": n_mean * (trials // per_visit),
+            "per_visit": per_visit,
+            "replaced_mean_reward": _mean(self.before) if self.before and is_other else None,
+            "failing": failing(flake_rates(self.bank.outcomes), self.evals.must_pass),
+        }
+
+
+def fill(options: BankOptions, progress: Progress | None = None) -> FilledBank:
+    """Roll out every task, or those that an interrupted run left. The bank is on disk when it is whole."""
+    progress = progress or Silent()
+    suite = evals_at(options.suite)
+    path = bank_path(suite.evals, options.name)
+    actor = suite.resolve(options.policy, options.project)
+    before = _before(path, suite.evals)
+    backend = project_backend(options.sandbox, options.project)
+    environment = suite.environment(backend, actor.packages, actor.identity)
+    head = new_head(suite.evals, options.policy, actor.identity, options.trials, environment)
+    recorder: AbstractContextManager[dict[str, SuiteTape]] = nullcontext({})
+    if options.tape:
+        recorder = recording(suite, path, options.project, actor, environment)
+    with run_store(options.out, options.project) as store, recorder as tapes:
+        progress.start(f"bank: {options.policy} on {suite.evals.name}", len(suite.evals.tasks) * options.trials)
+
+        async def work() -> Bank:
+            sides = {Side.baseline: {suite.evals.name: actor}}
+            run = f"bank/{actor.identity.hash}"
+            async with rolling([suite], sides, backend, store, project=options.project, run=run, tapes=tapes) as runner:
+                return await fill_bank(
+                    path,
+                    head,
+                    suite.evals.tasks,
+                    runner,
+                    n_concurrent=options.n_concurrent,
+                    on_done=_advancing(progress),
+                )
+
+        return FilledBank(asyncio.run(work()), path, suite.evals, before)
+
+
+def _advancing(progress: Progress) -> Callable[[object], None]:
+    return lambda _: progress.advance()
+
+
+def _before(path: Path, evals: Evals) -> Bank | None:
+    """The bank that will be replaced, where it is one of the suite as it is."""
+    try:
+        return load_bank(path, evals, min_trials=1)
+    except ConfigError:
+        return None
+
+
+def _mean(bank: Bank) -> float:
+    return sum(outcome.reward or 0.0 for outcome in bank.outcomes) / len(bank.outcomes)

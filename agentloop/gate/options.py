@@ -1,0 +1,55 @@
+"""What a user asks of a gate, before anything is loaded: light enough for `--help`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agentloop.gate.outcomes import Settings
+
+
+class OnDivergence(StrEnum):
+    """What a difference from the recorded answers does; `off` plays no recording."""
+
+    live = "live"
+    stop = "stop"
+    off = "off"
+
+
+class Sampling(StrEnum):
+    """Order of visits; see `outcomes.Settings`."""
+
+    round_robin = "round-robin"
+    iid = "iid"
+    importance = "importance"
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """One comparison of a candidate with a baseline."""
+
+    suites: Sequence[str]
+    """Folders; `FOLDER=2` has twice the weight."""
+    baseline: str
+    """Name of a bank in each suite's `baseline` folder, or the path of one."""
+    candidate: str
+    """REF of the policy on trial (`registry/refs.py`)."""
+    settings: Settings
+    must_pass: Sequence[str] = ()
+    """Patterns of ids of tasks that must pass, beside those tagged so."""
+    project: Path = Path()
+    """Folder where versions and paths of policies start."""
+    baseline_project: Path | None = None
+    """Folder where those of the baseline start; None is `project`."""
+    sandbox: str | None = None
+    """Kind; None takes it from the settings of `project`."""
+    on_divergence: OnDivergence = OnDivergence.live
+    out: Path | None = None
+    """Folder of the run; None makes or continues one in `runs/`."""
+    n_concurrent: int = 4
+    max_usd: float | None = None
+    max_minutes: float | None = None

@@ -1,0 +1,45 @@
+"""A suite before anything is rolled out: each of its verifiers and environments can be made."""
+
+from __future__ import annotations
+
+from agentloop.agents.gym.loop import check as check_environment
+from agentloop.errors import ConfigError, PluginError
+from agentloop.judge.score import make_verifier, name_verifiers
+from agentloop.suites.suite import HEAD, TASKS, Suite, read_jsonl
+from agentloop.types import Task
+
+
+def check_verifiers(suite: Suite) -> None:
+    """Make each verifier once: a wrong one is refused, with its task, before anything is rolled out."""
+    seen = set()
+    for task in suite.tasks:
+        for part in task.verifiers:
+            if (key := part.model_dump_json()) not in seen:
+                seen.add(key)
+                try:
+                    make_verifier(part)
+                except PluginError as error:
+                    raise PluginError(f"{_place(suite, task)}: {error}") from error
+        if task.reward is not None:
+            try:
+                name_verifiers(task)
+            except ConfigError as error:
+                raise ConfigError(f"{suite.folder / TASKS}: {error}") from error
+
+
+def check_environments(suite: Suite) -> None:
+    """Make each kind of environment once: one that cannot be made is refused, with its task."""
+    for task in suite.tasks:
+        if task.environment is not None:
+            try:
+                check_environment(task.environment)
+            except ConfigError as error:
+                raise ConfigError(f"{suite.folder / TASKS}: task {task.id!r}: {error}") from error
+
+
+def _place(suite: Suite, task: Task) -> str:
+    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none."""
+    path = suite.folder / TASKS
+    lines = read_jsonl(path, path.read_text(encoding="utf-8"))
+    where, row = next((where, row) for where, row in lines if row.get("id") == task.id)
+    return f"{where}: task {task.id!r}" if "verifiers" in row else f"{suite.folder / HEAD}: [[verifiers]]"

@@ -1,0 +1,144 @@
+"""Cases mined from the failed traces of a project: which traces, who failed, who passes now, and where cases go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, suite_folder
+from agentloop.failures.taxonomy import project_taxonomy
+from agentloop.mining.candidates import Candidate, Signatures, candidates
+from agentloop.mining.case import read_cases
+from agentloop.mining.failed import FAILED, read_failed
+from agentloop.mining.mine import Mine, Mined
+from agentloop.protocols import SandboxBackend
+from agentloop.registry.refs import resolve
+from agentloop.registry.versions import Registry
+from agentloop.rollout.actors import Actor
+from agentloop.store.store import Store
+from agentloop.suites.suite import Suite, load_suite
+from agentloop.types import Split
+
+Choice = Callable[[Candidate], Actor | None]
+"""The actor that a candidate is tried with; None is nobody."""
+
+
+@dataclass(frozen=True)
+class MineOptions:
+    """What mining is asked for."""
+
+    project: Path
+    out: Path
+    """Folder of cases."""
+    policy: str | None = None
+    """REF of who failed; None is the version that made each trace."""
+    fixed: str | None = None
+    """REF of who passes; None is the live version, or the tasks' solutions."""
+    alike: int = 3
+    """Cases of one kind of failure at most."""
+    n_concurrent: int = 4
+    keep_rejected: Path | None = None
+    """Folder for cases that were not admitted."""
+    tenant: str | None = None
+
+
+class ProjectMining:
+    """One run over a project's store. `done` has what was tried, also after an interruption."""
+
+    def __init__(self, options: MineOptions, store: Store) -> None:
+        self.options = options
+        self.done: list[Mined] = []
+        self.trained: frozenset[str] = frozenset()
+        """Ids of the train tasks."""
+        self.n_passed_over = 0
+        """Failed traces whose kind has cases enough."""
+        self._store = store
+
+    @property
+    def admitted(self) -> list[Mined]:
+        """Those that became cases."""
+        return [mined for mined in self.done if mined.folder is not None]
+
+    def ids(self, traces: Sequence[str], filter: str) -> list[str]:
+        """Whole ids of `traces`, or else of what champions failed; none is all failures.
+
+        traces: ids, or how they begin.
+        """
+        if traces:
+            return [self._store.named(prefix, project=self.options.tenant).id for prefix in traces]
+        return [] if filter else [failed.trace_id for failed in read_failed(self.options.project / FAILED)]
+
+    async def run(
+        self,
+        backend: SandboxBackend,
+        ids: Sequence[str],
+        *,
+        filter: str = "",
+        every: bool = False,
+        limit: int | None = None,
+        on_mined: Callable[[Mined], None] = lambda _: None,
+    ) -> None:
+        """Try failed traces until `limit` cases were admitted. every: also those that are no failure of a task."""
+        options = self.options
+        suite = _suite(options.project)
+        tasks = {task.id: task for task in suite.tasks} if suite else {}
+        self.trained = frozenset(task.id for task in tasks.values() if task.split is Split.train)
+        signatures = Signatures(read_cases(options.out), options.alike)
+        failures = candidates(
+            self._store, tasks, signatures, filter=filter, ids=ids, every=every, project=options.tenant
+        )
+        failing, passing = self._choices(suite)
+        mine = Mine(
+            options.out,
+            self._store,
+            backend,
+            failing,
+            passing,
+            signatures,
+            suite=suite.name if suite else "",
+            tenant=options.tenant,
+            secrets=known_secrets(options.project),
+            taxonomy=project_taxonomy(options.project),
+            n_concurrent=options.n_concurrent,
+            keep_rejected=options.keep_rejected,
+        )
+        async for mined in mine.mine(failures, limit=limit):
+            self.done.append(mined)
+            on_mined(mined)
+        self.n_passed_over = signatures.n_passed_over
+
+    def _choices(self, suite: Suite | None) -> tuple[Choice, Choice]:
+        """Who failed, and who passes now, of a candidate; each is loaded once."""
+        policy, fixed = self.options.policy, self.options.fixed
+        live = Registry(self._store).live()
+
+        @cache
+        def acting(ref: str) -> Actor:
+            tasks = suite.tasks if suite else ()
+            return resolve(ref, self.options.project, tasks, suite.name if suite else "")
+
+        def failing(candidate: Candidate) -> Actor | None:
+            version = candidate.trace.policy_version if candidate.imported is None else None
+            ref = policy or (f"v{version}" if version else None)
+            return acting(ref) if ref else None
+
+        def passing(candidate: Candidate) -> Actor | None:
+            if fixed:
+                return acting(fixed)
+            if live is None or policy in ("live", f"v{live.number}"):
+                return None
+            if policy is None and candidate.trace.policy_version == live.number:
+                return None
+            return acting(f"v{live.number}")
+
+        return failing, passing
+
+
+def _suite(project: Path) -> Suite | None:
+    """The project's; None in a folder that is no project, where traces are all there is."""
+    if not (project / CONFIG_FILE).is_file():
+        return None
+    config = load_config(project)
+    return load_suite(suite_folder(project, config)) if config.project.suite else None

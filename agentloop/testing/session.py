@@ -1,0 +1,387 @@
+"""What the pytest plugin does with a suite: trials of its tasks, in one process. pytest itself is not known here.
+
+A worker of xdist has its own session, and hands outcomes over as properties of its reports. What they come to together
+is decided elsewhere (`decision.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+from agentloop.errors import ConfigError, SandboxUnavailable, counted
+from agentloop.gate.bank import Bank, Evals, bank_path, load_bank
+from agentloop.gate.environment import Environment
+from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
+from agentloop.gate.flaky import active, read_quarantine
+from agentloop.gate.outcomes import Outcome, Settings, Side
+from agentloop.gate.suites import EvalSuite, evals_at, run_store
+from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
+from agentloop.gate.trials import Trials
+from agentloop.printable import clean
+from agentloop.protocols import Policy, SandboxBackend
+from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape
+from agentloop.registry.refs import resolve
+from agentloop.rollout.actors import Actor
+from agentloop.sandbox.ladder import make_backend
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Trace, Verdict
+
+NONE, BASELINE = "none", "baseline"
+N_CONCURRENT = 4
+"""Trials of one test at once."""
+PREFIX = "agentloop."
+N_TRIALS = 8
+KEYS = ("suite", "trials", "gate", "must_pass", "budget_usd")
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial. attempt, trace and verdict are None for one that the tape covers: nothing ran."""
+
+    outcome: Outcome
+    attempt: Attempt | None
+
+    @property
+    def trace(self) -> Trace | None:
+        """Of the attempt."""
+        return self.attempt.trace if self.attempt else None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Of the attempt."""
+        return self.attempt.verdict if self.attempt else None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a mark asks for."""
+
+    suite: str
+    trials: int
+    gate: str | float
+    must_pass: bool
+    budget_usd: float | None
+
+
+@dataclass
+class TestRun:
+    """One test under way."""
+
+    __test__ = False  # pytest collects classes by their name
+
+    spec: Spec
+    task: str
+    done: list[TrialResult] = field(default_factory=list)
+    why_not: str | None = None
+    """Why there can be no further trial."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a test comes to when all of its trials have ended."""
+
+    properties: Sequence[tuple[str, str]]
+    """For the process that decides."""
+    failure: str | None = None
+    skip: str | None = None
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """The options of the plugin, and which worker this is."""
+
+    root: Path
+    """Folder where paths of suites, policies and settings start."""
+    mode: Mode = Mode.replay
+    baseline: str | None = None
+    policy: str = "live"
+    seed: int = 0
+    report: Path | None = None
+    n_trials: int | None = None
+    """In place of what marks ask for."""
+    sandbox: str = "auto"
+    budget_usd: float | None = None
+    worker: str = "main"
+    n_workers: int = 1
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """A suite, made ready in this process."""
+
+    suite: EvalSuite
+    actor: Actor
+    bank: Bank | None
+    tape: Tape
+    tape_path: Path | None
+    runner: TapedTrials
+    environment: Environment | None
+    """None where no sandbox can be made; nothing is then covered by a tape."""
+
+
+def today() -> date:
+    """The day in UTC, as quarantines count it."""
+    return datetime.now(UTC).date()
+
+
+class Session:
+    """The trials of one process."""
+
+    def __init__(self, options: SessionOptions) -> None:
+        """Raises ConfigError for several processes that would write one tape."""
+        if options.mode is Mode.record and options.worker != "main":
+            raise ConfigError("--agentloop-mode=record writes one tape from one process; run it without xdist: -n0")
+        self.options = options
+        self.root = options.root
+        self.mode = options.mode
+        self.runner = asyncio.Runner()
+        self._open = ExitStack()
+        self._runs: dict[str, SuiteRun] = {}
+        self._suites: dict[str, EvalSuite] = {}
+        self._tests: dict[str, TestRun] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._spent: dict[str | None, float] = {}
+
+    # ------------------------------------------------------------------------------- suites
+
+    def spec(self, named: Mapping[str, object], *, has_positional: bool = False) -> Spec:
+        """Of the keyword arguments of a mark. Raises ConfigError for what a mark cannot ask for."""
+        unknown = [key for key in named if key not in KEYS]
+        if has_positional or unknown:
+            what = "arguments without a name" if has_positional else repr(unknown[0])
+            raise ConfigError(f"@pytest.mark.agentloop takes no {what}; it takes {', '.join(KEYS)}, each by its name")
+        if "suite" not in named:
+            raise ConfigError("@pytest.mark.agentloop: suite is missing; name its folder, or leave all of it out")
+        trials = self.options.n_trials or named.get("trials", N_TRIALS)
+        gate = named.get("gate", BASELINE)
+        budget_usd = named.get("budget_usd")
+        if not isinstance(trials, int) or trials < 1:
+            raise ConfigError(f"@pytest.mark.agentloop: trials is {trials!r}; at least 1 is needed")
+        is_mean = isinstance(gate, int | float) and 0 <= gate <= 1
+        if gate != BASELINE and not is_mean:
+            raise ConfigError(f"@pytest.mark.agentloop: gate is {gate!r}; 'baseline', or a mean reward from 0 to 1")
+        must_pass = bool(named.get("must_pass"))
+        return Spec(str(named["suite"]), trials, gate, must_pass, budget_usd)  # type: ignore[arg-type]
+
+    def suite(self, name: str) -> EvalSuite:
+        """The suite in the folder `name`. Raises ConfigError for what is no suite of our own."""
+        if name not in self._suites:
+            if not (self.root / name).is_dir():
+                raise ConfigError(
+                    f"no folder {name!r} in pytest's root, {self.root}; name a suite from there, or set --rootdir"
+                )
+            suite = evals_at(self.root / name)
+            if suite.suite is None:
+                raise ConfigError(f"{name}: a folder of Harbor tasks; `agentloop gate` runs those")
+            self._suites[name] = suite
+        return self._suites[name]
+
+    def task_ids(self, spec: Spec) -> list[str]:
+        """Those that a gate runs. Raises ConfigError, before anything is run, for whatever would end it later."""
+        evals = self.suite(spec.suite).evals
+        read_quarantine(evals.folder, evals.tasks)
+        if spec.gate == BASELINE and self.options.baseline is None:
+            raise ConfigError(
+                f"{spec.suite} is compared with a bank, and none is named: --agentloop-baseline NAME (or `none`, which "
+                "compares nothing), or a gate of its own in the mark, such as gate=0.8"
+            )
+        if self.mode is Mode.record and (self.options.baseline is None or self.options.baseline == NONE):
+            raise ConfigError(
+                "--agentloop-mode=record makes a bank and its tape: name it with --agentloop-baseline NAME"
+            )
+        self.ready(spec.suite, spec.trials)
+        return list(evals.tasks)
+
+    def bank_file(self, evals: Evals) -> Path | None:
+        """Where the bank is, if one is named."""
+        return None if self.options.baseline in (None, NONE) else bank_path(evals, str(self.options.baseline))
+
+    def ready(self, name: str, n_trials: int) -> SuiteRun:
+        """The suite with its bank, tape and policy. Raises ConfigError for those that are missing or do not fit."""
+        run = self._runs.get(name)
+        if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
+            return run
+        suite = self.suite(name)
+        path = self.bank_file(suite.evals)
+        tape_path = path.with_suffix(SUFFIX) if path else None
+        bank = load_bank(path, suite.evals, min_trials=n_trials) if path and self.mode is not Mode.record else None
+        if self.mode is Mode.replay and tape_path is None:
+            raise ConfigError(
+                f"{name}: --agentloop-mode=replay plays a bank's tape, and no bank is named; name one, or live"
+            )
+        is_played = tape_path is not None and self.plays(tape_path)
+        tape = read_tape(tape_path) if tape_path and is_played else Tape()
+        actor = suite.resolve(self.options.policy, self.root)
+        if bank and is_played and (why := refusal(bank.head, actor.identity)) is not None:
+            raise ConfigError(f"{tape_path} is not played: {why}; ask the policy: --agentloop-mode=live")
+        environment = self._environment(suite, actor)
+        recording = SuiteTape(tape, Side.candidate, self.mode, environment, bank.outcomes if bank else ())
+        taped = TapedTrials(self._make_trials(suite, actor), actor, recording, suite.evals.hash)
+        self._runs[name] = SuiteRun(suite, actor, bank, tape, tape_path, taped, environment)
+        return self._runs[name]
+
+    def _environment(self, suite: EvalSuite, actor: Actor) -> Environment | None:
+        try:
+            return suite.environment(self.backend, actor.packages, actor.identity)
+        except SandboxUnavailable:
+            return None
+
+    def plays(self, tape_path: Path) -> bool:
+        """Whether answers come from a tape; each trial is then compared with that of the tape alone."""
+        return self.mode is Mode.replay or (self.mode is Mode.auto and tape_path.is_file())
+
+    def _make_trials(self, suite: EvalSuite, actor: Actor) -> Callable[..., Trials]:
+        run = f"pytest/{self.options.seed}/{actor.identity.hash[:16]}/{suite.evals.hash[:16]}"
+
+        def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
+            tasks = suite.suite.tasks if suite.suite else ()
+            return Trials(tasks, sides, self.pool, run=run, keep=self._keep, pauses_s=pauses_s)
+
+        return make
+
+    @cached_property
+    def pool(self) -> SandboxPool:
+        """Boxes; none is made where a tape covers everything."""
+        return SandboxPool(self.backend)
+
+    @cached_property
+    def backend(self) -> SandboxBackend:
+        """What makes them. Raises SandboxUnavailable."""
+        return make_backend(self.options.sandbox, "--agentloop-sandbox")
+
+    @cached_property
+    def policy(self) -> Policy:
+        """Of the session, without a suite."""
+        return self._actor.policy
+
+    @cached_property
+    def _actor(self) -> Actor:
+        return resolve(self.options.policy, self.root, (), "pytest")
+
+    @cached_property
+    def _store(self) -> Store | None:
+        if self.options.report is None:
+            return None
+        return self._open.enter_context(run_store(self.options.report / self.options.worker, self.root))
+
+    def _keep(self, attempt: Attempt) -> None:
+        self._attempts[attempt.trace.id] = attempt
+        if self._store is not None:
+            self._store.put_judged("pytest", [attempt])
+
+    # ------------------------------------------------------------------------------------ a test
+
+    def test(self, key: str, spec: Callable[[], Spec], task: str) -> TestRun:
+        """The test called `key`, begun where it has not."""
+        if key not in self._tests:
+            self._tests[key] = TestRun(spec(), task)
+        return self._tests[key]
+
+    def next(self, test: TestRun) -> TrialResult | None:
+        """The next trial; None when the budget is spent, which `why_not` then says."""
+        if len(test.done) >= test.spec.trials:
+            raise ConfigError(
+                f"{counted(test.spec.trials, 'trial')} of task {test.task!r} were asked for, and are done"
+            )
+        test.why_not = self._over(test.spec)
+        if test.why_not is not None:
+            return None
+        test.done.append(self.runner.run(self._one(test, len(test.done))))
+        return test.done[-1]
+
+    async def _one(self, test: TestRun, trial: int) -> TrialResult:
+        side = Side.baseline if self.mode is Mode.record else Side.candidate
+        outcome = await self.ready(test.spec.suite, test.spec.trials).runner(test.task, side, trial)
+        for budget in (None, test.spec.suite):
+            self._spent[budget] = self._spent.get(budget, 0.0) + (outcome.cost_usd or 0.0)
+        return TrialResult(outcome, self._attempts.pop(outcome.trace_id or "", None))
+
+    def _over(self, spec: Spec) -> str | None:
+        """Why no trial may begin. Each worker has an even share."""
+        budgets = (
+            (None, self.options.budget_usd, "--agentloop-budget-usd"),
+            (spec.suite, spec.budget_usd, "budget_usd"),
+        )
+        for key, usd, name in budgets:
+            if usd is not None and self._spent.get(key, 0.0) >= usd / self.options.n_workers:
+                return f"{name} {usd:g} is spent"
+        return None
+
+    def finish(self, test: TestRun) -> Ending:
+        """Run the trials that are left; what the test comes to by itself."""
+        self.runner.run(self._rest(test))
+        outcomes = [one.outcome for one in test.done]
+        run = self.ready(test.spec.suite, test.spec.trials)
+        kind = self._kind(test, run)
+        facts = {"suite": test.spec.suite, "trials": test.spec.trials, "gate": test.spec.gate, "kind": kind}
+        properties = [(PREFIX + name, str(value)) for name, value in facts.items()]
+        properties += [(PREFIX + "outcome", outcome.model_dump_json(exclude_defaults=True)) for outcome in outcomes]
+        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+        if 0 < (n_passed := sum(reward >= 1 for reward in rewards)) < len(rewards):
+            properties.append((PREFIX + "flaky", f"{n_passed} of {len(rewards)} trials passed"))
+        failure = self._failure(test, outcomes, run) if kind != "quarantined" else None
+        skip = test.why_not
+        if skip is None and not rewards:
+            skip = clean(f"lost: {outcomes[0].why or 'nobody said why'}")
+        return Ending(properties, failure, skip)
+
+    async def _rest(self, test: TestRun) -> None:
+        slots = asyncio.Semaphore(N_CONCURRENT)
+
+        async def one(trial: int) -> TrialResult | None:
+            async with slots:
+                test.why_not = self._over(test.spec) or test.why_not
+                return None if test.why_not else await self._one(test, trial)
+
+        rest = [one(trial) for trial in range(len(test.done), test.spec.trials)]
+        test.done += [rolled for rolled in await asyncio.gather(*rest) if rolled is not None]
+
+    def _kind(self, test: TestRun, run: SuiteRun) -> str:
+        entries = read_quarantine(run.suite.evals.folder, run.suite.evals.tasks)
+        if test.task in active(entries, today()):
+            return "quarantined"
+        return "must_pass" if test.spec.must_pass or test.task in run.suite.evals.must_pass else "mean"
+
+    def _failure(self, test: TestRun, outcomes: Sequence[Outcome], run: SuiteRun) -> str | None:
+        """Why the test fails by itself, whatever the suite's mean is."""
+        rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+        why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "nobody said why")
+        tally = clean(f"{sum(reward >= 1 for reward in rewards)} of {len(rewards)} trials passed; {why}")
+        gate = test.spec.gate
+        if isinstance(gate, int | float) and rewards and fmean(rewards) < gate:
+            return f"mean reward {fmean(rewards):.3f} is below {gate:g}: {tally}"
+        if self._kind(test, run) == "must_pass" and _is_broken(test, rewards, run):
+            return f"must pass, and is broken: {tally}"
+        return None
+
+    def close(self) -> None:
+        """End boxes and files."""
+        if "pool" in self.__dict__:
+            self.runner.run(self.pool.close())
+        self._open.close()
+        self.runner.close()
+
+
+def _is_broken(test: TestRun, rewards: Sequence[float], run: SuiteRun) -> bool:
+    """Whether the trials prove that a must-pass case is broken; see `eprocess.Case`."""
+    settings = Settings()
+    evals = run.suite.evals
+    n_cases = len(evals.tasks) if test.spec.must_pass else 2 * len(evals.must_pass)  # half is the mean's
+    banked = [o.reward for o in run.bank.outcomes if o.task_id == test.task] if run.bank else []
+    case = Case(
+        reliability([reward for reward in banked if reward is not None], settings.reliability),
+        n_cases / settings.alpha,
+    )
+    for reward in rewards[:MAX_RUNS]:
+        case.add(reward >= 1)
+        if case.broken:
+            return True
+    return False

@@ -1,0 +1,208 @@
+"""What the options of `agentloop gate` mean, and its progress in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentloop.errors import ConfigError, counted
+from agentloop.gate.options import GateOptions, OnDivergence, Sampling
+from agentloop_cli.render import LiveProgress, stderr
+
+if TYPE_CHECKING:
+    from agentloop.gate.fold import Fold
+    from agentloop.gate.outcomes import GateResult, Settings
+
+EVERY = 200
+"""Trials between two lines of progress where there is no terminal."""
+
+
+class Inconclusive(StrEnum):
+    """What a gate without a verdict ends with."""
+
+    keep = "keep"
+    passed = "pass"
+    failed = "fail"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Options that decide how sure a verdict is; None is the default."""
+
+    delta: float | None
+    alpha: float | None
+    beta: float | None
+    sampling: Sampling | None
+    per_visit: int | None
+    max_infra: float | None
+    reliability: float | None
+    max_rollouts: int | None
+    seed: int | None
+
+    def chosen(self) -> dict[str, object]:
+        """Those that the user set."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def settings(self) -> Settings:
+        """Raises ConfigError for a figure out of its range."""
+        from pydantic import ValidationError
+
+        from agentloop.gate.outcomes import Settings
+
+        try:
+            return Settings.model_validate(self.chosen())
+        except ValidationError as error:
+            first = error.errors()[0]
+            option = str(first["loc"][0]).replace("_", "-")
+            message = str(first["msg"])
+            hint = "; 0.05 is 5 points" if option == "delta" else ""
+            raise ConfigError(f"--{option} {first['input']}: {message[0].lower()}{message[1:]}{hint}") from None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Options that say what is compared with what."""
+
+    suites: Sequence[str] | None
+    baseline: str | None
+    candidate: str | None
+    project: Path
+    baseline_project: Path | None
+    sandbox: str | None
+    on_divergence: OnDivergence
+    must_pass: Sequence[str]
+
+    def options(
+        self, figures: Figures, out: Path | None, n_concurrent: int, max_usd: float | None, max_minutes: float | None
+    ) -> GateOptions:
+        """Raises ConfigError where a needed one is missing."""
+        if not self.suites or not self.baseline or not self.candidate:
+            raise ConfigError(
+                "name SUITE, --baseline and --candidate; or decide from stored outcomes with --replay FILE"
+            )
+        return GateOptions(
+            suites=self.suites,
+            baseline=self.baseline,
+            candidate=self.candidate,
+            settings=figures.settings(),
+            must_pass=self.must_pass,
+            project=self.project,
+            baseline_project=self.baseline_project,
+            sandbox=self.sandbox,
+            on_divergence=self.on_divergence,
+            out=out,
+            n_concurrent=n_concurrent,
+            max_usd=max_usd,
+            max_minutes=max_minutes,
+        )
+
+
+@dataclass(frozen=True)
+class Named:
+    """Options that --replay may go with, or not."""
+
+    suites: bool
+    baseline: str | None
+    candidate: str | None
+    out: bool
+
+
+def replayed(place: str, tenant: str, named: Named, figures: Figures, must_pass: Sequence[str]) -> GateResult:
+    """What stored outcomes say. place: a file of outcomes, a project folder or a store.
+
+    Raises ConfigError for options that do not go with it.
+    """
+    from agentloop.gate.stored import compare_file, compare_stored
+    from agentloop_cli.stores import open_store
+
+    if not _is_store(place):
+        if named.suites or named.baseline or named.candidate or named.out:
+            raise ConfigError(
+                "--replay decides from its file alone; leave out SUITE, --baseline, --candidate and --out"
+            )
+        options = [*figures.chosen(), *(["must_pass"] if must_pass else [])]
+        contradicting = options[0].replace("_", "-") if options else None
+        return compare_file(Path(place), figures.settings(), must_pass, contradicting=contradicting)
+    if named.suites or named.out or not named.baseline or not named.candidate:
+        raise ConfigError(
+            "--replay with stored runs needs --baseline FILTER and --candidate FILTER, and no SUITE or --out"
+        )
+    is_folder = "://" not in place and Path(place).is_dir()
+    store = open_store(None, project=Path(place), create=False) if is_folder else open_store(place, create=False)
+    try:
+        return compare_stored(store, tenant, named.baseline, named.candidate, figures.settings(), must_pass)
+    finally:
+        store.close()
+
+
+def _is_store(place: str) -> bool:
+    return "://" in place or Path(place).is_dir() or place.endswith(".db")
+
+
+def run_with_display(options: GateOptions) -> tuple[GateResult, list[Path], Path]:
+    """(the result, the suites' folders, the run's folder)."""
+    from agentloop.gate.comparison import prepare, run_gate
+
+    with LiveProgress() as progress:
+        display = LiveEvidence(progress)
+        prepared = prepare(options, display.note)
+        result, folder = run_gate(prepared, display)
+    return result, [one.evals.folder for one in prepared.suites], folder
+
+
+def exit_code(result: GateResult, inconclusive: Inconclusive) -> int:
+    """Of the command."""
+    from agentloop.gate.outcomes import GateVerdict
+
+    if result.verdict is GateVerdict.inconclusive and inconclusive is not Inconclusive.keep:
+        chosen = GateVerdict.passed if inconclusive is Inconclusive.passed else GateVerdict.failed
+        return chosen.exit_code
+    return result.verdict.exit_code
+
+
+class LiveEvidence:
+    """A `comparison.GateDisplay`: the e-values in the bar of a terminal, or now and then in a line."""
+
+    def __init__(self, progress: LiveProgress) -> None:
+        self._progress = progress
+        self._n = 0
+
+    def note(self, line: str) -> None:
+        """See GateDisplay."""
+        stderr.print(f"note: {line}", markup=False, soft_wrap=True)
+
+    def say(self, line: str) -> None:
+        """See GateDisplay."""
+        stderr.print(line, markup=False)
+
+    def begin(self, stage: str, total: int, n_done: int) -> None:
+        """See GateDisplay."""
+        self._progress.start(stage, total)
+        self._n = n_done
+        if n_done:
+            self._progress.advance(n_done)
+
+    def advance(self, fold: Fold) -> None:
+        """See GateDisplay."""
+        self._n += 1
+        begun = [suite for suite in fold.suites if suite.bets.n]
+        if not begun:
+            self._progress.advance()
+            return
+        worst = max(begun, key=lambda one: one.log_e_fail - one.log_fail)
+        least = min(begun, key=lambda one: one.log_e_pass - one.log_pass)
+        drop = _bounded(worst.log_e_fail)
+        none = _bounded(least.log_e_pass)
+        self._progress.advance(1, **{"points": 100 * worst.bets.mean, "evidence of a drop": drop, "of none": none})
+        if not stderr.is_terminal and self._n % EVERY == 0:
+            evidence = f"evidence of a drop {drop:.0f} of {_bounded(worst.log_fail):.0f}, of none {none:.0f}"
+            line = f"  {counted(self._n, 'trial')}: {evidence} of {_bounded(least.log_pass):.0f}"
+            stderr.print(line, markup=False)
+
+
+def _bounded(log: float) -> float:
+    """e to that power, as far as a person would read it."""
+    return float(2.718281828459045 ** min(log, 20.0))
