@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from agentloop.errors import FormatError
 from agentloop.types import (
@@ -31,7 +31,10 @@ from agentloop.types import (
 
 
 class Sandbox(Protocol):
-    """A box in which commands run; one lease of it belongs to one episode."""
+    """A box in which commands run; one lease of it belongs to one episode.
+
+    `abilities.py` has what a sandbox may offer beyond this: `Streams`, `Files`, `Folders`, `LeadsToGateway`, ...
+    """
 
     id: str
     isolation: str
@@ -109,8 +112,7 @@ Record: TypeAlias = Callable[[Step | SubTrace], None]
 class Agent(Protocol):
     """The loop around a policy: it turns completions into actions until it has an answer.
 
-    An agent that runs a program in the sandbox may have `files: Path | None`, a folder that its sandboxes show
-    read-only at /agent, and `program = True` if that program has tools of its own.
+    `abilities.py` has what an agent may offer beyond this: `BringsFiles`, `RunsProgram`, `OnHost`.
     """
 
     name: str
@@ -126,16 +128,11 @@ class Agent(Protocol):
         ...
 
 
+@runtime_checkable
 class Verifier(Protocol):
     """Scores a finished trace; runs outside the box and never sees what it cannot trust.
 
-    It may say more of itself, each left out by most:
-
-    - `artifacts: tuple[str, ...]`, paths that are taken out of the agent's box when the agent is done. The verifier
-      is then given a fresh box with them in their places, and nothing else of the agent's.
-    - `timeout_s: float`, when a minute is too short.
-    - `paid = True`, when asking it costs something: it is asked last, and not at all where the others have decided.
-    - `waits = True`, when its number comes from outside, later.
+    `abilities.py` has what a verifier may offer beyond this: `JudgesArtifacts`, `TakesTime`, `Paid`, `Waits`.
     """
 
     name: str
@@ -149,6 +146,7 @@ class Verifier(Protocol):
         ...
 
 
+@runtime_checkable
 class GroupVerifier(Protocol):
     """Scores the episodes of a group by comparing them."""
 

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentloop.agents.program import Box, Ran, ran_to_its_end
+from agentloop.agents.program import ProgramSandbox, Ran, ran_to_its_end
 from agentloop.costs.totals import unpriced
 from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, PathError, UpstreamUnavailable
 from agentloop.gateway.grants import Grant
@@ -74,7 +74,7 @@ class Command:
         of the last call was unreachable or answered 429 or 5xx, CapabilityError for a sandbox that leads to no
         gateway, and ConfigError where money is limited and the price of an answer is not known.
         """
-        if not isinstance(sandbox, Box):
+        if not isinstance(sandbox, ProgramSandbox):
             raise CapabilityError(
                 "agent 'command' needs a box of its own that leads to the gateway: docker or bubblewrap, "
                 "and a task without `read_only = true`"
@@ -102,7 +102,7 @@ class Command:
                 _record(told, ran, self._command, record)
         return await self._outcome(ran, grant, told, sandbox)
 
-    async def _prepared(self, task: Task, box: Box, grant: Grant) -> str:
+    async def _prepared(self, task: Task, box: ProgramSandbox, grant: Grant) -> str:
         """Bring what it needs; the line that starts it."""
         await box.write(INSTRUCTION, task.instruction.encode())
         way = f"http://127.0.0.1:{PROXY_PORT}/e/{grant.token}"
@@ -119,7 +119,9 @@ class Command:
         }
         return "".join(f"export {k}={shlex.quote(v)}; " for k, v in variables.items()) + self._command
 
-    async def _outcome(self, ran: Ran, grant: Grant, told: Trace | None, box: Box) -> tuple[StopReason, str | None]:
+    async def _outcome(
+        self, ran: Ran, grant: Grant, told: Trace | None, box: ProgramSandbox
+    ) -> tuple[StopReason, str | None]:
         if grant.unpriced:
             raise unpriced(grant.target.model)
         if grant.failed is not None:
@@ -138,7 +140,7 @@ class Command:
         answer = await self._answer(told, box)
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 
-    async def _answer(self, told: Trace | None, box: Box) -> str | None:
+    async def _answer(self, told: Trace | None, box: ProgramSandbox) -> str | None:
         if self._answer_file is not None:
             try:
                 return (await box.read(self._answer_file, max_bytes=1 << 20)).decode(errors="replace").rstrip("\n")

@@ -15,8 +15,8 @@ import anyio
 from mcp.shared.message import SessionMessage
 from mcp_types import jsonrpc_message_adapter
 
+from agentloop.abilities import LiveProcess
 from agentloop.errors import SandboxGone
-from agentloop.sandbox.process import Process
 
 MAX_MESSAGE = 4 << 20
 """Bytes of one line."""
@@ -29,7 +29,7 @@ EXIT_S = 1.0
 class Pipe:
     """One server's streams."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: LiveProcess) -> None:
         self._process, self._said, self._problem = process, b"", ""
         self.gone: SandboxGone | None = None
         """Set when it was the box that ended."""

@@ -6,10 +6,9 @@ import asyncio
 import math
 import time
 from asyncio import FIRST_COMPLETED
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from agentloop.sandbox.process import Incoming, Process
+from agentloop.abilities import ByteSource, Files, LeadsToGateway, Streams
 
 GRACE_S = 10.0
 """How long a program may go on that was refused a call because a limit was reached."""
@@ -20,16 +19,8 @@ MAX_PRINTED = 64 << 20
 
 
 @runtime_checkable
-class Box(Protocol):
-    """What is asked of a sandbox here, beyond running commands (`sandbox/box.py`, `harbor/room.py`)."""
-
-    def start(self, command: str) -> Process: ...
-
-    async def write(self, path: str, data: bytes) -> None: ...
-
-    async def read(self, path: str, *, max_bytes: int) -> bytes: ...
-
-    def set_gateway(self, gateway: Path | None) -> None: ...
+class ProgramSandbox(Streams, Files, LeadsToGateway, Protocol):
+    """A sandbox in which an agent program can run (`sandbox/box.py`, `harbor/room.py`)."""
 
 
 class Ran(NamedTuple):
@@ -43,7 +34,9 @@ class Ran(NamedTuple):
     duration_s: float
 
 
-async def ran_to_its_end(box: Box, line: str, limit_s: float, max_output: int, stopped: asyncio.Event) -> Ran:
+async def ran_to_its_end(
+    box: ProgramSandbox, line: str, limit_s: float, max_output: int, stopped: asyncio.Event
+) -> Ran:
     """Start `line`, and wait for its end or bring that about.
 
     limit_s: math.inf is none. max_output: bytes of each output that are kept, the last ones. stopped: set when it
@@ -84,7 +77,7 @@ async def ran_to_its_end(box: Box, line: str, limit_s: float, max_output: int, s
 class _End:
     """The end of an output, which is read to its end."""
 
-    def __init__(self, incoming: Incoming, n_kept: int) -> None:
+    def __init__(self, incoming: ByteSource, n_kept: int) -> None:
         self._incoming, self._n_kept = incoming, n_kept
         self._kept, self._n = bytearray(), 0
         self.flooded: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -21,6 +21,7 @@ from typing import Literal, TypeAlias
 from pydantic import Field
 
 from agentloop import __version__
+from agentloop.abilities import is_paid, waits
 from agentloop.errors import PluginError, SandboxError
 from agentloop.identity import Identity, files_hash, identity
 from agentloop.judge.score import name_verifiers
@@ -164,5 +165,5 @@ def _judges(tasks: Sequence[Task]) -> list[str]:
         all_of = {v.name: v for task in tasks for v in name_verifiers(task).values()}
     except PluginError:
         return []  # whoever makes them to score says why
-    asks = [name for name, one in all_of.items() if getattr(one, "paid", False) or getattr(one, "waits", False)]
+    asks = [name for name, one in all_of.items() if is_paid(one) or waits(one)]
     return [f"the verifier {name!r}, which asks a model or a person" for name in sorted(asks)]

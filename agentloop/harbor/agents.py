@@ -8,8 +8,8 @@ import random
 import re
 import shlex
 import time
-from pathlib import Path
 
+from agentloop.abilities import BringsFiles, runs_program
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import from_environment
 from agentloop.errors import ConfigError
@@ -97,8 +97,8 @@ class PolicyAgent:
         """seed: of its sampling; trials that are to be independent need one each."""
         self._policy, self._agent, self._seed = policy, agent or ToolLoop(), seed
         self.name = self._agent.name
-        self.files: Path | None = getattr(agent, "files", None)
-        self.program: bool = getattr(agent, "program", False)
+        self.files = agent.files if isinstance(agent, BringsFiles) else None
+        self.program = runs_program(agent)
 
     async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""

@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import IO, cast
 
+from agentloop.abilities import WholeSandbox
 from agentloop.errors import SandboxError, SandboxGone
 from agentloop.harbor.trust import LEFT_OUT, PACKAGES, Fate, Trust, fate_by_content
-from agentloop.sandbox.box import Box
 
 MAX_BYTES, MAX_LISTING, MAX_ENTRIES = 1 << 30, 64 << 20, 200_000
 """Of files and of names that an agent may leave; more is left behind."""
@@ -53,7 +53,7 @@ class Carried:
     """Why not everything could be brought."""
 
 
-async def carry(worked: Box, fresh: Box, workdir: str | None) -> Carried:
+async def carry(worked: WholeSandbox, fresh: WholeSandbox, workdir: str | None) -> Carried:
     """Make the fresh box what the agent left, as far as its verdict can be trusted then.
 
     Raises SandboxError when the image lacks find, stat or tar, and SandboxGone. What the agent did to
@@ -140,7 +140,7 @@ class _Brought:
             self.n_files += 1
 
 
-async def _listing(box: Box) -> Files:
+async def _listing(box: WholeSandbox) -> Files:
     """What the box has, as its own programs say it; {} when they say nothing."""
     with tempfile.TemporaryFile() as said:
         await _output(box, LISTING, said, MAX_LISTING)
@@ -157,7 +157,7 @@ async def _listing(box: Box) -> Files:
         return found
 
 
-async def _pack(box: Box, names: list[str], brought: _Brought) -> None:
+async def _pack(box: WholeSandbox, names: list[str], brought: _Brought) -> None:
     told = " ".join(shlex.quote("." + name) for name in names)
     with tempfile.TemporaryFile() as packed:
         await _output(box, f"exec tar -cf - --no-recursion -C / -- {told} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING)
@@ -173,7 +173,7 @@ def _look_through(packed: IO[bytes], brought: _Brought) -> None:
         brought.take(entries)
 
 
-async def _unpack(box: Box, packed: IO[bytes]) -> None:
+async def _unpack(box: WholeSandbox, packed: IO[bytes]) -> None:
     """Raises SandboxGone. An owner that the box does not have is left to it."""
     process = box.start("exec tar -xpf - -C /")
     async with asyncio.timeout(TIMEOUT_S):
@@ -185,7 +185,7 @@ async def _unpack(box: Box, packed: IO[bytes]) -> None:
         await process.wait()
 
 
-async def _output(box: Box, command: str, to: IO[bytes], max_bytes: int) -> None:
+async def _output(box: WholeSandbox, command: str, to: IO[bytes], max_bytes: int) -> None:
     """What a command prints, as far as `max_bytes`. Raises TimeoutError, SandboxGone."""
     process = box.start(command)
     process.stdin.close()
@@ -201,7 +201,7 @@ async def _output(box: Box, command: str, to: IO[bytes], max_bytes: int) -> None
         process.kill()
 
 
-async def _remove(box: Box, gone: list[str]) -> None:
+async def _remove(box: WholeSandbox, gone: list[str]) -> None:
     for names in _batches(gone):
         await box.exec(f"rm -rf -- {' '.join(map(shlex.quote, names))}", timeout_s=60.0, lease="")
 

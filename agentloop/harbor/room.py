@@ -8,11 +8,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentloop.abilities import LeadsToGateway, LiveProcess, WholeSandbox
 from agentloop.config.sections import from_environment
-from agentloop.errors import SandboxError
+from agentloop.errors import CapabilityError, SandboxError
 from agentloop.harbor.task import Phase
-from agentloop.sandbox.box import Box
-from agentloop.sandbox.process import Process
 from agentloop.types import ExecResult
 
 TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
@@ -25,7 +24,7 @@ MAX_OUTPUT = 65_536
 class Room:
     """A task's box as one phase sees it: its user, its variables, its time."""
 
-    def __init__(self, box: Box, phase: Phase, env: Mapping[str, str]) -> None:
+    def __init__(self, box: WholeSandbox, phase: Phase, env: Mapping[str, str]) -> None:
         self.box, self.id, self.isolation = box, box.id, box.isolation
         self._user, self._env = phase.user, {**env, **phase.env}
         self.ends_at = time.monotonic() + phase.timeout_sec
@@ -40,8 +39,8 @@ class Room:
         left = min(timeout_s, self.left_s)
         return await self.box.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
 
-    def start(self, command: str) -> Process:
-        """See `Box`. It ends with the box, if not before."""
+    def start(self, command: str) -> LiveProcess:
+        """See `abilities.Streams`. It ends with the box, if not before."""
         return self.box.start(self._as_its_user(command), lease="")
 
     def _as_its_user(self, command: str) -> str:
@@ -51,15 +50,17 @@ class Room:
         return variables + command
 
     async def write(self, path: str, data: bytes) -> None:
-        """See `Box`."""
+        """See `abilities.Files`."""
         await self.box.write(path, data)
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
-        """See `Box`."""
+        """See `abilities.Files`."""
         return await self.box.read(path, max_bytes=max_bytes)
 
     def set_gateway(self, gateway: Path | None) -> None:
-        """See `Box`."""
+        """See `abilities.LeadsToGateway`. Raises CapabilityError where the task's sandbox leads to none."""
+        if not isinstance(self.box, LeadsToGateway):
+            raise CapabilityError("this sandbox leads to no gateway, which an agent program needs; use docker")
         self.box.set_gateway(gateway)
 
     async def close(self) -> None:
@@ -73,7 +74,7 @@ def words_as(user: str | int | None) -> str:
     return f"su -s /bin/sh {shlex.quote(str(user))} -c"
 
 
-async def must(box: Box, command: str, error: type[SandboxError] = SandboxError) -> None:
+async def must(box: WholeSandbox, command: str, error: type[SandboxError] = SandboxError) -> None:
     """Raises `error` when `command` does not end well."""
     done = await box.exec(command, timeout_s=60.0, lease="")
     if done.exit_code:

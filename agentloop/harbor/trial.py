@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
+from agentloop.abilities import WholeSandbox, runs_program, with_files
 from agentloop.errors import CapabilityError, ConfigError, SandboxError
 from agentloop.failures.detectors.tampering import changed_files
 from agentloop.faults import event_of, words_of
@@ -25,8 +26,7 @@ from agentloop.harbor.task import HarborTask, Phase
 from agentloop.harbor.verification import Outcome, verified
 from agentloop.judge.score import judge
 from agentloop.protocols import Record, Sandbox, SandboxBackend
-from agentloop.rollout.episode import is_overdue, stable_id, state_after, with_files
-from agentloop.sandbox.box import Box
+from agentloop.rollout.episode import is_overdue, stable_id, state_after
 from agentloop.sandbox.canaries import plant
 from agentloop.types import (
     Attempt,
@@ -88,7 +88,7 @@ async def run_trial(
     try:
         box = await backend.create(own)
         created = time.perf_counter()
-        if not isinstance(box, Box):
+        if not isinstance(box, WholeSandbox):
             raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
         await _prepare(task, box)
         if planted:
@@ -131,7 +131,7 @@ async def run_trial(
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
         broke=broke,
-        program=getattr(agent, "program", False),
+        program=runs_program(agent),
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )
@@ -165,7 +165,7 @@ def sandbox_spec(task: HarborTask) -> SandboxSpec:
     )
 
 
-async def _prepare(task: HarborTask, box: Box) -> None:
+async def _prepare(task: HarborTask, box: WholeSandbox) -> None:
     await must(box, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
     phases: dict[str, Phase] = {"agent": task.agent}
     if task.verifier.environment is None:  # another image has users of its own

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agentloop.abilities import WholeSandbox
 from agentloop.errors import ConfigError, PathError, SandboxError, SandboxGone, TransferLimit
 from agentloop.harbor.carry import Carried, carry
 from agentloop.harbor.room import COLLECTED, FOLDERS, LOGS, ROOT, TESTS, Room, must, words_as
 from agentloop.harbor.task import Collect, HarborTask, VerifierMode
 from agentloop.harbor.trust import TELLING
 from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.sandbox.box import Box
 from agentloop.types import Graded, SandboxSpec, Trace
 
 MAX_REWARD_BYTES = 65_536
@@ -50,7 +50,7 @@ class Outcome:
         return Graded(value=self.value, why=self.why)
 
 
-async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
+async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
     """Run the tests.
 
     Raises SandboxError where they cannot be run: TransferLimit for files that are more than a verifier gets, PathError
@@ -60,7 +60,7 @@ async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: Sa
     if task.verifier.environment_mode is VerifierMode.shared:
         box.kill_all()
         fresh = await backend.create(spec.model_copy(update={"allowed_hosts": task.hosts(task.verifier)}))
-        assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
+        assert isinstance(fresh, WholeSandbox)  # noqa: S101 - as the agent's was
         try:
             await must(fresh, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
             await _check_owner(task, fresh)
@@ -78,7 +78,7 @@ async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: Sa
         if other is not None:
             own |= {"memory_mb": other.memory_mb, "cpus": other.cpus, "workdir": other.workdir}
         fresh = await backend.create(spec.model_copy(update=own))
-        assert isinstance(fresh, Box)  # noqa: S101 - as the agent's was
+        assert isinstance(fresh, WholeSandbox)  # noqa: S101 - as the agent's was
         try:
             await must(fresh, f"mkdir -p {FOLDERS}")
             await _check_owner(task, fresh)
@@ -89,7 +89,7 @@ async def verified(task: HarborTask, box: Box, backend: SandboxBackend, spec: Sa
             await fresh.close()
 
 
-async def _check_owner(task: HarborTask, box: Box) -> None:
+async def _check_owner(task: HarborTask, box: WholeSandbox) -> None:
     """ConfigError where the verifier's user cannot run and own what it must in a sandbox without the agent's files."""
     user = task.verifier.user
     command = f"chmod a+rX {LOGS}{_owned(task)}"
@@ -133,7 +133,9 @@ def _believed(outcome: Outcome, carried: Carried) -> Outcome:
     return replace(outcome, tampered=telling)
 
 
-async def _collected(task: HarborTask, box: Box, collect: tuple[Collect, ...], folder: Path) -> dict[str, Path]:
+async def _collected(
+    task: HarborTask, box: WholeSandbox, collect: tuple[Collect, ...], folder: Path
+) -> dict[str, Path]:
     """Path in the box -> where it is now; what the agent did not make is left out."""
     for step in collect:
         await box.exec(step.command, timeout_s=step.timeout_sec, lease="")
@@ -147,7 +149,7 @@ async def _collected(task: HarborTask, box: Box, collect: tuple[Collect, ...], f
     return taken
 
 
-async def _tested(task: HarborTask, box: Box) -> Outcome:
+async def _tested(task: HarborTask, box: WholeSandbox) -> Outcome:
     # What the agent left is in the sandbox by now, and may be in the way.
     await must(
         box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}", PathError
@@ -188,7 +190,7 @@ async def _tested(task: HarborTask, box: Box) -> Outcome:
     return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}")
 
 
-async def _changed_tests(task: HarborTask, box: Box) -> tuple[str, ...]:
+async def _changed_tests(task: HarborTask, box: WholeSandbox) -> tuple[str, ...]:
     """Files of /tests that are not those that were put there; what the tests add is their own affair."""
     ours = {path: path.relative_to(task.folder / "tests") for path in (task.folder / "tests").rglob("*")}
     with tempfile.TemporaryDirectory() as folder:
@@ -208,7 +210,7 @@ async def _changed_tests(task: HarborTask, box: Box) -> tuple[str, ...]:
         )
 
 
-async def _printed(box: Box) -> str:
+async def _printed(box: WholeSandbox) -> str:
     """The end of what the tests printed, for a person who asks why there is no reward."""
     done = await box.exec(f"tail -c {MAX_SAID} {LOGS}/test-stdout.txt", timeout_s=10.0, lease="")
     text = " ".join(done.stdout.split())

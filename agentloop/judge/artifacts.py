@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from agentloop.abilities import FileSandbox, artifacts_of
 from agentloop.errors import PathError, SandboxError, TransferLimit
 from agentloop.judge.score import FreshBox, TooMuch, name_verifiers
 from agentloop.protocols import Pool, Sandbox
-from agentloop.sandbox.box import Box
 from agentloop.types import Task
 
 MAX_BYTES = 64 << 20
@@ -39,7 +39,7 @@ class Artifacts:
 
 def wanted(task: Task) -> list[str]:
     """Every path that some verifier of `task` names."""
-    paths = (path for verifier in name_verifiers(task).values() for path in getattr(verifier, "artifacts", ()))
+    paths = (path for verifier in name_verifiers(task).values() for path in artifacts_of(verifier))
     return list(dict.fromkeys(paths))
 
 
@@ -48,7 +48,7 @@ async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
     taken, paths = Artifacts(), wanted(task)
     if not paths:
         return taken
-    if not isinstance(box, Box):
+    if not isinstance(box, FileSandbox):
         return Artifacts(problems=dict.fromkeys(paths, NO_FILES))
     box.kill_all()
     for n, path in enumerate(paths):
@@ -74,7 +74,7 @@ def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> Fres
             if path in artifacts.problems:
                 raise SandboxError(f"{path}: {artifacts.problems[path]}")
         async with pool.lease(task.sandbox.model_copy(update={"allowed_hosts": ()}), f"verify-{name}") as box:
-            if not isinstance(box, Box):
+            if not isinstance(box, FileSandbox):
                 raise SandboxError(NO_FILES)
             await _put(box, paths, artifacts.found)
             yield box
@@ -82,7 +82,7 @@ def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> Fres
     return fresh
 
 
-async def _put(box: Box, paths: Sequence[str], found: Mapping[str, Path]) -> None:
+async def _put(box: FileSandbox, paths: Sequence[str], found: Mapping[str, Path]) -> None:
     for path in paths:
         gone = await box.exec(f"rm -rf -- {shlex.quote(path)}")
         if gone.exit_code:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import cast
 
+from agentloop.abilities import time_of
 from agentloop.failures.detectors.rules import Rule
 from agentloop.faults import fault_in
 from agentloop.judge.score import (
@@ -38,8 +38,8 @@ async def judge_group(
     sound = [n for n, trace in enumerate(traces) if fault_in(trace) is None]
     if sound:
         for name, verifier in name_verifiers(task).items():
-            if hasattr(verifier, "rank"):
-                scores = await rank(cast(GroupVerifier, verifier), name, [traces[n] for n in sound])
+            if isinstance(verifier, GroupVerifier):
+                scores = await rank(verifier, name, [traces[n] for n in sound])
                 for n, score in zip(sound, scores, strict=True):
                     kept[n][name] = score
     boxes = fresh or [None] * len(traces)
@@ -54,7 +54,7 @@ async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> l
     if len(traces) < 2:
         return [no_score(verifier, name, ALONE) for _ in traces]
     try:
-        async with asyncio.timeout(getattr(verifier, "timeout_s", TIMEOUT_S)):
+        async with asyncio.timeout(time_of(verifier, TIMEOUT_S)):
             values = list(await verifier.rank(traces))
         if len(values) != len(traces):
             raise ValueError(f"gave {len(values)} numbers for {len(traces)} episodes")

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
+from agentloop.abilities import artifacts_of, is_paid, waits
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.failures.detectors.rules import RULES, Rule
 from agentloop.failures.detectors.signs import OF_A_STEP, SIGNS
@@ -173,9 +174,9 @@ async def _judged(
             kept[name] = score
     account.n_rescored += len(kept) < len(verifiers)
     compared = {
-        name: await groups.score(task, stored.row, name, cast(GroupVerifier, verifier))
+        name: await groups.score(task, stored.row, name, verifier)
         for name, verifier in verifiers.items()
-        if name not in kept and hasattr(verifier, "rank")
+        if name not in kept and isinstance(verifier, GroupVerifier)
     }
     verdict = await judge(task, trace, kept=kept | compared, guess=guess)
     account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
@@ -197,15 +198,15 @@ def _kept(
     name: str, verifier: Verifier, had: Score | None, given: Score | None, only: Collection[str], account: Account
 ) -> Score | None:
     """The score that stands without asking; None where the verifier is asked."""
-    if getattr(verifier, "waits", False):
+    if waits(verifier):
         return given
-    if getattr(verifier, "artifacts", ()):
+    if artifacts_of(verifier):
         account.why_not[f"{name} needs the agent's box"] += 1
         return had or no_score(verifier, name, NEEDS_BOX)
     if only and name not in only:
         return had or no_score(verifier, name, "was not asked: --verifier names others")
     same = had is not None and had.version == verifier.version and had.value is not None
-    if getattr(verifier, "paid", False) and same and not only:
+    if is_paid(verifier) and same and not only:
         account.why_not[f"{name} {verifier.version} costs money and has not changed; --verifier {name} asks it"] += 1
         return had
     return None

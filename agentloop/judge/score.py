@@ -16,6 +16,7 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
+from agentloop.abilities import artifacts_of, is_paid, time_of
 from agentloop.errors import NotYet, PluginError
 from agentloop.failures.critical import classify
 from agentloop.failures.detectors.rules import Rule
@@ -124,7 +125,7 @@ def _in_order(task: Task, named: Mapping[str, Verifier]) -> list[str]:
     gates = task.reward.gates if task.reward and task.reward.combine == "gated" else ()
     if not gates and len(named) == 1:
         return list(named)
-    return sorted(named, key=lambda name: (name not in gates, getattr(named[name], "paid", False)))
+    return sorted(named, key=lambda name: (name not in gates, is_paid(named[name])))
 
 
 async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | None) -> Score:
@@ -133,10 +134,9 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
     Whatever a verifier raises is its own: a CancelledError counts as ours only if our task was cancelled, and
     KeyboardInterrupt alone always passes, because it cannot be told from Ctrl-C.
     """
-    if not hasattr(verifier, "score"):
+    if not isinstance(verifier, Verifier):
         return no_score(verifier, name, ALONE)
-    artifacts: Sequence[str] = getattr(verifier, "artifacts", ())
-    time_s: float = getattr(verifier, "timeout_s", TIMEOUT_S)
+    artifacts, time_s = artifacts_of(verifier), time_of(verifier, TIMEOUT_S)
     limit = asyncio.timeout(time_s)
     try:
         async with limit:

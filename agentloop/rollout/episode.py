@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from agentloop.abilities import runs_program, with_files
 from agentloop.errors import ConfigError, PolicyError, SandboxError
 from agentloop.faults import event_of, fault_in, fault_of, words_of
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
@@ -148,7 +149,7 @@ async def run_episode(
         stop_reason=stop if problem is None else StopReason.error,
         error=problem,
         broke=broke,
-        program=getattr(agent, "program", False),
+        program=runs_program(agent),
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )
@@ -164,12 +165,6 @@ def state_after(broke: Break | None) -> EpisodeState:
 def is_overdue(spec: SandboxSpec, used_s: float) -> bool:
     """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime."""
     return spec.lifetime_s is not None and used_s >= NEARLY * spec.lifetime_s
-
-
-def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
-    """The box with the agent's own files, where it says that it has any."""
-    files = getattr(agent, "files", None)
-    return spec if files is None else spec.model_copy(update={"agent_files": files})
 
 
 async def roll_out(

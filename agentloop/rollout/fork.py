@@ -11,12 +11,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentloop.abilities import Folders
 from agentloop.errors import ConfigError
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.episode import plan, run_episode
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Completion, Episode, Message, Purpose, Step, Task, Trace
 
@@ -43,7 +43,7 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
 
     async def look(_: Task, __: Episode, box: Sandbox) -> None:
         seen.append((await box.exec(LEFT_OVER)).stdout.strip())
-        if isinstance(box, Box) and not task.sandbox.read_only:  # else it is as the task's files are
+        if isinstance(box, Folders) and not task.sandbox.read_only:  # else it is as the task's files are
             manifest = await box.download(WORK, snapshot, max_bytes=MAX_BYTES, max_entries=MAX_FILES)
             seen.append(manifest.skipped[0] if manifest.skipped else "")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from agentloop.abilities import LeasedStreams, LiveProcess
 from agentloop.errors import CapabilityError, SandboxGone
 from agentloop.protocols import Sandbox
 from agentloop.sandbox import files
@@ -174,11 +175,11 @@ class Lease:
             raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
         return await self._box.exec(command, timeout_s=timeout_s, max_output=max_output, lease=self._name)
 
-    def start(self, command: str) -> Process:
+    def start(self, command: str) -> LiveProcess:
         """See `Box`. Raises CapabilityError where boxes of this kind have no streams."""
         if self._closed:
             raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
-        if not isinstance(self._box, Box):
+        if not isinstance(self._box, LeasedStreams):
             raise CapabilityError("this box keeps no program running beside its commands; use docker or bubblewrap")
         return self._box.start(command, lease=self._name)
 

@@ -153,7 +153,7 @@ class RecordedBox:
         asked |= {} if lease else {"home": "the image's"}
         return ExecResult(**await self._tape(lease).call("exec", asked, run))
 
-    def start(self, command: str) -> Process:
+    def start(self, command: str, *, lease: str = NO_LEASE) -> Process:
         """Refused with CapabilityError."""
         raise CapabilityError(NO_STREAMS)
 

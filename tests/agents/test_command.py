@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
+from agentloop.abilities import with_files
 from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import PriceSection
@@ -27,7 +28,7 @@ from agentloop.otel.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
-from agentloop.rollout.episode import Rollout, run_episode, with_files
+from agentloop.rollout.episode import Rollout, run_episode
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing import opened

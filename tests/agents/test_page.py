@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from environments import need
 
+from agentloop.abilities import with_files
 from agentloop.agents.choose import tool_loop
 from agentloop.config.sections import AgentSection, PriceSection
 from agentloop.plugins import load_part
-from agentloop.rollout.episode import with_files
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import load_suite
 from agentloop.types import EnvironmentSpec, Limits, SandboxSpec

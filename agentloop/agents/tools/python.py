@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from agentloop.abilities import LiveProcess
 from agentloop.agents.tools.toolset import Place, Tool, schema, text
-from agentloop.sandbox.process import Process
 from agentloop.types import ToolCall, ToolResult, ToolSpec
 
 MAX_SAID = 4 << 20
@@ -112,10 +112,10 @@ class Python:
 class _Interpreter:
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._process: Process | None = None
+        self._process: LiveProcess | None = None
         self._said = b""
 
-    def start(self) -> Process:
+    def start(self) -> LiveProcess:
         """A new one, which knows nothing."""
         self._process, self._said = self._place.start(COMMAND), b""
         return self._process
@@ -156,7 +156,7 @@ class _Interpreter:
             duration_s=time.perf_counter() - started,
         )
 
-    async def _asked(self, process: Process, order: dict[str, Any]) -> dict[str, Any] | None:
+    async def _asked(self, process: LiveProcess, order: dict[str, Any]) -> dict[str, Any] | None:
         """The interpreter's answer; None when it ended without one. Raises SandboxGone."""
         await process.stdin.write(json.dumps(order).encode() + b"\n")
         while True:

@@ -11,10 +11,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+from agentloop.abilities import LiveProcess, Streams
 from agentloop.agents.budget import Budget
 from agentloop.errors import CapabilityError
 from agentloop.protocols import Policy, Record, Sandbox
-from agentloop.sandbox.process import Process
 from agentloop.types import Limits, Message, StopReason, Task, ToolCall, ToolResult, ToolSpec
 
 
@@ -88,15 +88,14 @@ class Place:
             return limits
         return limits.model_copy(update={"tool_timeout_s": timeout_s})
 
-    def start(self, command: str) -> Process:
+    def start(self, command: str) -> LiveProcess:
         """Run `command` in the box and go on. Raises CapabilityError where the box has no streams, and SandboxGone."""
-        start: Callable[[str], Process] | None = getattr(self.sandbox, "start", None)
-        if start is None:
+        if not isinstance(self.sandbox, Streams):
             raise CapabilityError(
                 "this box cannot keep a program running beside its commands, as the tools python and MCP over stdio "
                 "need; use docker or bubblewrap, or leave them out"
             )
-        return start(command)
+        return self.sandbox.start(command)
 
 
 class Toolset(Protocol):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentloop.abilities import FileSandbox
 from agentloop.judge.verifiers.files import in_box
 from agentloop.protocols import Sandbox
-from agentloop.sandbox.box import Box
 from agentloop.types import Graded, Trace
 
 MAX_SAID = 400
@@ -44,7 +44,7 @@ class Command:
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """With the end of what the command printed. Raises SandboxGone."""
-        if not isinstance(sandbox, Box):
+        if not isinstance(sandbox, FileSandbox):
             raise TypeError("tests need a box that takes files; use docker or bubblewrap")
         if self._tests is not None:
             made = await sandbox.exec("rm -rf /tests && mkdir -p /tests")

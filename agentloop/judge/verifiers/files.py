@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from agentloop.abilities import FileSandbox
 from agentloop.errors import PathError, TransferLimit
 from agentloop.protocols import Sandbox
-from agentloop.sandbox.box import Box
 from agentloop.types import Trace
 
 CHECKS = ("content", "contains", "sha256", "absent")
@@ -41,11 +41,11 @@ class Files:
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """Raises SandboxGone, and TypeError for a box that hands out no files."""
-        if not isinstance(sandbox, Box):
+        if not isinstance(sandbox, FileSandbox):
             raise TypeError("files need a box that hands out files; use docker or bubblewrap")
         return float(all([await self._is_right(sandbox, path, checks) for path, checks in self._expected.items()]))
 
-    async def _is_right(self, box: Box, path: str, checks: Mapping[str, str]) -> bool:
+    async def _is_right(self, box: FileSandbox, path: str, checks: Mapping[str, str]) -> bool:
         if not checks:
             return (await box.exec(f'[ ! -e "{path}" ] && [ ! -L "{path}" ]')).exit_code == 0
         try:
