@@ -9,8 +9,8 @@ A name can come from a file that somebody else wrote, so it reaches only code th
 - a file of the project, or a module whose file belongs to the project; never one of Python's own folders
 - a module of an installed package that declares an `agentloop.*` entry point
 
-Any other module is not imported. What the name stands for must be a class (for `policies`, a function as well) that
-such code defines and that has the methods of its group; this is checked before it is called.
+Any other module is not imported. What the name stands for must be a class (or a function, for FUNCTIONS) that such
+code defines and that has the methods of its group; this is checked before it is called.
 An absolute path may name any file outside the folders of Python and of installed packages, because settings and the
 command line are yours. A caller that reads a name from somebody else's file must check an absolute path first, as
 `suites/suite.py` does with `is_of_project`.
@@ -44,13 +44,18 @@ PACKAGES = frozenset({"site-packages", "dist-packages"})
 FILE_MODULE = "agentloop_part_"
 """How the module of a part's file is named."""
 METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "agents": (("run",), "async def run(self, task, policy, sandbox, *, seed, record)"),
     "exporters": (("write",), "def write(self, traces)"),
     "formats": (("read",), "def read(self, source)"),
+    "policies": (("complete",), "async def complete(self, messages, tools, *, max_tokens, seed)"),
+    "redactors": (("text",), "def text(self, text)"),
     "sandboxes": (("create",), "async def create(self, spec)"),
     "tools": (("open",), "def open(self, place)"),
     "verifiers": (("score", "rank"), "async def score(self, trace, sandbox)"),
 }
 """A class of the group has one of these methods; then the usual one as it is written."""
+FUNCTIONS = ("agents", "policies")
+"""Groups whose parts a function may make, too."""
 
 
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
@@ -68,8 +73,10 @@ def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *
         signature.bind(**arguments)
     except TypeError as error:
         takes = ", ".join(signature.parameters) or "none"
+        strange = next((name for name in arguments if name not in signature.parameters), "")
         raise PluginError(
             f"{group} {kind!r}: {error} (options: {takes}; given: {', '.join(arguments) or 'none'})"
+            f"{did_you_mean(strange, signature.parameters)}"
         ) from None
     with _contained(f"{group} {kind!r} refuses its options"):  # whose values are not shown: some are secrets
         return make(**arguments)
@@ -178,13 +185,13 @@ def _is_project_module(top: str, base: Path) -> bool:
 
 def _refuse_other(group: str, kind: str, part: object, base: Path) -> None:
     """Raises PluginError for what is no part of `group`: a function of a library, a constant, another class."""
-    is_callable = inspect.isclass(part) or (group == "policies" and inspect.isfunction(part))
+    is_callable = inspect.isclass(part) or (group in FUNCTIONS and inspect.isfunction(part))
     if not is_callable or not _is_defined_by_part(part, base):
-        wanted = "a class or a function" if group == "policies" else "a class"
+        wanted = "a class or a function" if group in FUNCTIONS else "a class"
         must = f"it must be {wanted} that {_defining(kind)} defines"
         raise PluginError(f"{group} {kind!r} cannot be called: {must}, not {_origin(part)}")
     methods, shape = METHODS.get(group, ((), ""))
-    if methods and not any(callable(getattr(part, name, None)) for name in methods):
+    if inspect.isclass(part) and methods and not any(callable(getattr(part, name, None)) for name in methods):
         raise PluginError(f"{group} {kind!r} has no {methods[0]}; give it `{shape}`")
 
 

@@ -10,6 +10,7 @@ from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import Submit
 from agentloop.agents.tools.toolset import Toolset
 from agentloop.config.sections import AgentSection
+from agentloop.options import load_kind
 from agentloop.plugins import load_part
 from agentloop.protocols import Agent
 
@@ -17,13 +18,17 @@ from agentloop.protocols import Agent
 def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:
     """base: folder that `files`, and tools named `file.py:Class`, start from.
 
-    Raises ConfigError for files that are not there, PluginError for tools.
+    Raises ConfigError for files that are not there, PluginError for tools and for a kind that cannot be loaded.
     """
+    folder = base or Path()
+    if not settings.is_built_in:
+        agent: Agent = load_kind("agents", "agent", settings, folder)
+        return agent
     if settings.command is None:
         return tool_loop(settings, base)
     from agentloop.agents.command import Command  # with a server of HTTP
 
-    return Command(settings.command, files=settings.files and (base or Path()) / settings.files)
+    return Command(settings.command, files=settings.files and folder / settings.files)
 
 
 def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:

@@ -9,18 +9,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
+from agentloop.config.kinds import KindSection, Section
 from agentloop.errors import ConfigError
 from agentloop.types import FailureType
-
-
-class Section(BaseModel):
-    """One table of the file; an unknown key is an error, not a default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class ProjectSection(Section):
@@ -81,13 +76,16 @@ class SandboxSection(Section):
         return secrets
 
 
-class PolicySection(Section):
+class PolicySection(KindSection):
     """What chooses the actions."""
 
-    kind: Literal["tiny", "openai", "vllm", "litellm", "scripted", "replay"] = "tiny"
+    built_in: ClassVar[tuple[str, ...]] = ("tiny", "openai", "vllm", "litellm", "scripted", "replay")
+    shared: ClassVar[frozenset[str]] = frozenset({"kind", "max_concurrent"})
+    kind: str = "tiny"
     """`tiny` is made and trained here; `openai` is any endpoint of that dialect; `vllm` is a vLLM server, whose tokens
     are kept exactly; `litellm` is any hosted model by its name there; `scripted` is a program; `replay` plays the
-    answers of `traces` back."""
+    answers of `traces` back. Any other is an installed name of `agentloop.policies` or `file.py:Class`, and the other
+    keys of the table are its constructor's."""
     temperature: float = Field(default=1.0, gt=0.0, le=2.0)
     base_url: str | None = None
     """Of an OpenAI-compatible endpoint, up to and without `/chat/completions`."""
@@ -106,6 +104,8 @@ class PolicySection(Section):
     @property
     def decisive(self) -> dict[str, Any]:
         """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
+        if not self.is_built_in:
+            return {"kind": self.kind, **self.public_options}
         kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
         return {name: value for name, value in kept.items() if name != "traces" or value is not None}
 
@@ -135,11 +135,13 @@ class McpSection(Section):
         return {name: from_environment(text) if isinstance(text, str) else text for name, text in headers.items()}
 
 
-class AgentSection(Section):
+class AgentSection(KindSection):
     """Who acts: our own agent and what it works with, or any other's program (`docs/02-agents.md`)."""
 
-    kind: Literal["tool_loop", "command"] = "tool_loop"
-    """`tool_loop` is our own; `command` a program in the box, whose only network is the gateway."""
+    built_in: ClassVar[tuple[str, ...]] = ("tool_loop", "command")
+    kind: str = "tool_loop"
+    """`tool_loop` is our own; `command` a program in the box, whose only network is the gateway. Any other is an
+    installed name of `agentloop.agents` or `file.py:Class`, and the other keys of the table are its constructor's."""
     command: str | None = None
     """Of `command`: for `sh -c`, in the task's folder of the box."""
     files: Path | None = None
@@ -156,6 +158,8 @@ class AgentSection(Section):
     @property
     def decisive(self) -> dict[str, Any]:
         """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
+        if not self.is_built_in:
+            return {"kind": self.kind, **self.public_options}
         kept = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
         later = {"kind": "tool_loop", "command": None, "files": None}
         return {name: value for name, value in kept.items() if name not in later or value != later[name]}

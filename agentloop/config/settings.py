@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from agentloop.config.kinds import Section, is_secret
 from agentloop.config.sections import (
     AgentSection,
     FailuresSection,
@@ -24,7 +25,6 @@ from agentloop.config.sections import (
     PriceSection,
     ProjectSection,
     SandboxSection,
-    Section,
     ServingSection,
     TrainSection,
     WarmStartSection,
@@ -37,8 +37,6 @@ from agentloop.types import content_hash
 CONFIG_FILE = "agentloop.toml"
 STORE = Path("traces") / "store.db"
 """Of a project or of a run's results, in its folder."""
-SECRET_NAMES = ("_KEY", "APIKEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
-"""How the names of variables end that have a secret."""
 ENV_PREFIX = "AGENTLOOP_"
 
 
@@ -55,8 +53,9 @@ class Config(BaseSettings):
 
     project: ProjectSection = ProjectSection()
     sandbox: SandboxSection = SandboxSection()
-    policy: PolicySection = PolicySection()
-    agent: AgentSection = AgentSection()
+    # Made by a factory: of a default instance every key would be merged into the table, as if the user had set it.
+    policy: PolicySection = Field(default_factory=PolicySection)
+    agent: AgentSection = Field(default_factory=AgentSection)
     serving: ServingSection = ServingSection()
     warm_start: WarmStartSection = WarmStartSection()
     train: TrainSection = TrainSection()
@@ -213,8 +212,8 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
         return f"{path}: prices must be a list of tables; write [[prices]] above the keys of each"
     if not keys:
         return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
-    is_secret = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"))
-    got = "" if is_secret else f" is {problem['input']!r}"
+    hides = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"))
+    got = "" if hides else f" is {problem['input']!r}"
     wanted = problem["msg"].removeprefix("Value error, ").replace("Input", "it", 1).partition(", unable to")[0]
     return f"{place(path, table, keys[0])}{got}: {wanted}"
 
@@ -251,12 +250,13 @@ def known_secrets(project: Path) -> list[str]:
     Those of variables whose names end as a secret's does, and those in the settings of the project in folder
     `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
     """
-    found = [value for name, value in os.environ.items() if name.upper().endswith(SECRET_NAMES)]
+    found = [value for name, value in os.environ.items() if is_secret(name)]
     if (project / CONFIG_FILE).exists():
         config = load_config(project)
         given = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
         given += [value for server in config.agent.mcp for value in server.headers.values()]
         texts = [text.get_secret_value() for text in given if text is not None]
+        texts += [*config.policy.secret_options, *config.agent.secret_options]
         for text in (upstream.api_key for upstream in config.gateway.upstream):
             with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so
                 texts.append(from_environment(text))

@@ -14,7 +14,7 @@ from itertools import islice
 
 from agentloop.failures.detectors.budget import slow_call
 from agentloop.failures.detectors.call import wrong_command
-from agentloop.failures.detectors.rules import RULES, Rule
+from agentloop.failures.detectors.rules import Rule, rules_on
 from agentloop.failures.detectors.signs import OF_A_STEP, SIGNS
 from agentloop.failures.evidence import last_words
 from agentloop.failures.reading import Reading
@@ -61,7 +61,7 @@ def classify(
     reward: float | None = None,
     scores: Sequence[Score] = (),
     *,
-    rules: Sequence[Rule] = RULES,
+    rules: Sequence[Rule] | None = None,
     guess: Rule | None = None,
 ) -> tuple[Failure, ...]:
     """Every failure of a trace, causes before consequences, the critical one marked.
@@ -69,6 +69,7 @@ def classify(
     Exactly one is critical when the trace failed (reward below 1), broke (`infra_failed`) or could
     not be graded (a score with an error); none for a success, and none where nobody knows.
     `unclassified` stands in when the rules found nothing that was left unrecovered.
+    rules: every detector that is on by default.
     guess: asked of a run that lost where the rules leave open why: they found no failure that was left unrecovered,
     or only that the outcome was bad. What it finds is critical (`learned.Scorer.guess`).
     """
@@ -76,9 +77,10 @@ def classify(
 
 
 def label(
-    reading: Reading, state: RewardState, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
+    reading: Reading, state: RewardState, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
     """As `classify`, of a trace that was read already."""
+    rules = rules_on() if rules is None else rules
     failures = [failure for rule in rules for failure in rule(reading)]
     for child in reading.trace.children:
         failures += _below(reading, child, rules, 1)

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentloop.failures.critical import label
 from agentloop.failures.detectors import schemas
-from agentloop.failures.detectors.rules import RULES, Rule
+from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.reading import Reading
 from agentloop.failures.vocabularies import leaf_of
 from agentloop.store.verdicts import reward_of
@@ -42,7 +42,7 @@ MAX_INSTRUCTION = 10_000
 
 
 def classify_imported(
-    imported: Imported, *, rules: Sequence[Rule] = RULES, guess: Rule | None = None
+    imported: Imported, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
     """Every failure of a trace from elsewhere, as `critical.classify` gives them for one of ours."""
     reading = read_imported(imported)

@@ -18,6 +18,7 @@ from typing import Any
 
 from agentloop.abilities import artifacts_of, is_paid, waits
 from agentloop.errors import ConfigError, did_you_mean
+from agentloop.failures.detectors.outside import outside_detectors
 from agentloop.failures.detectors.rules import RULES, Rule
 from agentloop.failures.detectors.signs import OF_A_STEP, SIGNS
 from agentloop.failures.learned.scorer import Scorer
@@ -33,8 +34,6 @@ from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE, reward_of
 from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash
 
-DETECTORS = content_hash([detector.id for detector in (*RULES, *SIGNS, *OF_A_STEP)])
-"""Changes when a detector is added, revised or turned off, so that `judge` looks at every trace again."""
 BATCH = 250
 """Traces of one transaction."""
 N_TOGETHER = 16
@@ -97,14 +96,14 @@ async def rejudge(
     learned = [content_hash(scorer.model_dump_json())] if scorer else []
     learned += [reader.name] if reader else []
     stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
-    account, after, groups = Account(), 0, Groups(store)
+    account, after, groups, detectors = Account(), 0, Groups(store), detectors_hash()
     slots = asyncio.Semaphore(N_TOGETHER)
     while batch := store.stored(filter, project=project, after=after, limit=BATCH):
         after = batch[-1].row.key
         todo = []
         for stored in batch:
             n_spans = str(stored.row.n_spans)  # more of them may have arrived
-            late = "/".join([VERSION, DETECTORS, n_spans, str(_outcome(stored)), *learned])
+            late = "/".join([VERSION, detectors, n_spans, str(_outcome(stored)), *learned])
             stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
             if stored.stamp == stamp and not (again or only):
                 account.n_same += 1
@@ -212,6 +211,12 @@ def _kept(
     return None
 
 
+def detectors_hash() -> str:
+    """Changes when a detector is added, revised or turned off, so that `judge` looks at every trace again."""
+    built_in = [detector.id for detector in (*RULES, *SIGNS, *OF_A_STEP)]
+    return content_hash([*built_in, *(detector.id for detector in outside_detectors())])
+
+
 class Groups:
     """Groups that are compared again: each whole and once, however many of its episodes are judged."""
 
@@ -246,7 +251,7 @@ def _is_settled(stored: Stored, before: Verdict) -> bool:
 
 def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]) -> str:
     versions = {name: it.version for name, it in verifiers.items()}
-    return content_hash([task.portable(), versions, VERSION, DETECTORS, *learned])
+    return content_hash([task.portable(), versions, VERSION, detectors_hash(), *learned])
 
 
 def _count(account: Account, stored: Stored, state: str, reward: float | None) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentloop.config.kinds import KindSection
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.identity import Files, Outside, Part, Value
+from agentloop.options import path_options
 from agentloop.policies.choose import ENDPOINTS
 from agentloop.source import source
 from agentloop.types import Task
@@ -20,6 +22,9 @@ from agentloop.types import Task
 
 def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
     """Parts of a policy, without the weights or recorded answers that it plays. folder: where its paths start."""
+    if not settings.is_built_in:
+        asked = Outside(None, f"what the policy {settings.kind!r} asks")
+        return {**_foreign("policies", "policy", settings, folder), "policy.model": asked}
     chosen = settings.model_dump(mode="json", include={"temperature"}, exclude_defaults=True)
     parts: dict[str, Part] = {"policy": Value({"kind": settings.kind, **chosen})}
     if settings.kind in ENDPOINTS:
@@ -35,6 +40,8 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
     """Parts of the agent. folder: where its paths start. Empty for `tasks` that are played in an environment."""
     if tasks and tasks[0].environment is not None:
         return {}
+    if not settings.is_built_in:
+        return _foreign("agents", "agent", settings, folder)
     chosen = settings.model_dump(
         mode="json", exclude={"files": True, "tools": True, "mcp": {"__all__": {"headers"}}}, exclude_defaults=True
     )
@@ -54,6 +61,16 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
             label = f"the MCP server {server.name!r}, whose command has no [agent] files"
             parts[f"agent.mcp.{server.name}"] = Outside(None, label)
     return parts
+
+
+def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dict[str, Part]:
+    """Parts of a kind that is not built in: its code, its options, and what those options name that are paths."""
+    name = {} if ":" in settings.kind else {"kind": settings.kind}
+    paths = path_options(group, table, settings, folder)
+    plain = {key: value for key, value in settings.public_options.items() if key not in paths}
+    parts: dict[str, Part] = {table: Value({**name, **plain})}
+    parts |= _named(f"{table}.part", source(group, settings.kind, folder))
+    return parts | {f"{table}.{key}": Files(path) for key, path in paths.items() if path.exists()}
 
 
 def _named(prefix: str, parts: dict[str, Part]) -> dict[str, Part]:

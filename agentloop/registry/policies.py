@@ -11,6 +11,7 @@ from pathlib import Path
 from agentloop.config.sections import PolicySection, PriceSection
 from agentloop.errors import ConfigError, boundary, counted
 from agentloop.identity import Digest, Part
+from agentloop.options import load_kind
 from agentloop.plugins import load_object
 from agentloop.policies.choose import ENDPOINTS, choose_endpoint
 from agentloop.policies.replay import ReplayPolicy
@@ -33,7 +34,9 @@ def fixed_policy(
     if settings.kind == "replay":
         played = ReplayPolicy(folder / settings.traces if settings.traces else None)
         return played, {**parts, "policy.traces": Digest(played.hash)}
-    return script(tasks, folder, settings.script, suite), parts
+    if settings.is_built_in:
+        return script(tasks, folder, settings.script, suite), parts
+    return load_kind("policies", "policy", settings, folder), parts
 
 
 def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) -> ScriptedPolicy:

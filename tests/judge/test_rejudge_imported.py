@@ -98,7 +98,7 @@ def test_a_revised_detector_looks_at_every_trace_again(store: Store, monkeypatch
     put(store, 0.0)
     again(store)
     assert again(store).n_same == 1
-    monkeypatch.setattr("agentloop.judge.rejudge.DETECTORS", "revised")
+    monkeypatch.setattr("agentloop.judge.rejudge.detectors_hash", lambda: "revised")
     assert again(store).n_same == 0
     assert again(store).n_same == 1
 

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from agentloop.failures.detectors import agent, budget, call, expected, infra, obs, outcome, plan, tampering
 from agentloop.failures.detectors.detector import LIKELY, Detector
+from agentloop.failures.detectors.outside import outside_detectors
 from agentloop.failures.reading import Reading
 from agentloop.types import Failure
 
-__all__ = ["ALL", "LIKELY", "MEASURED", "RULES", "Measured", "Reading", "Rule", "is_on"]
+__all__ = ["ALL", "LIKELY", "MEASURED", "RULES", "Measured", "Reading", "Rule", "is_on", "rules_on"]
 
 Rule = Callable[[Reading], list[Failure]]
 
@@ -70,4 +71,9 @@ def is_on(detector: Detector) -> bool:
 
 
 RULES: tuple[Detector, ...] = tuple(detector for detector in ALL if is_on(detector))
-"""What is on by default."""
+"""Built-in detectors that are on by default."""
+
+
+def rules_on() -> tuple[Rule, ...]:
+    """Every detector that is on: built-in ones, and those of installed packages. Raises PluginError."""
+    return (*RULES, *outside_detectors())

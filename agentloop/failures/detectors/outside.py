@@ -1,0 +1,47 @@
+"""Detectors of other packages: the entry points of `agentloop.detectors`. An installed one is on.
+
+Each is a callable `Reading -> list[Failure]` with an `id`, such as `rules.my_detector@1`, which its labels carry. A
+detector made with `detector.detector` is one, and so is a class without arguments whose instances are.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+from agentloop.errors import PluginError, boundary
+from agentloop.failures.reading import Reading
+from agentloop.plugins import installed, load_object
+from agentloop.types import Failure
+
+GROUP = "detectors"
+
+
+class OutsideDetector:
+    """A detector of another package, blamed by its name for whatever it raises."""
+
+    def __init__(self, name: str, find: Any) -> None:
+        """Raises PluginError for what is no detector."""
+        self._name = f"detectors {name!r}"
+        if inspect.isclass(find):
+            with boundary(PluginError, f"{self._name} cannot be made"):
+                find = find()
+        if not callable(find) or not isinstance(getattr(find, "id", None), str):
+            raise PluginError(f"{self._name} is no detector; give it an `id` and `def __call__(self, reading)`")
+        self.id: str = find.id
+        self._find = find
+
+    def __call__(self, reading: Reading) -> list[Failure]:
+        """What it finds. Raises PluginError for whatever it raises, and for what is no list of failures."""
+        with boundary(PluginError, f"{self._name} failed"):
+            failures = list(self._find(reading))
+        if not all(isinstance(failure, Failure) for failure in failures):
+            raise PluginError(f"{self._name} gave something else than failures; give a list of `types.Failure`")
+        return failures
+
+
+@cache
+def outside_detectors() -> tuple[OutsideDetector, ...]:
+    """Those that are installed, by name. Raises PluginError for one that cannot be loaded."""
+    return tuple(OutsideDetector(name, load_object(GROUP, name)) for name in sorted(installed(GROUP)))

@@ -1,0 +1,109 @@
+"""A part chosen by a `kind` of the settings: the rest of its table, checked against its constructor's annotations.
+
+Two annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
+have `${NAME}` in it, which is then that variable. A parameter `project: Path` that the table does not set is that
+folder itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from agentloop.config.kinds import KindSection
+from agentloop.config.sections import from_environment
+from agentloop.errors import PluginError, did_you_mean
+from agentloop.plugins import METHODS, installed, load_object, load_part
+
+PROJECT = "project"
+"""The parameter that gets the project's folder."""
+
+
+def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
+    """The part that `[table] kind` names in `agentloop.<group>`, made with the other keys of the table.
+
+    base: the project's folder. Raises PluginError for a kind that cannot be loaded, and for an option that its
+    constructor does not take or that does not fit the annotation; ConfigError for a variable that is not set.
+    """
+    kind = section.kind
+    parameters = _parameters(_loaded(group, table, section, base))
+    arguments = dict(section.options)
+    if parameters is not None:
+        for name, value in section.options.items():
+            if name not in parameters:
+                takes = ", ".join(each for each in parameters if each != PROJECT) or "none"
+                raise PluginError(
+                    f"[{table}] {name}: no such option of {kind!r} (options: {takes}){did_you_mean(name, parameters)}"
+                )
+            arguments[name] = _fitting(f"[{table}] {name}", value, parameters[name], base)
+        if PROJECT in parameters:
+            arguments.setdefault(PROJECT, base)
+    made = load_part(group, kind, arguments, base=base)
+    (method, *_), shape = METHODS[group]
+    if not callable(getattr(made, method, None)) or not isinstance(getattr(made, "name", None), str):
+        raise PluginError(
+            f"[{table}] kind {kind!r} made a {type(made).__name__}, which is no {table}; give it a `name` and `{shape}`"
+        )
+    return made
+
+
+def path_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
+    """The options that name a file or folder, by their annotation. Raises PluginError."""
+    parameters = _parameters(_loaded(group, table, section, base)) or {}
+    paths = [name for name in section.options if Path in _members(parameters.get(name))]
+    return {name: base / section.options[name] for name in paths if isinstance(section.options[name], str)}
+
+
+def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
+    """What makes the part. Raises PluginError."""
+    kind, known = section.kind, sorted({*section.built_in, *installed(group)})
+    if ":" not in kind and kind not in known:
+        hint = did_you_mean(kind, known) or "; a part of your own is named `file.py:Class`"
+        raise PluginError(f"[{table}] kind is {kind!r}: no such {table} (known: {', '.join(known)}){hint}")
+    return load_object(group, kind, base=base)
+
+
+def _parameters(make: Callable[..., Any]) -> dict[str, Any] | None:
+    """Name -> annotation of each keyword argument; None where it takes whatever it is given."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # a class of C code
+        return None
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return None
+    try:
+        hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    except Exception:
+        hints = {}
+    return {
+        parameter.name: hints.get(parameter.name, Any)
+        for parameter in parameters
+        if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL)
+    }
+
+
+def _fitting(where: str, value: Any, annotation: Any, base: Path) -> Any:
+    """`value` as the annotation has it."""
+    members = _members(annotation)
+    if SecretStr in members and isinstance(value, str):
+        value = from_environment(value)
+    try:
+        checked = TypeAdapter(annotation, config={"arbitrary_types_allowed": True}).validate_python(value)
+    except ValidationError as error:
+        got = "" if SecretStr in members else f" is {value!r:.60}"
+        wanted = error.errors()[0]["msg"].removeprefix("Value error, ").replace("Input", "it", 1)
+        raise PluginError(f"{where}{got}: {wanted}") from None
+    except PydanticUserError:  # it can check most annotations, not all; the constructor has the last word
+        return value
+    return base / checked if isinstance(checked, Path) else checked
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    """The types of a union; of anything else that alone."""
+    return typing.get_args(annotation) or (annotation,)
