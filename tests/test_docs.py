@@ -20,6 +20,8 @@ import httpx
 import pytest
 from parts import Run
 
+from agentloop.plugins import installed
+from agentloop.store.verdicts import REWARDS
 from tests.api.serving import serving
 from tests.formats.recorded import SHARED
 
@@ -40,7 +42,9 @@ PATTERNS = (
     r"\bleft out[,:]",
     r"\bof its own\b",
     r"\b[Ll]ikewise\b",
-    r"\bsaid so\b",
+    r"\bs(?:aid|ays?) so\b",
+    r"\bof their own\b",
+    r"\b[Ww]hoever\b",
     r"\bbox(?:es)?\b",
     r"\btapes?\b",
     r"\btrials?\b",
@@ -258,6 +262,14 @@ def test_the_architecture_has_every_part_of_the_engine_and_its_layers() -> None:
     assert places == parts - {"__init__.py"}
     (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     assert blocks(ARCHITECTURE, "layers")[0].splitlines() == contract["layers"]
+
+
+def test_who_comes_from_another_tool_finds_its_importer_and_which_scores_are_rewards() -> None:
+    page = (ROOT / "docs" / "11-coming-from.md").read_text()
+    assert set(re.findall(r"source:(\w+)", page)) == {"langfuse", "langsmith", "inspect", "verifiers"}
+    assert {"langfuse", "langsmith", "inspect", "verifiers"} <= set(installed("formats"))
+    (rewards,) = re.findall(r"A score called (.*?) becomes", page)
+    assert tuple(re.findall(r"`(\w+)`", rewards)) == REWARDS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
