@@ -35,7 +35,9 @@ settings.register_profile("quick", max_examples=20)
 STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
 """Fixtures that start a command or a server, each for a second or more."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
-LONGEST = ("demo", "serving", "faults", "harbor")
+SOAKS = {"vllm", "installed"}
+"""Fixtures that install vLLM, which takes minutes."""
+LONGEST = ("demo", "faults", "harbor", "cli")
 """Folders that come first, so that at the end no worker waits for the other's long ones."""
 REMEDY = {
     "bubblewrap": "`apt install bubblewrap`, and allow unprivileged user namespaces",
@@ -75,7 +77,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if part := config.getoption("--slice"):
         items[:] = part_of(items, part)
     for item in items:
-        if is_past_first(item):
+        if is_past_first(item) or SOAKS & set(getattr(item, "fixturenames", ())):
             item.add_marker("soak")
         if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")

@@ -178,6 +178,7 @@ def told(project: Path, *more: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_costs_of_versions_and_of_what_was_measured(project: Path) -> None:
     rows = told(project)["rows"]
     assert rows["1"]["usd"] == pytest.approx(600e-6)
@@ -187,6 +188,7 @@ def test_costs_of_versions_and_of_what_was_measured(project: Path) -> None:
     assert (rows["2"]["joules"], rows["2"]["gpu_s"], rows["2"]["joules_per_solved"]) == (400.0, 8.0, 200.0)
 
 
+@pytest.mark.slow
 def test_a_filter_leaves_each_episode_its_share(project: Path) -> None:
     """A quarter of the stage's wall time is a quarter of its joules, whoever else is listed."""
     found = told(project, "version:2", "--by", "task")

@@ -78,6 +78,7 @@ def test_a_missing_and_a_contradicting_pin_are_reported() -> None:
     assert conflicts(["redis>=6.4"], {"redis": "5.0"}) == ["redis>=6.4 contradicts the pin 5.0"]
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_scale_installs_with_the_constraints_and_its_redis_transport_imports() -> None:
     python = python_resolved("scale", EXTRAS["scale"], ROOT / "constraints.txt")
@@ -85,6 +86,7 @@ def test_scale_installs_with_the_constraints_and_its_redis_transport_imports() -
     subprocess.run([python, "-c", imports], check=True, timeout=60)
 
 
+@pytest.mark.soak
 @pytest.mark.slow
 def test_everything_that_scale_brings_is_pinned() -> None:
     python = python_resolved("scale", EXTRAS["scale"], ROOT / "constraints.txt")

@@ -69,6 +69,7 @@ def test_what_does_not_count(tmp_path: Path, change: Callable[[Path], object]) -
     assert files_hash(folder) == before
 
 
+@pytest.mark.slow
 def test_it_does_not_matter_where_the_files_lie_or_which_process_reads_them(tmp_path: Path) -> None:
     folder = program(tmp_path / "p")
     before = files_hash(folder)
@@ -111,6 +112,7 @@ def test_a_missing_folder_is_one_clear_line(tmp_path: Path) -> None:
         files_hash(tmp_path / "gone")
 
 
+@pytest.mark.slow
 def test_a_large_file_is_not_held_in_memory(tmp_path: Path) -> None:
     with (tmp_path / "big").open("wb") as file:
         file.truncate(512 << 20)
@@ -144,6 +146,7 @@ def test_parts_and_what_no_hash_covers(tmp_path: Path) -> None:
     assert len({identity({"a": part}).hash for part in kinds}) == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.dictionaries(st.text("ab", min_size=1, max_size=3), st.binary(max_size=3), max_size=4),

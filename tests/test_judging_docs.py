@@ -53,6 +53,7 @@ def test_the_actions_of_the_page() -> None:
         assert asyncio.run(judge(TASK, seen, [verifier])).reward == worth
 
 
+@pytest.mark.slow
 def test_the_files_and_the_command_of_the_page(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "check.sh").write_text("grep -qx 42 /work/answer.txt")

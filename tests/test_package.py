@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import distribution
 from pathlib import Path
 
+import pytest
+
 import agentloop
 
 HEAVY = ("torch", "transformers", "litellm", "celery", "fastapi", "docker", "sqlalchemy", "jinja2")
@@ -25,6 +27,7 @@ def test_import_loads_nothing_heavy() -> None:
     assert imported("agentloop") & set(HEAVY) == set()
 
 
+@pytest.mark.slow
 def test_the_config_and_the_types_load_nothing_heavy() -> None:
     assert imported("agentloop.config, agentloop.types, agentloop.protocols, agentloop.plugins") & set(HEAVY) == set()
 

@@ -148,6 +148,7 @@ def test_a_file_that_failed_leaves_no_half_module(tmp_path: Path) -> None:
     assert not [name for name in sys.modules if "wrong_part" in name]
 
 
+@pytest.mark.slow
 def test_a_name_from_a_file_calls_nothing_that_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A task's line names its verifier; whoever wrote the line must not reach the whole of Python by it."""
     ran = tmp_path / "ran"

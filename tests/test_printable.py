@@ -37,6 +37,7 @@ def test_clean(dirty: str, plain: str) -> None:
     assert clean(dirty) == plain
 
 
+@pytest.mark.slow
 def test_exactly_the_characters_that_act_or_hide_are_removed() -> None:
     kept = {chr(n) for n in range(sys.maxunicode + 1) if clean(chr(n))}
     acting = {c for n in range(sys.maxunicode + 1) if unicodedata.category(c := chr(n)) in ("Cc", "Cf", "Cs")}

@@ -378,6 +378,7 @@ def test_tasks_without_an_environment_are_as_they_were() -> None:
     assert Task(id="t", instruction="do", environment=CARTPOLE).hash != Task(id="t", instruction="do").hash
 
 
+@pytest.mark.slow
 def test_gymnasium_is_imported_when_it_is_used() -> None:
     code = "import sys, agentloop.agents.gym.loop, agentloop.loop.project; sys.exit('gymnasium' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -304,6 +304,7 @@ def test_two_tools_of_one_name_are_refused(bubblewrap: BubblewrapBackend) -> Non
         act(bubblewrap, [Shell(), Shell()])
 
 
+@pytest.mark.slow
 def test_servers_and_compaction_are_chosen() -> None:
     pytest.importorskip("mcp")
     servers = (McpSection(name="a", command="x"), McpSection(name="b", url="http://c", headers={"K": "v"}))  # type: ignore[dict-item]

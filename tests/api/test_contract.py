@@ -43,6 +43,7 @@ def fill(where: Path | str) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_every_route_is_in_the_document_and_says_how_it_refuses(tmp_path: Path) -> None:
     """But those for machines that look after it, and the document itself."""
     store = Store(tmp_path / "traces.db")

@@ -129,6 +129,7 @@ def test_the_token_opens_nothing_to_another_user(server: Server, tmp_path: Path)
     assert done.stdout.startswith("403"), done.stdout
 
 
+@pytest.mark.slow
 def test_a_key_for_spans_does_not_judge_and_one_that_judges_writes_no_spans(tmp_path: Path) -> None:
     store = tmp_path / "traces.db"
     ingests, judges, reads = (make_key(store, "team", scope)[0] for scope in ("ingest", "judge", "read"))
@@ -146,6 +147,7 @@ def test_a_key_for_spans_does_not_judge_and_one_that_judges_writes_no_spans(tmp_
         assert reward_of(server, **bearer(reads)) == (1.0, "scored")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["span", "resource"])
 @pytest.mark.parametrize("scopes", [(), ("ingest",), ("ingest", "judge"), ("admin",)])
 def test_a_reward_that_a_span_claims_counts_only_with_the_scope(
@@ -171,6 +173,7 @@ def test_a_reward_that_a_span_claims_counts_only_with_the_scope(
         assert ("agentloop.reward" in exported) is may_judge
 
 
+@pytest.mark.slow
 def test_revoking_the_last_key_opens_nothing(tmp_path: Path, agentloop: Run) -> None:
     where = ("--store", str(tmp_path / "traces.db"))
     key = json.loads(agentloop("keys", "add", "team", *where, "--json").stdout)
@@ -239,6 +242,7 @@ def test_nobody_else_reads_what_is_stored(tmp_path: Path, umask: int) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
+@pytest.mark.slow
 def test_an_existing_store_is_closed_to_others_with_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
 

@@ -36,6 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_span_with_known_secrets(project: Path) -> None:
     store = project / "traces.db"
     said = [{"role": "user", "parts": [{"type": "text", "content": f"it is {v}, seven77"}]} for v in every()]
@@ -56,6 +57,7 @@ def test_a_span_with_known_secrets(project: Path) -> None:
     check(store)
 
 
+@pytest.mark.slow
 def test_a_file_with_known_secrets(project: Path) -> None:
     store = project / "traces.db"
     said = [{"role": "user", "content": f"it is {v}, seven77, an ordinary value"} for v in every()]

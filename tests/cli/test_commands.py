@@ -42,6 +42,7 @@ def test_help_answers_within_a_second(process: Run) -> None:
     assert min(took) < 1.0
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_heavy() -> None:
     code = "import sys\nfrom agentloop_cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
     code += "print('loaded', *(m for m in ('torch', 'sqlalchemy', 'docker', 'transformers') if m in sys.modules))"
@@ -91,6 +92,7 @@ def test_json_is_one_document_on_stdout(ran: subprocess.CompletedProcess[str], p
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.slow
 def test_what_a_verifier_could_not_score_is_told_with_the_way_to_see_it(agentloop: Run, tmp_path: Path) -> None:
     """The command that is told lists those episodes, from here and in a folder with a space in its name."""
     folder = tmp_path / "a project"
@@ -154,6 +156,7 @@ def test_a_full_disk_behind_stdout_is_one_line(ran: subprocess.CompletedProcess[
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
     """Before there is anything to interrupt, too."""
     for wait_s in (0.1, 1.0):
@@ -173,6 +176,7 @@ def test_ctrl_c_is_said_in_one_line(project: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "a draft was left behind"
 
 
+@pytest.mark.slow
 def test_init_here(agentloop: Run, tmp_path: Path) -> None:
     assert agentloop("init", ".").returncode == 0
     assert (tmp_path / "agentloop.toml").is_file()

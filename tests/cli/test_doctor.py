@@ -54,6 +54,7 @@ def test_doctor_tries_what_docker_holds(agentloop: Run) -> None:
     assert held == dict.fromkeys(held, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("bubblewrap")
 def test_what_is_not_held_is_said_with_its_words(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])

@@ -48,6 +48,7 @@ def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
     assert files(tmp_path) == ["d", "d/diary"]
 
 
+@pytest.mark.slow
 def test_out_has_another_seed_or_another_project(agentloop: Run, tmp_path: Path) -> None:
     for name, head in (("d", 'name = "demo"\nseed = 3'), ("p", 'name = "notes"')):
         (tmp_path / name).mkdir()
@@ -71,6 +72,7 @@ def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: s
     assert files(tmp_path) == ["file"]
 
 
+@pytest.mark.slow
 def test_an_unknown_sandbox(agentloop: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = "(known: auto, docker, bubblewrap, replay, unconfined)"
     for command in (("demo", "--out", "d"), ("loop", tmp_path)):
@@ -128,6 +130,7 @@ def test_no_project(agentloop: Run, tmp_path: Path) -> None:
     assert files(tmp_path) == ["f"]
 
 
+@pytest.mark.slow
 def test_the_hint_where_no_project_is_can_be_followed(agentloop: Run, tmp_path: Path) -> None:
     """Whether the folder is new, empty or somebody's: what the line says to type makes a project that is found."""
     (tmp_path / "empty").mkdir()

@@ -174,11 +174,17 @@ def test_time_that_runs_out_is_said(here: Path, agentloop: Run) -> None:
     done = agentloop(*gate("good", "--max-minutes", "0"))
     assert done.returncode == 3
     assert "--max-minutes 0 are over" in done.stdout
-    assert agentloop(*gate("good")).returncode == 0, "the same command without the limit goes on"
+
+
+@pytest.mark.soak
+def test_after_time_that_ran_out_the_same_command_without_the_limit_goes_on(here: Path, agentloop: Run) -> None:
+    assert agentloop(*gate("good", "--max-minutes", "0")).returncode == 3
+    assert agentloop(*gate("good")).returncode == 0
 
 
 def test_an_endpoint_that_is_down_is_no_verdict(here: Path, agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.gate.trials.PAUSES_S", ())
+    monkeypatch.setattr("agentloop.policies.openai.RETRIES", 1)  # with pauses between them
     (here / "down.toml").write_text('[policy]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
     options = ("--baseline", "main", "--sandbox", "bubblewrap", "--n-concurrent", "24")
     done = agentloop("gate", "evals/read", "--candidate", "down.toml", *options)

@@ -134,6 +134,7 @@ def test_a_candidate_that_always_crashes_fails_within_60_attempts(here: Path, ag
     assert "RuntimeError: it never works" in told[0]["why"]
 
 
+@pytest.mark.first(candidate=2)
 @pytest.mark.parametrize("candidate", ["wrong", "exits", "gone", "unreachable"])
 def test_a_candidate_that_raises_when_it_would_be_wrong_fails(here: Path, agentloop: Run, candidate: str) -> None:
     """Right half of the time, and a baseline of 87%. What its code raises is its own, whatever class it has."""
@@ -215,7 +216,7 @@ def endpoint(share_wrong: float, refusal: tuple[int, dict[str, Any]], port: int 
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1"

@@ -45,6 +45,7 @@ def test_the_same_file_gives_the_same_bytes_and_no_path(tmp_path: Path, agentloo
     assert len(document["suites"][0]["looks"]) == document["n_rollouts"]
 
 
+@pytest.mark.slow
 def test_bare_rows_and_options(tmp_path: Path, agentloop: Run) -> None:
     """Only the five keys, as somebody else's simulation writes them."""
     keys = ("task_id", "policy", "trial", "reward", "state")

@@ -84,10 +84,14 @@ def cleanly(agentloop: Run, busy: str, rude: str) -> Run:
 
 
 @pytest.mark.slow
+@pytest.mark.first(every=1)
+@pytest.mark.parametrize("every", [4, 1], ids=["some options", "all options"])
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
-def test_a_hostile_argument_is_not_echoed_as_it_is(path: Words, cleanly: Run, tmp_path: Path) -> None:
+def test_a_hostile_argument_is_not_echoed_as_it_is(path: Words, every: int, cleanly: Run, tmp_path: Path) -> None:
+    """For the arguments, for an unknown option, and for one in `every` options."""
     (tmp_path / NAME).write_text("no database, no folder, no project " * 100)
-    for call in hostile_calls(path, COMMANDS[path]):
+    first, unknown, *options = hostile_calls(path, COMMANDS[path])
+    for call in (first, unknown, *options[::every]):
         cleanly(*call)
 
 
@@ -122,7 +126,7 @@ class Rude(BaseHTTPRequestHandler):
 def rude() -> Iterator[str]:
     """Its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Rude) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from .conftest import Run
 
 
@@ -28,6 +30,7 @@ def folder(tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_text(text)
 
 
+@pytest.mark.slow
 def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp_path: Path) -> None:
     folder(tmp_path)
     done = agentloop("traces", "import", "in", "--store", "my store.db", "--tenant", "shop")
@@ -47,6 +50,7 @@ def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_tells_all(agentloop: Run, tmp_path: Path) -> None:
     folder(tmp_path)
     for n in range(60):
@@ -57,6 +61,7 @@ def test_json_tells_all(agentloop: Run, tmp_path: Path) -> None:
     assert sorted(told["no_traces"]) == [f"in/{name}" for name in ("LICENSE", "README.md", "a.txt", "b.txt", "c.json")]
 
 
+@pytest.mark.slow
 def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# notes")
     done = agentloop("traces", "import", "notes.md")

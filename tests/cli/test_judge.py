@@ -39,6 +39,7 @@ def mini(tmp_path: Path, bubblewrap: object) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_from_a_dispute_to_the_agreement_of_its_verifiers(mini: Path, agentloop: Run) -> None:
     at = ("-p", mini)
     [asked] = json.loads(agentloop("judge", "queue", *at, "--json").stdout)["queue"]
@@ -68,6 +69,7 @@ def test_from_a_dispute_to_the_agreement_of_its_verifiers(mini: Path, agentloop:
     assert "exact" in agentloop("judge", "agreement", *at).stdout
 
 
+@pytest.mark.slow
 def test_judging_again_after_a_verifier_was_changed(mini: Path, agentloop: Run) -> None:
     tasks = mini / "evals" / "mini" / "tasks.jsonl"
     tasks.write_text(tasks.read_text().replace('"expected": "100"', '"expected": "101"'))

@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 from judge.test_learned import run as labelled_run
 
 from agentloop.judge.labels import put_label
@@ -15,6 +16,7 @@ from agentloop.types import Imported, Score
 from .conftest import Run
 
 
+@pytest.mark.slow
 def test_from_labels_on_the_command_line_to_a_named_step(tmp_path: Path, agentloop: Run) -> None:
     """Thirty runs are labelled, a scorer is fitted without a file, and `judge` names the step of the others."""
     (tmp_path / "traces").mkdir()
@@ -52,6 +54,7 @@ def test_from_labels_on_the_command_line_to_a_named_step(tmp_path: Path, agentlo
     store.close()
 
 
+@pytest.mark.slow
 def test_a_wrong_label_is_one_line(tmp_path: Path, agentloop: Run) -> None:
     (tmp_path / "traces").mkdir()
     Store(tmp_path / "traces" / "store.db").close()

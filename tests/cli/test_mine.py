@@ -60,6 +60,7 @@ def project(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "p"))
 
 
+@pytest.mark.slow
 def test_failures_of_the_champion_become_cases(agentloop: Run, project: Path) -> None:
     done = agentloop("mine", "-p", project, *GOOD, "--max", "2", "--sandbox", "bubblewrap", "--json")
     assert done.returncode == 0, done.stderr
@@ -75,6 +76,7 @@ def test_failures_of_the_champion_become_cases(agentloop: Run, project: Path) ->
     assert "admitted wrong_arguments-read-q" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_rejected_is_said_and_kept_where_it_is_asked_for(agentloop: Run, project: Path) -> None:
     """The champion fails still, so nobody passes them."""
     options = ("--fixed", "v1", "--max", "1", "--sandbox", "bubblewrap", "--keep-rejected", project / "rejected")
@@ -89,6 +91,7 @@ def test_what_is_rejected_is_said_and_kept_where_it_is_asked_for(agentloop: Run,
     assert not list((project / "evals" / "regressions").glob("*/case.toml"))
 
 
+@pytest.mark.slow
 def test_a_trace_by_its_id_with_policies_by_their_refs(agentloop: Run, project: Path) -> None:
     rows = (project / "evals" / "failed" / "failures.jsonl").read_text().splitlines()
     trace = json.loads(rows[0])["trace_id"]
@@ -107,6 +110,7 @@ def test_a_trace_by_its_id_with_policies_by_their_refs(agentloop: Run, project: 
     assert (checked.returncode, checked.stdout) == (0, "no offline cases to check\n")
 
 
+@pytest.mark.slow
 def test_nobody_is_told_to_add_what_git_ignores(agentloop: Run, project: Path) -> None:
     subprocess.run(["git", "init", "-q", project], check=True)
     (project / ".gitignore").write_text("regressions/\n")

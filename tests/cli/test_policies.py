@@ -80,6 +80,7 @@ def test_what_cannot_be_served_is_one_line(agentloop: Run, words: list[str], sai
     assert refused(agentloop, 2, "policies", "serve", *words).startswith(said)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_vllm_that_is_not_there_is_one_line_with_the_remedy(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     said = refused(agentloop, 2, "policies", "serve", "live", "--port", "0")

@@ -103,6 +103,7 @@ def test_a_pipe_gets_everything(agentloop: Run) -> None:
     assert heading.index("answer") == failed.index("first line")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -128,6 +129,7 @@ def test_of_many_known_values_a_few_are_named(agentloop: Run, tmp_path: Path) ->
     assert message == "--task: no 'p07-f2' (known: p00-f1, p01-f1, p02-f1, … 30 in all); did you mean 'p07-f1'?"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_good_filters_that_nothing_matches_are_named(agentloop: Run) -> None:
     for filters in (
@@ -141,12 +143,14 @@ def test_good_filters_that_nothing_matches_are_named(agentloop: Run) -> None:
         assert (done.returncode, json.loads(done.stdout), done.stderr) == (0, {"traces": []}, "")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_stage_is_found_with_and_without_the_state_of_the_suite(agentloop: Run) -> None:
     for stage in ("gate-v2", "gate-v2.1a2b3c"):
         assert IDS[2] in agentloop("traces", "ls", "--stage", stage).stdout
 
 
+@pytest.mark.slow
 def test_a_store_without_traces_says_so(agentloop: Run, tmp_path: Path) -> None:
     Store(tmp_path / "traces" / "store.db").close()
     for filters in ((), ("--task", "x")):
@@ -157,6 +161,7 @@ def test_a_store_without_traces_says_so(agentloop: Run, tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------- show
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_as_much_of_an_id_as_is_unique_is_enough(agentloop: Run) -> None:
     assert agentloop("traces", "show", IDS[1][:10]).stdout.startswith(f"{IDS[1]}\n")
@@ -261,6 +266,7 @@ def test_a_pipe_gets_long_lines_whole(agentloop: Run, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_broke_outside_the_agent_is_said_once(agentloop: Run, tmp_path: Path) -> None:
     attempt = judged("b" * 32, reward=None)
     verdict = attempt.verdict.model_copy(update={"scores": ()})
@@ -294,6 +300,7 @@ def elsewhere(project: Path) -> Path:
     return project
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("elsewhere")
 def test_one_filter_finds_traces_from_anywhere(agentloop: Run) -> None:
     came = imported("a").trace.id
@@ -327,6 +334,7 @@ def test_where_a_trace_came_from_and_when_is_listed(agentloop: Run, terminal: Te
         assert max(map(len, lines)) <= columns
 
 
+@pytest.mark.slow
 def test_what_was_sent_is_shown_by_any_part_of_its_id(agentloop: Run, elsewhere: Path) -> None:
     for asked in (SENT, SENT.upper(), "abc", "ABCDEF"):
         lines = agentloop("traces", "show", asked).stdout.splitlines()
@@ -391,6 +399,7 @@ def test_a_sub_agents_run_is_shown_within_its_parents_step(terminal: Terminal) -
     ]
 
 
+@pytest.mark.slow
 def test_the_same_id_in_two_projects_needs_the_project(agentloop: Run, tmp_path: Path) -> None:
     store = Store(tmp_path / "traces" / "store.db")
     for project in ("p", "q"):

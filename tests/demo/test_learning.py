@@ -46,6 +46,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return folder, loop(folder)
 
 
+@pytest.mark.soak
 def test_the_demo_learns(demo: tuple[Path, dict[str, Any]]) -> None:
     folder, document = demo
     before, after = document["heldout"]["before"]["success"], document["heldout"]["after"]["success"]
@@ -62,6 +63,7 @@ def test_the_demo_learns(demo: tuple[Path, dict[str, Any]]) -> None:
     assert loop(folder)["versions"] == document["versions"], "a finished loop has nothing left to do"
 
 
+@pytest.mark.soak
 def test_a_case_mined_of_its_failures_catches_the_old_policy_and_passes_the_new_one(
     demo: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -99,6 +101,7 @@ def test_what_init_makes_starts_half_wrong_and_rises(tmp_path: Path, bubblewrap:
     assert [version["decision"] for version in document["versions"]] == [None, "promote"]
 
 
+@pytest.mark.soak
 def test_without_its_demonstrator_it_learns_from_the_solutions(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     """As the comments of its settings advise for tasks of one's own; the turn is cut short."""
     named = 'demonstrator = "demonstrator.py:make"\n'

@@ -71,6 +71,7 @@ def test_the_six_answers_of_a_file_differ(tasks: list[Task]) -> None:
     assert {len(found) for found in by_file.values()} == {6}
 
 
+@pytest.mark.slow
 def test_a_real_shell_gives_the_ground_truth(tasks: list[Task], folder: Path) -> None:
     """All reference commands, in one `sh`: the answers in the suite were worked out in Python."""
     script = "".join(
@@ -110,6 +111,7 @@ def test_a_box_sees_the_files_of_its_own_split_alone(tasks: list[Task], bubblewr
         assert asyncio.run(listed(split)) == {file_of(task) for task in tasks if task.split is split}
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_shows_repeats(bubblewrap: BubblewrapBackend) -> None:
     """Both programs fail at once. With stderr shown, 200 runs give a dozen texts, and a seed repeats nothing."""
 
@@ -149,6 +151,7 @@ def demonstrated(tasks: list[Task], n: int, run: str) -> list[tuple[Task, Trace,
     return asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_the_demonstrator_is_right_less_than_half_the_time(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
     """400 episodes in a real box: between 0.30 and 0.45, wrong by habit, and no held-out file in the data."""
     shown = demonstrated(tasks, 400, "seen")
@@ -158,6 +161,7 @@ def test_the_demonstrator_is_right_less_than_half_the_time(tasks: list[Task], bu
     assert {"call.malformed", "call.unknown_tool"} <= slips
 
 
+@pytest.mark.slow
 def test_no_demonstration_names_a_held_out_file(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
     """Nor a validation file: a slip names a file that exists nowhere."""
     kept = {file_of(task) for task in tasks if task.split is not Split.train}
@@ -168,6 +172,7 @@ def test_no_demonstration_names_a_held_out_file(tasks: list[Task], bubblewrap: B
         assert words & kept == set()
 
 
+@pytest.mark.slow
 def test_the_demo_project_is_made_once_and_its_suite_is_the_suite(tmp_path: Path, tasks: list[Task]) -> None:
     out = tmp_path / "demo"
     assert prepare_demo(out, SEED) is True
@@ -191,6 +196,7 @@ def test_a_demo_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     """A draft of a process that lives is somebody's; of one that does not, nobody's."""
     theirs, nobodys = tmp_path / ".demo.draft-1", tmp_path / ".demo.draft-99999999"
@@ -201,6 +207,7 @@ def test_what_a_killed_process_left_is_swept_away(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".demo.draft-1", "demo"]
 
 
+@pytest.mark.slow
 def test_an_empty_folder_is_filled_and_stays_the_same_folder(tmp_path: Path) -> None:
     before = tmp_path.stat().st_ino
     prepare_demo(tmp_path, SEED)

@@ -22,6 +22,7 @@ from agentloop.suites.suite import load_suite
 from agentloop.types import Message, Split, Task
 
 
+@pytest.mark.slow
 def test_the_template_loads_with_three_disjoint_splits(tmp_path: Path) -> None:
     prepare_template(tmp_path / "p")
     config = load_config(tmp_path / "p")
@@ -32,6 +33,7 @@ def test_the_template_loads_with_three_disjoint_splits(tmp_path: Path) -> None:
     assert config.gate.n_min <= len(suite.split(Split.heldout))
 
 
+@pytest.mark.slow
 def test_the_limits_say_what_a_hosted_model_needs(tmp_path: Path) -> None:
     """Beside the numbers, with values that can be set as they stand, and larger than those of the tiny policy."""
     prepare_template(tmp_path / "p")
@@ -44,6 +46,7 @@ def test_the_limits_say_what_a_hosted_model_needs(tmp_path: Path) -> None:
     assert load_suite(head.parent).tasks[0].limits.max_tokens > before.max_tokens
 
 
+@pytest.mark.slow
 def test_the_same_template_has_the_same_suite_wherever_it_lies(tmp_path: Path) -> None:
     for name in ("one", "two"):
         prepare_template(tmp_path / name)
@@ -57,6 +60,7 @@ def notes(tmp_path: Path) -> Path:
     return tmp_path / "notes"
 
 
+@pytest.mark.slow
 def test_the_agent_to_gate_is_right_as_often_as_its_skill(notes: Path) -> None:
     """As agent.toml has it, and once SKILL was turned down in the file: who it is has changed with it."""
     suite, found = load_suite(notes / "evals" / "notes"), []
@@ -88,6 +92,7 @@ def shown_by(folder: Path, tasks: Sequence[Task], *, times: int = 1) -> list[tup
     return [(task, json.loads(message.tool_calls[0].arguments)["command"]) for task, message in said]
 
 
+@pytest.mark.slow
 def test_half_of_what_the_demonstrator_shows_is_right_and_half_is_wrong(notes: Path) -> None:
     tasks = load_suite(notes / "evals" / "notes").split(Split.heldout)
     shown = shown_by(notes, tasks, times=6)
@@ -98,6 +103,7 @@ def test_half_of_what_the_demonstrator_shows_is_right_and_half_is_wrong(notes: P
         assert (printed.stdout.strip() == expected) == (command in task.solution), f"{command} for {task.instruction}"
 
 
+@pytest.mark.slow
 def test_the_demonstrator_submits_what_it_saw(notes: Path) -> None:
     tasks = load_suite(notes / "evals" / "notes").tasks
     policy = load_object("policies", "demonstrator.py:make", base=notes)(tasks)
@@ -105,6 +111,7 @@ def test_the_demonstrator_submits_what_it_saw(notes: Path) -> None:
     assert policy.script(seen, Random(0)) == call_message("submit", answer="maple")
 
 
+@pytest.mark.slow
 def test_other_tasks_than_these_are_shown_right_or_refused(notes: Path) -> None:
     task = load_suite(notes / "evals" / "notes").tasks[0]
     other = task.model_copy(update={"solution": ("sort -n a0 | head -n1",)})
@@ -113,6 +120,7 @@ def test_other_tasks_than_these_are_shown_right_or_refused(notes: Path) -> None:
         shown_by(notes, [other, task.model_copy(update={"solution": ()})])
 
 
+@pytest.mark.slow
 def test_without_the_line_that_its_comment_names_the_solutions_are_shown(notes: Path) -> None:
     settings = notes / "agentloop.toml"
     assert load_config(notes).warm_start.demonstrator == "demonstrator.py:make"

@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from parts import lacking
+
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
 
 from .command import Running, left_over
 
@@ -28,14 +31,28 @@ def lay(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_gate_that_is_cut_short_goes_on(tmp_path: Path, how: signal.Signals) -> None:
-    folder = lay(tmp_path / "here")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """(the folder of a gate that nobody cut short, in `whole`, what it printed)."""
+    if reason := BubblewrapBackend().probe():
+        lacking(reason)
+    folder = lay(tmp_path_factory.mktemp("undisturbed") / "here")
     whole = Running(*COMMAND, *OPTIONS, "whole", cwd=folder)
-    status, undisturbed = whole.finish()
+    status, shown = whole.finish()
     assert status == 0, whole.said
+    return folder, shown
+
+
+@pytest.mark.first(n_cuts=1)
+@pytest.mark.parametrize("n_cuts", [1, 3])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_gate_that_is_cut_short_goes_on(
+    tmp_path: Path, undisturbed: tuple[Path, str], how: signal.Signals, n_cuts: int
+) -> None:
+    folder = lay(tmp_path / "here")
+    whole, shown_whole = undisturbed
     outcomes, rolled, rng = folder / "cut" / "gate.outcomes.jsonl", list[int](), random.Random(int(how))
-    for _ in range(3):
+    for _ in range(n_cuts):
         running = Running(*COMMAND, *OPTIONS, "cut", cwd=folder)
         wanted, end = (rolled[-1] if rolled else N_BANK) + rng.randrange(5, 25), time.monotonic() + 60
         while n_lines(outcomes) < wanted and time.monotonic() < end:
@@ -52,8 +69,8 @@ def test_a_gate_that_is_cut_short_goes_on(tmp_path: Path, how: signal.Signals) -
     status, shown = last.finish()
     assert status == 0, last.said
     assert any("trials are there already" in line for line in last.said)
-    assert told(shown) == told(undisturbed)
-    assert deciding(outcomes) == deciding(folder / "whole" / "gate.outcomes.jsonl")
+    assert told(shown) == told(shown_whole)
+    assert deciding(outcomes) == deciding(whole / "whole" / "gate.outcomes.jsonl")
 
 
 def n_lines(path: Path) -> int:

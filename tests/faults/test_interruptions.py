@@ -20,7 +20,8 @@ from .tiny_project import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
-MOMENTS = (
+Moments = tuple[tuple[str | None, float, signal.Signals], ...]
+MOMENTS: Moments = (
     (None, 4.0, signal.SIGKILL),
     ("demonstrations ", 5.0, signal.SIGKILL),
     ("gate: v1 on held-out", 0.5, signal.SIGKILL),
@@ -61,13 +62,15 @@ def test_the_same_seed_gives_the_same_versions_and_verdicts(two_runs: tuple[dict
     assert counted(one) == counted(other)
 
 
-def test_interrupted_four_times_it_ends_in_the_same_versions(
-    tmp_path: Path, two_runs: tuple[dict[str, Any], dict[str, Any]]
+@pytest.mark.first(moments=1)
+@pytest.mark.parametrize("moments", [MOMENTS[2:3], MOMENTS], ids=["once", "four times"])
+def test_interrupted_it_ends_in_the_same_versions(
+    tmp_path: Path, moments: Moments, two_runs: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
     rng = random.Random(11)
     folder = make_tiny(tmp_path / "cut")
     command = ("loop", folder, "--json")
-    for words, most_s, how in MOMENTS:
+    for words, most_s, how in moments:
         running = Running(*command, cwd=tmp_path)
         if words:
             running.wait_for(words)

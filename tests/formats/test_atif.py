@@ -225,6 +225,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert said[3].endswith("line 4: steps[2]: metrics: completion_token_ids[1]: 'x' where a number should be")
 
 
+@pytest.mark.slow
 def test_no_input_raises(tmp_path: Path) -> None:
     deep: dict[str, Any] = copy.deepcopy(RECORD)
     for _ in range(40):

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agentloop.errors import FormatError
 from agentloop.formats.claude_code import ClaudeCodeFormat
 from agentloop.formats.source import Source
@@ -148,6 +150,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     assert len(found) == 5
 
 
+@pytest.mark.slow
 def test_nothing_but_format_errors(tmp_path: Path) -> None:
     survives(FORMAT, tmp_path / "s.jsonl", SESSION, as_lines=True)
 

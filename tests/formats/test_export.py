@@ -102,6 +102,7 @@ def lines(exporter: Exporter, traces: Iterable[Stored]) -> list[Any]:
 # --------------------------------------------------------------------------------------- jsonl
 
 
+@pytest.mark.slow
 def test_jsonl_is_imported_again_as_the_same_traces(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     before = [(each.trace, each.verdict, each.raw) for each in everything(store)]
@@ -164,6 +165,7 @@ def in_base64(request: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
+@pytest.mark.slow
 def test_what_was_sent_is_given_back_as_it_was_sent(store: Store, tmp_path: Path) -> None:
     (line,) = b"".join(OtlpLines().write(everything(store, "source:otlp"))).splitlines()
     assert ParseDict(in_base64(json.loads(line)), ExportTraceServiceRequest()) == sent_spans()
@@ -175,6 +177,7 @@ def test_what_was_sent_is_given_back_as_it_was_sent(store: Store, tmp_path: Path
     other.close()
 
 
+@pytest.mark.slow
 def test_what_was_not_sent_becomes_spans_that_tell_the_same(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "other.db")
     for line in b"".join(OtlpLines().write(everything(store, "-source:otlp"))).splitlines():
@@ -195,6 +198,7 @@ def test_what_was_not_sent_becomes_spans_that_tell_the_same(store: Store, tmp_pa
     other.close()
 
 
+@pytest.mark.slow
 def test_a_long_trace_is_many_requests_and_its_logs_go_with_their_spans(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +267,7 @@ def test_names_of_files_are_made_safe_and_none_is_written_twice(store: Store, tm
 # ------------------------------------------------------------------------------------- parquet
 
 
+@pytest.mark.slow
 def test_parquet_is_a_table_that_pyarrow_reads(store: Store, tmp_path: Path) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     save(load_exporter(None, tmp_path / "out.parquet"), everything(store), tmp_path / "out.parquet")
@@ -293,6 +298,7 @@ def test_parquet_is_a_table_that_pyarrow_reads(store: Store, tmp_path: Path) -> 
     assert pq.read_table(tmp_path / "out.parquet", filters=[("reward", "==", 0.0)], columns=["id"]).num_rows == 1
 
 
+@pytest.mark.slow
 def test_a_table_of_many_traces_is_written_group_by_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     monkeypatch.setattr(parquet, "MAX_ROWS", 100)

@@ -376,6 +376,7 @@ TEXTS_OF_ANY_SORT = (
 ATTRIBUTES = st.dictionaries(KEYS, VALUES | TEXTS_OF_ANY_SORT, max_size=6)
 
 
+@pytest.mark.slow
 @given(ATTRIBUTES, ATTRIBUTES, st.sampled_from(["exception", "gen_ai.user.message", DETAILS[0]]))
 def test_what_goes_in_comes_out(attributes: dict[str, Any], more: dict[str, Any], event: str) -> None:
     found = span(attributes, [(event, more)])

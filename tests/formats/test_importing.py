@@ -100,6 +100,7 @@ def test_a_broken_record_at_the_beginning_does_not_hide_the_others(tmp_path: Pat
     assert re.search(rf"x\.jsonl: (line|trace) {at + 1}: ", account.failures[str(path)].reasons[0])
 
 
+@pytest.mark.slow
 def test_a_file_of_which_no_line_can_be_read_is_broken(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", '{"messages": [')
     account = take([path], load_formats(), Shelf().put)
@@ -126,6 +127,7 @@ def test_of_many_failures_of_one_file_the_first_are_kept_and_all_are_counted(tmp
     assert (ours.n, len(ours.reasons)) == (1200, 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "value"),
     [("reward", 7), ("reward", -0.5), ("reward", "NaN"), ("reward", "inf"), ("scores[0]: value", 1.5)],

@@ -200,6 +200,7 @@ def test_a_broken_sample_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert "samples/c.json: messages: a number where a list should be" in str(third)
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_once(tmp_path: Path) -> None:
     bomb = b" " * (MIN_SUSPECT // 2 + 1)
     source = archive(tmp_path, {"header.json": HEADER, "samples/a.json": bomb, "samples/b.json": bomb})
@@ -229,6 +230,7 @@ def test_archives_that_are_cut_or_changed_anywhere(tmp_path: Path) -> None:
                     assert str(path) in str(found)
 
 
+@pytest.mark.slow
 def test_mutations(tmp_path: Path) -> None:
     survives(InspectFormat(), tmp_path, LOG)
     for broken in mutants(copy.deepcopy(HEADER)):

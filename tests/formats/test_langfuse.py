@@ -196,6 +196,7 @@ def test_parents_in_a_circle_end(tmp_path: Path) -> None:
     assert len(imported(FORMAT, document(tmp_path / "t.json", record))) == 1
 
 
+@pytest.mark.slow
 def test_nothing_but_format_errors(tmp_path: Path) -> None:
     plain = export(
         *(
@@ -228,6 +229,7 @@ def test_real_samples() -> None:
         assert sum(step.completion.n_prompt_tokens for step in steps) == tokens
 
 
+@pytest.mark.slow
 def test_half_a_surrogate_pair_and_very_deep_agents(tmp_path: Path) -> None:
     (found,) = imported(
         FORMAT,

@@ -135,5 +135,6 @@ def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     assert len(found) == 3
 
 
+@pytest.mark.slow
 def test_nothing_but_format_errors(tmp_path: Path) -> None:
     survives(FORMAT, tmp_path / "r.jsonl", json.loads(json.dumps(RUNS)), as_lines=True)

@@ -124,6 +124,7 @@ def test_a_broken_message_is_named(tmp_path: Path) -> None:
     assert not isinstance(good, FormatError)
 
 
+@pytest.mark.slow
 def test_mutations(tmp_path: Path) -> None:
     survives(MiniSweAgentFormat(), tmp_path, RECORD)
     survives(MiniSweAgentFormat(), tmp_path, RECORD["messages"])

@@ -141,6 +141,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert words[2].endswith("line 3: response: output[0]: int where a list of items should be")
 
 
+@pytest.mark.slow
 def test_no_input_raises(tmp_path: Path) -> None:
     records = [
         *mutants(RECORD, [None]),

@@ -258,6 +258,7 @@ def test_a_broken_event_is_named_and_the_others_are_read(tmp_path: Path) -> None
     assert len(found) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [
@@ -302,6 +303,7 @@ def test_real_samples_of_v1() -> None:
         keeps_every_text(found, events)
 
 
+@pytest.mark.slow
 def test_very_deep_delegates(tmp_path: Path) -> None:
     deep = [event(n % 60, "agent", action="delegate", args={"agent": "A", "inputs": {}}) for n in range(2000)]
     assert counts(imported(FORMAT, document(tmp_path / "t.json", deep))) == (2000, 2000, 0)

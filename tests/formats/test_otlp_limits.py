@@ -56,6 +56,7 @@ def both(json_fields: dict[str, Any], fill: Callable[[Any], object]) -> tuple[Sp
     return of_json.spans[0], of_json
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_attributes() -> None:
     began = time.process_time()
     span, batch = both({"attributes": pairs(100_000)}, lambda span: add_pairs(span, 100_000))
@@ -68,6 +69,7 @@ def test_a_hundred_thousand_attributes() -> None:
     assert batch.dropped == {"attributes": 90_000}
 
 
+@pytest.mark.slow
 def test_events_and_links() -> None:
     link = {"traceId": TRACE.hex(), "spanId": SPAN.hex()}
 
@@ -98,6 +100,7 @@ def test_counts_stay_within_the_32_bits_of_the_protocol() -> None:
     assert restored(span)["dropped_attributes_count"] == 2**32 - 1
 
 
+@pytest.mark.slow
 def test_long_keys_are_left_out_and_long_texts_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * (limits.MAX_VALUE + 5)
 
@@ -136,6 +139,7 @@ def test_keys_that_come_twice_are_counted() -> None:
     assert "2 attributes" in batch.problem
 
 
+@pytest.mark.slow
 def test_resources_and_scopes_have_limits_too() -> None:
     request, _ = message()
     add_pairs(request.resource_spans[0].resource, 10_007)
@@ -171,6 +175,7 @@ def test_spans_and_records_of_one_request(monkeypatch: pytest.MonkeyPatch, decod
         assert "in one request; send smaller batches" in batch.problem
 
 
+@pytest.mark.slow
 def test_the_limit_is_that_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [BASE] * 50_001}]}]}).encode()
     batch = decode_traces(body, JSON)
@@ -344,6 +349,7 @@ def test_times_beyond_the_year_2262_in_protobuf() -> None:
         assert from_protobuf(fill).n_rejected == n
 
 
+@pytest.mark.slow
 def test_many_empty_resources_take_no_minutes() -> None:
     """Two to six bytes each, and each once cost a resource and a scope."""
     began = time.process_time()

@@ -51,6 +51,7 @@ def read(path: Path) -> Iterator[Imported | FormatError]:
     return OtlpFormat().read(Source(path))
 
 
+@pytest.mark.slow
 def test_our_own_export_comes_back(tmp_path: Path) -> None:
     child = SubTrace(trace=imported("child", said="below", agent="scout", answer="up").trace, step=0, call_id="c1")
     store, other = Store(tmp_path / "a.db"), Store(tmp_path / "b.db")

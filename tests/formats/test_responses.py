@@ -288,6 +288,7 @@ def test_a_broken_item_is_named_and_the_others_are_one_run(tmp_path: Path) -> No
     assert [call.name for _, call, _ in run.trace.tool_calls] == ["ls"]
 
 
+@pytest.mark.slow
 def test_no_input_raises(tmp_path: Path) -> None:
     record = {**RESPONSE, "output": [*RESPONSE["output"], given("c1", [{"type": "input_text", "text": "x"}])]}
     records = [*mutants(record, [None]), {**RESPONSE, "instructions": "\ud800"}]

@@ -413,6 +413,7 @@ def traces(draw: st.DrawFn, depth: int = 0) -> Trace:
     )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(traces(), st.randoms(use_true_random=False))
 def test_a_trace_that_goes_out_comes_back(trace: Trace, random: Random) -> None:
@@ -463,6 +464,7 @@ ODD_SPANS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(ODD_SPANS, min_size=1, max_size=6))
 def test_attributes_of_any_type_make_a_trace(told: list[tuple[Any, ...]]) -> None:
@@ -490,6 +492,7 @@ def test_what_goes_out_is_in_the_words_of_the_conventions() -> None:
     check_run(trace_of(bare))  # and so another store would read it, too
 
 
+@pytest.mark.slow
 def test_a_long_run_does_not_repeat_itself_for_ever() -> None:
     step = trace_of(RUN).steps[1]
     trace = trace_of(RUN).model_copy(update={"steps": tuple(step.model_copy(update={"index": n}) for n in range(1000))})

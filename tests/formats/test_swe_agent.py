@@ -103,6 +103,7 @@ def test_a_broken_message_is_named(tmp_path: Path) -> None:
     assert str(found).endswith("run.json: history[7]: role: a number where text should be")
 
 
+@pytest.mark.slow
 def test_mutations(tmp_path: Path) -> None:
     survives(SweAgentFormat(), tmp_path, RECORD)
 

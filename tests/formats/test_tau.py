@@ -167,6 +167,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert len(found) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", [RESULT, {**RUN, "simulations": [SIMULATION]}])
 def test_nothing_but_format_errors(tmp_path: Path, record: Any) -> None:
     survives(FORMAT, tmp_path / "r.json", [record], as_lines=False)

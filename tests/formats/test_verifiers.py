@@ -252,6 +252,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert words[3].endswith("line 4: prompt: a number where a list should be")
 
 
+@pytest.mark.slow
 def test_no_input_raises(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(

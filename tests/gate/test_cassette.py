@@ -355,6 +355,7 @@ def test_an_unchanged_policy_differs_by_exactly_nothing() -> None:
     assert not any(apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rescued", [0.2, 0.6])
 def test_the_mean_difference_is_the_true_one_against_the_same_trial_alone(rescued: float) -> None:
     """Half of the trials diverge; the truth is (rescued - 0.2) / 2. The standard errors are below 0.02."""

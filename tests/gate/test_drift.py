@@ -190,6 +190,7 @@ def test_files_from_before_trust_their_bank_and_say_so() -> None:
     assert "(this was not checked)" in assumption(result)
 
 
+@pytest.mark.slow
 def test_prefixes_and_order_change_nothing_across_the_switch() -> None:
     gate = played(header(2), 0.3, 0.3)
     result, rows = result_of(gate), list(gate.arrivals.outcomes)
@@ -227,6 +228,7 @@ def live(folder: Path, made: Header, n_concurrent: int, stop_after: int | None =
     return result_of(gate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_concurrent", [1, 6])
 def test_a_live_gate_goes_back_for_the_baselines_of_what_it_has_asked_already(
     tmp_path: Path, n_concurrent: int
@@ -242,6 +244,7 @@ def test_a_live_gate_goes_back_for_the_baselines_of_what_it_has_asked_already(
     assert len({(row.task_id, row.policy, row.trial) for row in rows}) == len(rows), "nothing is rolled out twice"
 
 
+@pytest.mark.slow
 def test_a_gate_that_is_killed_around_the_switch_goes_on(tmp_path: Path) -> None:
     made = header(2, max_rollouts=300)
     whole = live(tmp_path / "whole", made, 3)

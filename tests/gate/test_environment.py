@@ -62,6 +62,7 @@ def test_a_changed_image_is_named(tmp_path: Path) -> None:
     assert " then, " in why
 
 
+@pytest.mark.slow
 def test_versions_of_packages_count_where_an_actor_needs_them() -> None:
     then = here(task(), packages=("pydantic", "no-such-package"))
     assert then.packages == ("no-such-package", "pydantic")
@@ -163,6 +164,7 @@ def test_another_listing_is_no_proof_of_a_change() -> None:
     assert "image host (listing 0123 then, " in why
 
 
+@pytest.mark.slow
 def test_the_code_of_agentloop_is_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The version number stays the same while the code is edited, and between releases."""
     then = here(task())

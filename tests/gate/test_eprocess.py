@@ -82,6 +82,7 @@ def test_the_confidence_sequence_inverts_the_same_bets() -> None:
     assert bets.interval.low < d.mean() < bets.interval.high
 
 
+@pytest.mark.slow
 def test_the_confidence_sequence_covers_at_all_looks_together() -> None:
     rng, missed, n = np.random.default_rng(5), 0, 60
     for _ in range(n):

@@ -55,6 +55,7 @@ def test_a_file_without_a_header_is_decided_by_the_formulas(rates: list[float], 
     assert expected[-1][crossed] >= math.log10(20) > max(one[crossed] for one in expected[:-1])
 
 
+@pytest.mark.slow
 @LAW
 @given(SEEDS, st.integers(0, 160))
 def test_the_fold_of_a_prefix_is_the_incremental_state(seed: int, stop: int) -> None:
@@ -68,6 +69,7 @@ def test_the_fold_of_a_prefix_is_the_incremental_state(seed: int, stop: int) -> 
     assert middle == result_of(one_by_one)
 
 
+@pytest.mark.slow
 @LAW
 @given(SEEDS)
 def test_completion_order_changes_nothing(seed: int) -> None:
@@ -78,6 +80,7 @@ def test_completion_order_changes_nothing(seed: int) -> None:
     assert fold(made, rows[:80] + mixed) == fold(made, rows) == fold(made, mixed + rows[:80])
 
 
+@pytest.mark.slow
 @LAW
 @given(SEEDS)
 def test_duplicates_change_nothing_but_their_count(seed: int) -> None:
@@ -89,6 +92,7 @@ def test_duplicates_change_nothing_but_their_count(seed: int) -> None:
     assert deciding(once) == deciding(twice)
 
 
+@pytest.mark.slow
 @LAW
 @given(SEEDS)
 def test_attempts_that_were_lost_and_drawn_again_never_help_a_claim(seed: int) -> None:
@@ -296,6 +300,7 @@ def test_two_failures_of_one_in_ten_cases_are_enough_alone_and_not_beside_a_mean
     assert fold(beside, bank(SAME, 16) + runs).verdict is GateVerdict.inconclusive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_tasks", "n_banked", "per_visit"), [(200, 16, 4), (200, 8, 2), (100, 16, 2), (45, 16, 1)])
 def test_a_visit_takes_what_leaves_800_of_them(n_tasks: int, n_banked: int, per_visit: int) -> None:
     """Tasks x banked trials / 800, a quarter of a task's at most, 1 at least."""

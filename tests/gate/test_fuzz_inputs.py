@@ -122,6 +122,7 @@ def test_the_sound_suite_is_read(suite: Path) -> None:
     use(lay(suite, suite_toml=sound, tasks_jsonl="\n".join(map(json.dumps, ENVIRONMENT)).encode()))
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(*TASKS) | damaged_json(*ENVIRONMENT))
 def test_tasks(suite: Path, data: bytes) -> None:
@@ -135,6 +136,7 @@ def test_suite_toml(suite: Path, data: bytes) -> None:
     must_hold(lambda: use(lay(suite, suite_toml=data)))
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(*PREFIX))
 def test_a_prefix(suite: Path, data: bytes) -> None:
@@ -171,6 +173,7 @@ output = 2.0
 """
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_toml(SETTINGS))
 def test_agentloop_toml(data: bytes) -> None:
@@ -206,6 +209,7 @@ LINES += [
 ]
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(*LINES) | damaged_json(*LINES[1:]))
 def test_outcomes_through_the_command(data: bytes) -> None:
@@ -253,6 +257,7 @@ def test_the_sound_bank_is_read(tmp_path: Path) -> None:
 MADE_OF = {"candidate": "c1", "baseline": "b1"}
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(MADE_OF), damaged_json(*LINES[:9]), damaged_json(*LINES[9:]))
 def test_the_folder_of_a_gate(made_of: bytes, outcomes: bytes, ahead: bytes) -> None:
@@ -312,6 +317,7 @@ def test_a_case(text: bytes, trace: bytes) -> None:
 HARBOR = Path(__file__).parents[2] / "evals" / "harbor" / "off-by-one"
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_toml((HARBOR / "task.toml").read_text() + 'artifacts = ["/work/a"]\n'))
 def test_a_task_of_harbor(data: bytes) -> None:

@@ -132,6 +132,7 @@ def test_text_of_others_is_escaped() -> None:
     assert "{{ 7 * 7 }}" in html
 
 
+@pytest.mark.slow
 def test_it_stays_below_two_megabytes(tmp_path: Path) -> None:
     steps = tuple(step(n, "shell", "<" * 20_000, "&" * 40_000, say="z" * 20_000) for n in range(40))
     long = attempt("x", 1, steps, "a" * 50_000, critical(FailureType.plan_repetition, 39, "q" * 9_000))

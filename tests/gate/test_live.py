@@ -105,6 +105,7 @@ def replayed(folder: Path) -> GateResult:
     return result_of(fold)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("p", "verdict"), [(0.97, GateVerdict.passed), (0.4, GateVerdict.failed)])
 def test_however_many_run_at_once_the_verdict_is_the_same(tmp_path: Path, p: float, verdict: GateVerdict) -> None:
     one_by_one, stopped = gate(tmp_path / "one", runs(p), n_concurrent=1)
@@ -134,6 +135,7 @@ class PowerCut(Exception):
     """Ends a run in the middle."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 7, 30])
 def test_a_run_that_is_cut_short_goes_on_and_nothing_that_ended_is_done_twice(tmp_path: Path, at: int) -> None:
     whole, _ = gate(tmp_path / "whole", runs(slow_s=0.003), n_concurrent=5)
@@ -231,6 +233,7 @@ def test_time(tmp_path: Path) -> None:
     assert "--max-minutes" in stopped
 
 
+@pytest.mark.slow
 def test_rollouts_and_more_of_them(tmp_path: Path) -> None:
     result, stopped = gate(tmp_path / "new", runs(), header(max_rollouts=15))
     assert (result.verdict, stopped) == (GateVerdict.inconclusive, None)

@@ -137,12 +137,14 @@ def struck(rows: list[Outcome]) -> list[Outcome]:
     return [row.model_copy(update={"n_lost": int(i % 9 == 3)}) for i, row in enumerate(rows)]
 
 
+@pytest.mark.slow
 def test_what_was_lost_while_the_bank_was_filled_is_no_credit() -> None:
     banked, mine = bank([0.8] * 20, 64), rounds([0.8] * 20, 32)
     credited = fold(None, struck(banked) + struck(mine), settings=Settings(delta=0.1))
     assert credited.suites == fold(None, banked + struck(mine), settings=Settings(delta=0.1)).suites
 
 
+@pytest.mark.slow
 def test_losses_of_both_sides_of_a_pair_cancel_and_those_of_one_do_not() -> None:
     part = SuitePart(name="s", tasks=names(20))
     header = Header(settings=Settings(delta=0.1), suites=(part,), bank_trials=2, controls=1)

@@ -123,6 +123,7 @@ def test_numbers_are_those_of_the_last_look(make) -> None:
     assert shown in markdown(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", [COMMENT_LIMIT, 20_000, 4_000])
 def test_it_stays_below_its_limit_and_says_what_it_left_out(limit: int) -> None:
     worse = [line(f"{'t' * 200}{n:04d}", "1111", "0", why="é" * 5_000) for n in range(3_000)]

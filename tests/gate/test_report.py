@@ -128,6 +128,7 @@ def test_it_refers_to_nothing_outside_itself(data: ReportData) -> None:
     assert "default-src 'none'" in html
 
 
+@pytest.mark.slow
 def test_what_grew_is_marked_and_nothing_else_is() -> None:
     before = {"obs.misread": 9, "call.malformed": 5, "plan.repetition": 3, "obs.fabrication": 2}
     after = {"obs.misread": 4, "call.malformed": 6, "plan.repetition": 3, "unclassified": 7}
@@ -160,6 +161,7 @@ def long_attempt(n_steps: int, failing: int) -> TraceVerdict:
     return attempt("t-v0", 0, steps, "a" * 50_000, critical(FailureType.plan_repetition, failing, "q" * 9_000))
 
 
+@pytest.mark.slow
 def test_six_pairs_of_long_traces_stay_under_two_megabytes(tmp_path: Path) -> None:
     pair = pair_fabrication().model_copy(
         update={"before": long_attempt(40, 39), "after": long_attempt(40, 0), "instruction": "i" * 99_999}
@@ -258,6 +260,7 @@ def test_ticks_are_round(most: int, marks: list[int]) -> None:
     assert ticks(most) == marks
 
 
+@pytest.mark.slow
 def test_each_type_is_shown_with_words_before_and_after() -> None:
     quote = Quote(evidence='{"command": "wc -l < a0"}', n=12, task_id="sum-a0", trace_id="ab" * 16)
     data = report_data().model_copy(

@@ -61,6 +61,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 SIDES = {Side.baseline: "episode:old-*", Side.candidate: "episode:new-*"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("new", "verdict"), [(0.3, GateVerdict.failed), (1.0, GateVerdict.passed)])
 def test_two_prompts_are_compared_by_their_runs(store: Store, new: float, verdict: GateVerdict) -> None:
     fill(store, {"old": 0.9, "new": new}, trials=12)
@@ -117,6 +118,7 @@ def test_runs_of_another_tenant_do_not_count(store: Store) -> None:
     assert len(stored_outcomes(store, SIDES, project="default")) == 40
 
 
+@pytest.mark.slow
 def test_the_command(store: Store, tmp_path: Path, agentloop: Run) -> None:
     fill(store, {"old": 0.9, "new": 0.3}, trials=12)
     words = ("gate", "--replay", tmp_path, "--baseline", "episode:old-*", "--candidate", "episode:new-*")

@@ -163,6 +163,7 @@ def test_a_call_that_failed_twice_and_then_went_well_is_one_step(impatient: Gate
     assert trace.error is None
 
 
+@pytest.mark.slow
 def test_a_client_that_goes_on_with_half_an_answer_said_it(impatient: Gateway) -> None:
     """As a chat's stop button does: what there was of an answer is then part of the conversation."""
     left(impatient)
@@ -179,6 +180,7 @@ def test_a_client_that_goes_on_with_half_an_answer_said_it(impatient: Gateway) -
     assert [step.completion.message.content for step in trace.steps] == ["On."]
 
 
+@pytest.mark.slow
 def test_what_lists_say_of_a_call(gateway: Gateway, tmp_path: Path) -> None:
     """Where it came from, whose it is, and how the answer begins; of one that failed, how it failed."""
     sk = "sk-proj-" + "Ab1" * 16

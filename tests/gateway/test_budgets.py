@@ -73,6 +73,7 @@ def test_what_was_spent_survives_a_restart_and_more_can_be_given(model: ModelSer
         assert call(gateway, words).status_code == 402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_calls_at_once_do_not_pass_the_bound(stream: bool, gateway: Gateway, model: ModelServer) -> None:
     words, key = gateway.key(budget=Budget(n_calls=7))
@@ -193,6 +194,7 @@ def test_the_clients_raise_their_own_errors(
         client_2.messages.create(model="m", max_tokens=9, messages=messages, stream=stream)
 
 
+@pytest.mark.slow
 def test_refusals_of_the_gateway_raise_the_clients_own_errors(gateway: Gateway) -> None:
     spent, _ = gateway.key(budget=Budget(n_calls=0))
     reader, _ = gateway.key("read")

@@ -82,6 +82,7 @@ def check(gateway: Gateway, model: ModelServer, n: int, episode: str | None = No
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", clients.DIALECTS)
 def test_an_agent_with_tools(dialect: str, stream: bool, either: Gateway, model: ModelServer) -> None:
@@ -136,12 +137,14 @@ async def messages_async(url: str) -> list[str]:
         return [one.content[0].text, two]  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [chat_async, responses_async, messages_async])
 def test_asynchronous_clients(ask: Any, either: Gateway, model: ModelServer) -> None:
     assert asyncio.run(ask(f"{either.url}/e/run-2")) == ["One.", "Two."]
     check(either, model, 2, "run-2")
 
 
+@pytest.mark.slow
 def test_our_own_policy_has_its_tokens(gateway: Gateway, model: ModelServer) -> None:
     policy = OpenAIPolicy(f"{gateway.url}/e/run-3/v1", MODEL, extra={"return_token_ids": True, "logprobs": True})
     tool = ToolSpec(name="count", description="", parameters={"type": "object", "properties": {}})

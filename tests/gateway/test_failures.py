@@ -85,6 +85,7 @@ def either(request: pytest.FixtureRequest, model: ModelServer, tmp_path: Path) -
         yield made
 
 
+@pytest.mark.first(either=1, dialect=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
@@ -145,6 +146,8 @@ def test_a_server_without_a_list_is_not_asked_for_it_each_time(tmp_path: Path) -
         assert not any("return_token_ids" in body for body in model.bodies)
 
 
+@pytest.mark.slow
+@pytest.mark.first(either=1, dialect=1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", PATHS)
 def test_answers_that_are_hardly_one(dialect: str, stream: bool, either: Gateway, model: ModelServer) -> None:
@@ -160,6 +163,7 @@ def test_answers_that_are_hardly_one(dialect: str, stream: bool, either: Gateway
     assert until(lambda: either.n_tasks() == n_tasks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_an_answer_without_an_end(stream: bool, gateway: Gateway, model: ModelServer, monkeypatch: Any) -> None:
     monkeypatch.setattr(upstreams, "MAX_ANSWER", 200_000)
@@ -170,6 +174,7 @@ def test_an_answer_without_an_end(stream: bool, gateway: Gateway, model: ModelSe
     assert until(lambda: model.n_open == 0)
 
 
+@pytest.mark.first(either=1, dialect=1)
 @pytest.mark.parametrize("dialect", PATHS)
 def test_an_upstream_that_does_not_hang_up(dialect: str, either: Gateway, model: ModelServer) -> None:
     """The answer ends where the model said so, not where its server closes."""
@@ -180,6 +185,7 @@ def test_an_upstream_that_does_not_hang_up(dialect: str, either: Gateway, model:
     assert until(lambda: model.n_open == 0)
 
 
+@pytest.mark.first(either=1, dialect=1)
 @pytest.mark.parametrize("dialect", PATHS)
 def test_a_client_that_goes_away(dialect: str, either: Gateway, model: ModelServer) -> None:
     n_tasks = either.n_tasks()

@@ -27,6 +27,7 @@ YES: list[Any] = [{"role": "user", "content": "say Yes."}]
 # ------------------------------------------------------------------------- refusals in the trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", PATHS)
 def test_a_call_that_goes_nowhere_is_in_its_episode(dialect: str, model: ModelServer, tmp_path: Path) -> None:
     with gateway_here(tmp_path / "store.db", Upstream("one", model.url, models=("m",))) as gateway:
@@ -76,6 +77,7 @@ def test_what_is_kept_of_a_refusal_is_short(gateway: Gateway, model: ModelServer
 # ------------------------------------------------------------------------- one model
 
 
+@pytest.mark.slow
 def test_one_model_of_the_list(tmp_path: Path) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(model_server(models=("gpt-9",), is_vllm=False))
@@ -107,6 +109,7 @@ def test_one_model_of_the_list(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------- counts of tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dialects", "path", "n"), [(frozenset({"chat"}), "/tokenize", 11), (NATIVE, "/v1/messages/count_tokens", 9)]
 )

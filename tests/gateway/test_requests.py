@@ -87,6 +87,7 @@ WEIRD: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", range(len(WEIRD)))
 def test_messages_that_are_the_upstreams_to_judge(n: int, gateway: Gateway, model: ModelServer) -> None:
     """Passed on as they are, and kept."""

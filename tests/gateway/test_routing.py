@@ -41,6 +41,7 @@ def test_weights_over_two_thousand_episodes() -> None:
     assert abs(Counter(drawn)["large"] - 1500) < 78
 
 
+@pytest.mark.slow
 def test_an_episode_keeps_its_answerer(model: ModelServer, tmp_path: Path) -> None:
     with gateway_here(tmp_path / "store.db", Upstream("one", model.url), aliases=AB) as gateway:
         for n in range(24):
@@ -52,6 +53,7 @@ def test_an_episode_keeps_its_answerer(model: ModelServer, tmp_path: Path) -> No
     assert len({episode for episode, _ in by_episode}) == 8
 
 
+@pytest.mark.slow
 def test_upstreams_by_pattern(tmp_path: Path) -> None:
     with ExitStack() as stack:
         servers = [stack.enter_context(model_server(models=(name,), is_vllm=False)) for name in ("gpt-9", "qwen", "x")]

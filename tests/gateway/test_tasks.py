@@ -51,6 +51,7 @@ def test_a_task_needs_no_episode(gateway: Gateway) -> None:
     assert len(document["trace"]["steps"]) == 2
 
 
+@pytest.mark.slow
 def test_the_first_call_decides_whatever_later_ones_say(gateway: Gateway) -> None:
     """An agent that saw how it went cannot choose another task."""
     ask(gateway, f"/e/late{CHAT}", user("say One."))
@@ -63,6 +64,7 @@ def test_the_first_call_decides_whatever_later_ones_say(gateway: Gateway) -> Non
     assert rows == tasks
 
 
+@pytest.mark.slow
 def test_a_gateway_that_was_restarted_knows_what_the_first_call_named(tmp_path: Path, model: ModelServer) -> None:
     upstream = Upstream(name="up", base_url=model.url)
     with gateway_here(tmp_path / "store.db", upstream) as first:
@@ -83,6 +85,7 @@ def test_no_task_is_called_that(path: str, headers: dict[str, str], gateway: Gat
     assert "the name of a task has 1 to 200 characters" in answer.json()["error"]["message"]
 
 
+@pytest.mark.slow
 def test_tool_calls_are_counted_and_found(gateway: Gateway) -> None:
     asked = user('call count {"animal": "owl"}')
     said = ask(gateway, f"/e/calls{CHAT}", asked)
@@ -147,6 +150,7 @@ def test_spans_from_elsewhere_name_no_task(when: str, forged: str, gateway: Gate
     assert document["trace"]["id"] == trace_id
 
 
+@pytest.mark.slow
 def test_a_refused_request_names_no_task_and_takes_none_away(gateway: Gateway) -> None:
     for task in ("easy", "hard"):
         refused = httpx.post(f"{gateway.url}/e/run/t/{task}{CHAT}", json={"model": 7})

@@ -98,6 +98,7 @@ async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBacke
         await box.close()
 
 
+@pytest.mark.first(name=8)
 @pytest.mark.parametrize("name", OURS)
 def test_what_scores_unprotected_does_not_with_us(
     bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, name: str

@@ -151,6 +151,7 @@ def test_the_work_is_where_it_was_left(
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 1.0), why(done)
 
 
+@pytest.mark.first(backend=1, cheat=5)
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", known_cheats(), ids=lambda cheat: cheat.name)
 def test_no_known_cheat_scores(backend: SandboxBackend, root: Path, tmp_path: Path, cheat: Cheat) -> None:
@@ -160,6 +161,7 @@ def test_no_known_cheat_scores(backend: SandboxBackend, root: Path, tmp_path: Pa
     assert not done.verdict.reward
 
 
+@pytest.mark.slow
 def test_who_replaces_the_verifier_s_tools_keeps_a_0_and_gets_no_1(
     bubblewrap: SandboxBackend, root: Path, tmp_path: Path
 ) -> None:

@@ -82,7 +82,7 @@ class Model:
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def __enter__(self) -> Model:
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -228,6 +228,7 @@ def mini_image(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(root, folder / "root.tar")
 
 
+@pytest.mark.first(backend=1)
 def test_mini_swe_agent_does_a_task(backend: SandboxBackend, mini_image: Path, mini: Path, tmp_path: Path) -> None:
     """The agent as PyPI has it; the model plays the solution, and a mistake before it."""
 

@@ -36,6 +36,7 @@ def trial(folder: Path, agent: TrialAgent, backend: SandboxBackend) -> Attempt:
     return asyncio.run(run_trial(load_task(folder), agent, backend, run="test"))
 
 
+@pytest.mark.slow
 def test_the_oracle_scores_1_and_nobody_0(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     folder = make_task(tmp_path / "t", toml="", image=root)
     solved, left = trial(folder, Oracle(), bubblewrap), trial(folder, Nobody(), bubblewrap)
@@ -106,6 +107,8 @@ def test_tests_that_take_too_long_are_the_agents_outcome(
     assert why(done) == done.verdict.scores[0].why
 
 
+@pytest.mark.first(backend=1, cheat=2)
+@pytest.mark.first(backend=1, mode=1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "cheat",
@@ -145,6 +148,7 @@ def test_a_separate_verifier_gets_declared_artifacts_alone(
     assert (done.verdict.reward, done.trace.error) == (1.0, None)
 
 
+@pytest.mark.slow
 def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:

@@ -48,6 +48,8 @@ CASES = {
 }
 
 
+@pytest.mark.first(backend=1, mode=1)
+@pytest.mark.first(backend=1, answer=1)
 @pytest.mark.parametrize(("answer", "reward"), [("41", 0.0), ("42", 1.0)], ids=["wrong", "right"])
 @pytest.mark.parametrize(("mode", "artifact", "test", "plant"), CASES.values(), ids=CASES)
 def test_what_is_planted_changes_no_report(

@@ -43,7 +43,7 @@ def serving(reply: Reply) -> Iterator[ModelServer]:
 
     listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server = ModelServer(f"http://127.0.0.1:{listening.server_address[1]}/v1")
-    thread = threading.Thread(target=listening.serve_forever, daemon=True)
+    thread = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield server

@@ -44,6 +44,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     assert held >= 60 * 0.85
 
 
+@pytest.mark.slow
 def test_it_is_measured_on_what_people_said_and_remembered_by_version(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.db")
     put(store, of(EXACT), *(named(f"t{n}", "95" if n % 2 else "94") for n in range(6)))

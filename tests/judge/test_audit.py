@@ -72,12 +72,14 @@ def audited(folder: Path, backend: BubblewrapBackend, *cheats: str, n_oracle: in
     return found
 
 
+@pytest.mark.slow
 def test_a_sound_task_has_no_problems(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     found = audited(make_task(tmp_path / "t", toml="", image=root), bubblewrap, "write-reward", "path-trojan")
     assert (found.oracle, found.empty, found.random, found.n_cheats, found.problems) == ([1.0], 0.0, 0.0, 2, [])
     assert "write-reward" in found.flagged
 
 
+@pytest.mark.slow
 def test_a_weak_verifier_is_reported_as_fooled(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     solve = "#!/bin/sh\nmkdir -p /app; echo answer=42 > /app/answer.sh\n"
     folder = make_task(tmp_path / "t", toml="", test=WEAK, solve=solve, image=root)
@@ -87,6 +89,7 @@ def test_a_weak_verifier_is_reported_as_fooled(bubblewrap: BubblewrapBackend, ro
     assert found.problems == ["fooled by rewarding-work: 1"]
 
 
+@pytest.mark.slow
 def test_a_flaky_verifier_is_reported_with_counts(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     found = audited(make_task(tmp_path / "t", toml="", test=FLAKY, image=root), bubblewrap, n_oracle=12)
     n = sum(reward == 1.0 for reward in found.oracle)
@@ -96,6 +99,7 @@ def test_a_flaky_verifier_is_reported_with_counts(bubblewrap: BubblewrapBackend,
     )
 
 
+@pytest.mark.slow
 def test_a_broken_and_a_lenient_task_are_told_apart(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     lenient = "#!/bin/sh\necho 1 > /logs/verifier/reward.txt\n"
     found = audited(make_task(tmp_path / "a", toml="", test=lenient, image=root), bubblewrap)
@@ -121,6 +125,7 @@ ENDLESS = """#!/bin/sh
 """Reads a file to its end, which a link to /dev/zero does not have."""
 
 
+@pytest.mark.slow
 def test_a_cheat_that_never_ends_is_cut_off_and_named(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +218,7 @@ def test_a_task_is_not_believed_when_every_cheat_was_cut_off() -> None:
 # ---------------------------------------------------------------------------------- infrastructure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quick", [[], ["--quick"]], ids=["whole", "quick"])
 def test_a_missing_image_is_infrastructure(
     backend: SandboxBackend, tmp_path: Path, agentloop: Run, quick: list[str]
@@ -468,6 +474,7 @@ def test_what_came_back_and_what_was_answered_counts_too() -> None:
     assert labels(("psql -c 'DROP TABLE users'", ""), instruction="Drop the table users") == []
 
 
+@pytest.mark.slow
 def test_canaries_lie_in_the_agent_s_box_alone(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     test = f"#!/bin/sh\n[ -e {ANSWER} ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
     task = load_task(make_task(tmp_path / "t", toml="", test=test, image=root))
@@ -482,6 +489,7 @@ def test_canaries_lie_in_the_agent_s_box_alone(bubblewrap: BubblewrapBackend, ro
     assert "No such file" in bare.trace.tool_calls[0][2].content  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_quick_check_has_a_line_for_each_wrong_task(root: Path, tmp_path: Path, agentloop: Run) -> None:
     exact = {"kind": "exact", "expected": "42"}
     anything = {"kind": "command", "command": "true", "artifacts": ["answer.sh"], "tests": "tests"}
@@ -506,6 +514,7 @@ def test_a_quick_check_has_a_line_for_each_wrong_task(root: Path, tmp_path: Path
     assert said["person"].startswith("unscored: waiting: a person")
 
 
+@pytest.mark.slow
 def test_a_quick_check_of_a_project_changes_nothing_in_it(tmp_path: Path, agentloop: Run) -> None:
     assert agentloop("init", "p").returncode == 0
     before = {path: path.read_bytes() for path in sorted(Path("p").rglob("*")) if path.is_file()}

@@ -384,6 +384,7 @@ class Gives:
         return self.value
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(any_trace(), st.sampled_from([0.0, 0.5, 1.0, 2.0, None]), st.booleans())
 def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool) -> None:
@@ -408,6 +409,7 @@ def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool)
         assert not any(failure.type is FailureType.unclassified for failure in verdict.failures)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(any_trace())
 def test_only_infrastructure_masks_and_a_crash_is_0(seen: Trace) -> None:
@@ -420,6 +422,7 @@ def test_only_infrastructure_masks_and_a_crash_is_0(seen: Trace) -> None:
         assert verdict.critical.type is fault.type
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(any_trace(), st.sampled_from([0.0, 1.0]))
 def test_what_is_stored_and_read_again_is_classified_the_same(seen: Trace, reward: float) -> None:

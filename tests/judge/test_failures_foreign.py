@@ -290,6 +290,7 @@ def anything(draw: st.DrawFn, depth: int = 0) -> Imported:
     return Imported(trace=trace, scores=scores, raw=raw)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(anything())
 def test_laws_of_a_foreign_verdict(item: Imported) -> None:

@@ -79,6 +79,7 @@ CHAT: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(DOCUMENT, DOCUMENT) | damaged_json(CHAT, CHAT))
 def test_traces_are_imported_and_judged(store: Store, data: bytes) -> None:
@@ -138,6 +139,7 @@ def damaged_text(value: Any) -> st.SearchStrategy[str]:
     return st.one_of(whole, whole, edited, st.text(max_size=50))
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_text(ruling((True, "the largest is 95"), (False, ""))))
 def test_a_rubrics_answer(model: tuple[ModelServer, list[object]], answer: str) -> None:
@@ -149,6 +151,7 @@ def test_a_rubrics_answer(model: tuple[ModelServer, list[object]], answer: str) 
     assert graded.value in (None, 0.0, 0.5, 1.0)
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_text({"reason": "shorter", "better": 1}))
 def test_a_comparison(model: tuple[ModelServer, list[object]], answer: str) -> None:
@@ -158,6 +161,7 @@ def test_a_comparison(model: tuple[ModelServer, list[object]], answer: str) -> N
     assert all((each.value is None) == (each.error is not None) for each in graded)
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_text({"evidence": "the largest is 95", "step": 0, "type": "plan.goal_drift"}))
 def test_why_a_run_failed_in_a_models_words(model: tuple[ModelServer, list[object]], answer: str) -> None:
@@ -184,6 +188,7 @@ ANSWERED = [
 ]
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_text(ANSWER) | st.from_regex(r"[+-]?[0-9.]{0,30}([eE][+-]?[0-9]{0,12})?", fullmatch=True))
 def test_an_answer_is_worth_a_number_whatever_it_is(answer: str) -> None:

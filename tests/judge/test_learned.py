@@ -116,6 +116,7 @@ def scorer(labelled: list[Labelled]) -> Scorer:
 # ------------------------------------------------------------------------------------ what it finds
 
 
+@pytest.mark.slow
 def test_finds_the_known_cause_its_agent_and_its_type(scorer: Scorer) -> None:
     unseen = runs(20, seed=2)
     for item in unseen:
@@ -142,6 +143,7 @@ def test_says_nothing_where_labels_are_noise() -> None:
         assert failure.evidence in texts_of(item.trace)
 
 
+@pytest.mark.slow
 def test_finds_the_run_that_did_something_else_than_the_others_of_its_task() -> None:
     rng = random.Random(6)
     items = [outcome(n, rng) for n in range(80)]
@@ -184,6 +186,7 @@ def test_saved_and_loaded_is_equal(scorer: Scorer, tmp_path: Path) -> None:
         assert loaded.failures(item.trace) == scorer.failures(item.trace)
 
 
+@pytest.mark.slow
 def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -> None:
     scorer.save(tmp_path / "scorer.json")
     (tmp_path / "trace.json").write_text(runs(1, seed=9)[0].trace.model_dump_json())
@@ -199,6 +202,7 @@ def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -
     assert done.stdout.strip() == DETECTOR, done.stderr
 
 
+@pytest.mark.slow
 def test_answers_as_scikit_learn_does(labelled: list[Labelled]) -> None:
     """The same forests, asked by scikit-learn itself."""
     import numpy as np
@@ -246,6 +250,7 @@ def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
         fit([])
 
 
+@pytest.mark.slow
 def test_a_head_without_labels_is_left_out(labelled: list[Labelled]) -> None:
     only_steps = fit([replace(item, category=None, failed=None) for item in labelled])
     assert only_steps.categories is None
@@ -295,6 +300,7 @@ def test_files_that_are_no_scorer_are_refused(scorer: Scorer, tmp_path: Path) ->
         assert "\n" not in str(refused.value)
 
 
+@pytest.mark.slow
 def test_without_scikit_learn_fitting_says_what_to_install(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['sklearn'] = None\n"
@@ -364,6 +370,7 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
     assert found[0].type is FailureType.call_wrong_arguments
 
 
+@pytest.mark.slow
 def test_a_step_is_named_where_no_type_was_learned(labelled: list[Labelled]) -> None:
     """The step needs no type: it is the critical failure, with its probability and a quote that stands at it."""
     steps_only = fit([replace(item, category=None) for item in labelled])
@@ -395,6 +402,7 @@ def test_a_word_that_only_ends_the_run_is_never_the_critical_step(scorer: Scorer
     assert [failure.step for failure in scorer.failures(alone)] == [None], "and nobody names it"
 
 
+@pytest.mark.slow
 def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Path, bubblewrap: object) -> None:
     """Only where the project has a scorer; and what it says then is what it says when it is asked alone."""
     folder = make_mini(tmp_path / "mini", n_heldout=1)

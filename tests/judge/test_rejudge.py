@@ -77,6 +77,7 @@ def again(store: Store, task: Task, filter: str = "", **more: Any) -> Account:
     return asyncio.run(rejudge(store, {task.id: task}, filter, **more))
 
 
+@pytest.mark.slow
 def test_a_changed_verifier_rescores_history_and_keeps_it(store: Store) -> None:
     [first] = put(store, of(EXACT), named("a"))
     other = of(Part(kind="exact", options={"expected": "96"}))
@@ -123,6 +124,7 @@ def stored_by_version_1(store: Store, task: Task, *errors: str) -> list[Trace]:
     return traces
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_task", [True, False])
 def test_a_crash_that_an_older_version_masked_becomes_0_when_it_is_judged_again(store: Store, has_task: bool) -> None:
     task = of(EXACT)
@@ -151,6 +153,7 @@ def test_what_was_judged_by_the_same_is_passed_over_and_adds_no_history(store: S
     assert len(store.history("default", "t1")) == 1
 
 
+@pytest.mark.slow
 def test_an_interruption_loses_one_batch_at_most(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.judge.rejudge.BATCH", 2)
     put(store, of(EXACT), *(named(f"t{n}") for n in range(5)))
@@ -182,6 +185,7 @@ def test_only_what_the_filter_and_the_names_say_is_judged(store: Store) -> None:
         again(store, both, "rewrd:1")
 
 
+@pytest.mark.slow
 def test_a_group_is_compared_again_whole_and_once(store: Store) -> None:
     """Whichever of its episodes are judged; what broke, and another group's, are not shown to the judge."""
     larger = ranking_task("http://127.0.0.1:1", method="mean_rank")
@@ -249,6 +253,7 @@ def test_traces_of_no_task_are_classified_and_keep_what_they_are_worth(store: St
         assert (verdict.state, store.row("default", foreign.id).failure) == (RewardState.unscored, "plan.goal_drift")
 
 
+@pytest.mark.slow
 def test_a_dispute_neither_trains_nor_becomes_a_case_until_a_person_resolves_it(store: Store) -> None:
     [verdict] = put(store, of(EXACT, NEVER), named("a"))
     assert (verdict.state, verdict.reward) == (RewardState.disputed, None)
@@ -300,6 +305,7 @@ def test_what_cannot_be_resolved_says_so(store: Store) -> None:
     assert len(store.history("default", "b")) == 1
 
 
+@pytest.mark.slow
 def test_an_outcome_that_arrives_late_is_combined_with_the_others(store: Store) -> None:
     task = of(EXACT, LATE, reward=RewardRule(combine="weighted", weights={"delayed": 3.0}))
     [verdict] = put(store, task, named("a"))
@@ -340,6 +346,7 @@ def test_secrets_reach_no_verdict(tmp_path: Path) -> None:
     assert "cat key" not in shown or "redacted" in shown.lower()
 
 
+@pytest.mark.slow
 def test_a_quote_that_was_cut_within_a_secret_tells_no_part_of_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "s.db", secrets=["hunter2-hunter2"])
     put(store, of(EXACT), trace([garbled("x " * 93 + "hunter2-hunter2 and more"), submit("1")]))

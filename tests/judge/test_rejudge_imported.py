@@ -122,6 +122,7 @@ def test_a_success_and_one_that_nobody_scored_have_no_failure(store: Store) -> N
     assert (store.row("default", "u").reward_state, store.row("default", "u").failure) == ("unscored", None)
 
 
+@pytest.mark.slow
 def test_a_number_that_comes_later_counts_and_a_person_stands_above_it(store: Store) -> None:
     put(store, None)
     again(store)
@@ -142,6 +143,7 @@ def test_one_that_names_an_episode_is_no_episode_of_ours(store: Store) -> None:
     assert known(store)[:2] == ("scored", 0.0)
 
 
+@pytest.mark.slow
 def test_a_long_run_that_came_as_spans_is_labelled_too(store: Store) -> None:
     """Steps of three thousand spans: nobody is left without a label or an abstention for having done much."""
     steps = tuple(ENDED.model_copy(update={"index": n}) for n in range(1500))

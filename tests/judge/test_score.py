@@ -338,6 +338,7 @@ def cpu_ms(work: Callable[[], object], n: int = 300) -> float:
     return min(once() for _ in range(5))
 
 
+@pytest.mark.slow
 def test_judging_an_ordinary_trace_costs_little() -> None:
     """At most 0.15 CPU-ms on a quiet machine; the bound here is three times that, for slow ones."""
     verifier = Exact("95")

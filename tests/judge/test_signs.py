@@ -182,6 +182,7 @@ calls = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.tuples(words, st.lists(calls, max_size=2)), min_size=1, max_size=6),
@@ -295,6 +296,7 @@ def nested(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**each, f"d{depth}": {"type": "string"}}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keyword", "value"), [("anyOf", "7"), ("oneOf", "7"), ("allOf", '"x"')])
 def test_a_schema_that_takes_too_many_steps_refuses_nothing(keyword: str, value: str) -> None:
     schema = json.loads(json.dumps(nested(30)).replace("anyOf", keyword))
@@ -324,6 +326,7 @@ schemas = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(schemas, st.dictionaries(st.sampled_from("wxyz"), values, max_size=3))
 def test_it_agrees_with_jsonschema(schema: dict[str, Any], arguments: dict[str, Any]) -> None:

@@ -71,6 +71,7 @@ def run(folder: Path, bubblewrap: BubblewrapBackend) -> None:
         asyncio.run(run_loop(project, make_learner(project)))
 
 
+@pytest.mark.slow
 def test_a_whole_loop_in_frozen_lake(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     run(lakes(tmp_path, last=3), bubblewrap)
     run(lakes(tmp_path, last=2), bubblewrap)

@@ -21,6 +21,7 @@ from agentloop.types import PolicyState, PolicyVersion
 from .mini import Recorder, make_mini, opened, solves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "turns"), [(1, "1 turn"), (2, "2 turns")])
 def test_the_end_of_the_turns_names_the_setting_and_its_value(tmp_path: Path, n: int, turns: str) -> None:
     folder = make_mini(tmp_path / "mini", extra=f"[train]\nmax_turns = {n}\nstop_at = 0.9\n")
@@ -73,6 +74,7 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
             after.policy(first)
 
 
+@pytest.mark.slow
 def test_another_temperature_or_agent_is_another_version(tmp_path: Path) -> None:
     """As a gate sees it, whose identity of a version has both; the number of concurrent episodes is no part of it."""
     folder = with_validation(make_mini(tmp_path / "mini"))

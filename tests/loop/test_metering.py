@@ -27,6 +27,7 @@ class Counting(Recorder):
         draft.replace(self._counter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_stage_has_the_joules_of_its_own_time(
     tmp_path: Path, bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch, is_there: bool

@@ -38,6 +38,7 @@ def run(folder: Path, backend: BubblewrapBackend | ReplayBackend) -> Found:
         )
 
 
+@pytest.mark.slow
 def test_a_whole_run_is_played_without_its_policy_and_without_a_box(
     bubblewrap: BubblewrapBackend, tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_whole_run_is_played_without_its_policy_and_without_a_box(
     assert run(played, ReplayBackend(first / "journals")) == recorded
 
 
+@pytest.mark.slow
 def test_a_run_that_was_never_recorded_says_where_it_departs(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     run(make_mini(tmp_path / "first", n_train=1, n_heldout=1), bubblewrap)
     other = settings(make_mini(tmp_path / "second"), f'kind = "replay"\ntraces = "../first/{STORE}"\n')
@@ -55,6 +57,7 @@ def test_a_run_that_was_never_recorded_says_where_it_departs(bubblewrap: Bubblew
         run(other, bubblewrap)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -70,6 +73,7 @@ def test_what_is_missing_is_said_before_anything_runs(
         run(settings(make_mini(tmp_path), text), bubblewrap)
 
 
+@pytest.mark.slow
 def test_litellm_is_asked_for_as_it_is_set(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_wrong_verifier_of_the_whole_suite_is_refused_with_its_file(tmp_path: 
     assert refused(folder).startswith(f"{head}: [[verifiers]]: no verifiers 'exat'")
 
 
+@pytest.mark.slow
 def test_what_a_loop_stores_has_no_secret_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPASSWORD", "maple and cactus")
     folder = make_mini(tmp_path)
@@ -103,6 +104,7 @@ def test_only_a_loop_needs_a_suite(tmp_path: Path) -> None:
     assert str(caught.value) == f"{path}: {words}"
 
 
+@pytest.mark.slow
 def test_what_another_suite_holds_out_is_not_trained_on(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     other = folder / "evals" / "other"
@@ -133,6 +135,7 @@ def mined_of(folder: Path, n: int) -> None:
         put_case(draft, out / made.id, {})
 
 
+@pytest.mark.slow
 def test_a_train_task_that_became_a_case_is_left_out_of_training(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     with opened(folder) as project:
@@ -149,6 +152,7 @@ def test_a_train_task_that_became_a_case_is_left_out_of_training(tmp_path: Path)
     assert "1 train task of suite 'mini' left out of training: cases such as 'case-0'" in line
 
 
+@pytest.mark.slow
 def test_a_task_that_was_changed_since_is_another_one(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     mined_of(folder, 0)
@@ -158,6 +162,7 @@ def test_a_task_that_was_changed_since_is_another_one(tmp_path: Path) -> None:
         assert len(project.suite.split(Split.train)) == 4
 
 
+@pytest.mark.slow
 def test_when_cases_hold_out_all_there_is_nothing_to_train_on(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini", n_train=2)
     mined_of(folder, 0)

@@ -27,6 +27,7 @@ def rewards(folder: Path, backend: SandboxBackend) -> list[tuple[str, str, float
         return sorted((trace.episode_id, trace.answer or "", verdict.reward) for trace, verdict in found)
 
 
+@pytest.mark.slow
 def test_a_run_is_played_without_a_sandbox(bubblewrap: SandboxBackend, tmp_path: Path) -> None:
     first = make_mini(tmp_path / "first", '[sandbox]\njournals = "journals"\n')
     recorded = rewards(first, bubblewrap)
@@ -35,6 +36,7 @@ def test_a_run_is_played_without_a_sandbox(bubblewrap: SandboxBackend, tmp_path:
     assert rewards(second, ReplayBackend(first / "journals")) == recorded
 
 
+@pytest.mark.slow
 def test_nothing_is_trained_unconfined_unless_that_is_allowed(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "p")
     with (

@@ -41,6 +41,7 @@ def test_in_an_environment_with_litellm() -> None:
     assert "skipped" not in done.stdout
 
 
+@pytest.mark.slow
 def test_it_is_imported_when_it_is_used_and_not_before() -> None:
     code = "import sys, agentloop.policies.litellm, agentloop.judge.model; sys.exit('litellm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

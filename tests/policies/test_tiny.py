@@ -68,6 +68,7 @@ def test_stored_log_probabilities_are_the_trainers(temperature: float) -> None:
     assert min(lp for _, logprobs in rows for lp in logprobs) < -1.0
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_its_own_seed_and_on_no_neighbour() -> None:
     made, limits = model(), [20, 20, 20, 20]
     together = sample(made, PROMPTS, limits, SEEDS, 1.0, END)

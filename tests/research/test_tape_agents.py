@@ -86,6 +86,7 @@ def test_a_broken_step_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     assert not isinstance(second, FormatError)
 
 
+@pytest.mark.slow
 def test_mutations(tmp_path: Path) -> None:
     survives(TapeAgentsFormat(), tmp_path, RECORD)
 

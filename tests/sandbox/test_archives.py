@@ -142,6 +142,7 @@ def test_every_name_of_a_file_arrives(bubblewrap: BubblewrapBackend, tmp_path: P
     assert [place.stat().st_nlink for place in places] == [1, 1]
 
 
+@pytest.mark.slow
 def test_names_of_one_file_are_no_way_around_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """A thousand names of 100 KiB are 100 MB on the host."""
     names = "for n in $(seq 1000); do ln /tmp/out/0 /tmp/out/$n; done"
@@ -155,6 +156,7 @@ def test_names_of_one_file_are_no_way_around_the_limit(bubblewrap: BubblewrapBac
     assert tree(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_a_million_entries_end_at_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     one = entry("out/e", tarfile.SYMTYPE, linkname="x")
 
@@ -175,6 +177,7 @@ def test_a_million_entries_end_at_the_limit(bubblewrap: BubblewrapBackend, tmp_p
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_header_that_does_not_end_is_no_way_around_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     # A map of a sparse file's holes is read to its end before the entry is known, and so before it is counted.
     records = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "out/g", "GNU.sparse.realsize": "1"}

@@ -164,6 +164,8 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     assert my_doors() == []
 
 
+@pytest.mark.slow
+@pytest.mark.first(after_s=2)
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.15, 0.4])
 def test_a_cancelled_start_leaves_nothing(backend: SandboxBackend, after_s: float) -> None:
     async def scene() -> None:

@@ -55,6 +55,7 @@ def test_an_interpreter_without_site_imports_nothing_slow() -> None:
     assert set(done.stdout.split()) & slow == set()
 
 
+@pytest.mark.slow
 def test_a_fresh_box_is_cheap(bubblewrap: BubblewrapBackend) -> None:
     """20 CPU-ms on a quiet machine, in this process and its children; the best of a few, as others are busy, too."""
 

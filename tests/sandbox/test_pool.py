@@ -116,6 +116,7 @@ def test_episodes_that_only_read_share_one_box() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_200_episodes_share_one_real_box(bubblewrap: SandboxBackend) -> None:
     async def scene() -> set[str]:
         async with a_pool(bubblewrap) as pool:

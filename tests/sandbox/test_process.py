@@ -150,6 +150,7 @@ def test_what_is_given_up_takes_its_strays_along(backend: SandboxBackend, how: s
     run(backend, scene)
 
 
+@pytest.mark.slow
 def test_many_streams_keep_apart(backend: SandboxBackend) -> None:
     async def scene(box: Box) -> None:
         async def echoed(n: int) -> bool:

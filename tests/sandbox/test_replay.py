@@ -97,6 +97,7 @@ def test_an_episode_replays_to_the_same_trace(backend: SandboxBackend, tmp_path:
     assert [step.results for step in played.trace.steps] == [step.results for step in recorded.trace.steps]
 
 
+@pytest.mark.slow
 def test_200_episodes_of_one_box_keep_their_journals_apart(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     async def all_of(backend: SandboxBackend) -> list[str]:
         pool = SandboxPool(backend)
@@ -353,6 +354,7 @@ async def three(box: RecordedBox) -> list[str]:
     return seen
 
 
+@pytest.mark.slow
 def test_what_a_recorder_wrote_before_it_was_killed_is_played(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", RECORDER, tmp_path], stdout=subprocess.PIPE, text=True) as recorder:
         assert recorder.stdout is not None

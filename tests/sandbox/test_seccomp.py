@@ -166,6 +166,7 @@ def ask_profile(name: str, *arguments: int) -> str | int:
     return ALLOW
 
 
+@pytest.mark.slow
 def test_the_profile_says_what_the_program_says(machine: str) -> None:
     known, program, arch = numbers(machine), seccomp.program(), AUDIT_ARCH[machine]
     tries: list[tuple[str, tuple[int, ...]]] = [(name, ()) for name in known if name not in ("socket", "socketpair")]

@@ -162,6 +162,7 @@ def test_bad_files_and_a_closed_box() -> None:
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_many_episodes_that_read_share_one() -> None:
     async def scene() -> list[str]:
         pool = SandboxPool(UnconfinedBackend())

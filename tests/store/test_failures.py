@@ -76,6 +76,7 @@ def test_how_traces_ended_is_counted_apart(either: Store) -> None:
     assert (either.purposes(), either.purposes("source:otlp")) == (["train"], [])
 
 
+@pytest.mark.slow
 def test_the_tool_is_the_one_whose_call_failed(either: Store) -> None:
     """The one that was quoted, else the one that failed, else the first of the step; and none where no call was."""
     run = steps(

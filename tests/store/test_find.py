@@ -52,6 +52,7 @@ def test_what_would_go_is_told_and_stays(either: Store) -> None:
     assert either.forget(before=soon)[:2] == (2, 2)
 
 
+@pytest.mark.slow
 def test_no_more_goes_than_has_to(either: Store) -> None:
     """Of twelve traces that are of one size a third is too much: not all of them go, though one step could."""
     empty = either.size()

@@ -172,6 +172,7 @@ def test_a_body_stays_as_long_as_anybody_needs_it(either: Store) -> None:
     assert len(either.find("text:shared").traces) == 1
 
 
+@pytest.mark.slow
 def test_the_oldest_go_until_the_store_is_small_enough(either: Store) -> None:
     text = [f"{n} " + " ".join(f"w{n * 400 + i:x}" for i in range(400)) for n in range(500)]
     for start in range(0, 500, 100):

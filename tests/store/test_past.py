@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, RewardRule, RewardState, Score
@@ -42,6 +44,7 @@ def test_of_one_that_was_imported(either: Store) -> None:
     assert either.verdict("p", item.trace.id).rule == VERDICT.rule
 
 
+@pytest.mark.slow
 def test_an_episode_written_again_keeps_what_a_person_said(either: Store) -> None:
     attempt = judged("own", reward=1.0)
     either.put_judged("turn-1", [attempt])

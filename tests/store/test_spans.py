@@ -115,6 +115,7 @@ def test_a_project_never_sees_anothers(either: Store) -> None:
     assert count(either, "body") == 2, "equal bodies of two tenants are two, or one could tell what the other has"
 
 
+@pytest.mark.slow
 def test_fifty_turns_store_their_prompt_once(either: Store) -> None:
     """Each turn's span repeats the conversation so far; what grows is only what is new."""
     prompt = "You are careful. " * 500

@@ -59,6 +59,7 @@ def test_an_infrastructure_failure_keeps_its_error_and_has_no_reward(store: Stor
     assert row.error == trace.error == "SandboxGone: it died"
 
 
+@pytest.mark.slow
 def test_putting_twice_is_putting_once_and_the_last_word_counts(store: Store) -> None:
     store.put_judged("turn-1", [judged("t1"), judged("t2")])
     store.put_judged("turn-1", [judged("t1", answer="other"), judged("t2")])
@@ -319,6 +320,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_second_writer_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     writer = spawn(path, "lock", "locked")
@@ -350,6 +352,7 @@ def test_what_fails_under_the_lock_is_not_blamed_on_the_store(store: Store) -> N
         raise FileNotFoundError(2, "No such file or directory", "elsewhere")
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_survives_kill_nine(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     end(spawn(path, "500", "committed"))

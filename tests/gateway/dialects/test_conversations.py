@@ -34,6 +34,7 @@ def asked(dialect: Dialect, turns: list[tuple[Json, list[str], str]]) -> Json:
     return {"model": "m", "messages" if dialect is messages else "input": said}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", [messages, responses], ids=["messages", "responses"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(turns=TURNS)

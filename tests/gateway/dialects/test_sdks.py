@@ -103,6 +103,7 @@ def test_anthropic_streams_the_answer_that_it_gets_whole() -> None:
     assert seen.count("content_block_start") == seen.count("content_block_stop") == 4
 
 
+@pytest.mark.slow
 def test_openai_streams_the_response_that_it_gets_whole() -> None:
     tool = {"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}
     body: Any = {"model": "m", "input": "?", "tools": [tool], "temperature": 0.5, "parallel_tool_calls": False}
@@ -209,6 +210,7 @@ def test_a_cut_answer_ends_as_each_client_knows_it() -> None:
     assert [getattr(item, "status", None) for item in last.response.output] == ["completed", "incomplete"]
 
 
+@pytest.mark.slow
 def test_a_stream_that_fails_raises_at_each_client() -> None:
     for n_chunks in (0, 5, 12):
         begun = chunks()[:n_chunks]

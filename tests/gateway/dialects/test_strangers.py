@@ -112,6 +112,7 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
     return made
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), record=st.booleans())
@@ -133,6 +134,7 @@ def test_a_request_is_translated_or_refused(dialect: Dialect, body: Json, data: 
     assert given_body == before
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
@@ -149,6 +151,7 @@ def test_an_answer_is_translated_or_called_bad(dialect: Dialect, body: Json, dat
         assert said == before
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())

@@ -36,6 +36,7 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
 each = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=CHUNKED)
@@ -67,6 +68,7 @@ def test_a_stream_says_what_the_whole_answer_says(dialect: Dialect, drawn: tuple
     assert heard == whole
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers())
@@ -82,6 +84,7 @@ def test_an_answer_comes_back_as_the_chat_completion_that_it_was(dialect: Dialec
     chat_types.ChatCompletion.model_validate({**back, "id": "x"})
 
 
+@pytest.mark.slow
 @each
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=CHUNKED, data=st.data())
