@@ -1,0 +1,258 @@
+"""What a commit of one attempt costs, and how far writers disturb each other.
+
+    python benchmarks/store.py [--only sqlite|postgresql] [--quick]
+
+Writes attempts of three steps into an empty store, alone and in groups of 16, and reads each back. On a PostgreSQL
+server of its own it lets one and then four processes write at once, each attempt alone; then one process puts spans,
+with nobody beside it and beside two such writers. CPU is that of the process that writes, PostgreSQL's own is not in
+it. Rounds take turns and their median counts, because other work on the machine moves all of them. The last line is
+JSON; exits 1 when a bound is missed or an attempt is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import orjson
+
+from agentloop.store.store import Judged, Store
+from agentloop.testing import postgresql
+from agentloop.types import (
+    Completion,
+    Episode,
+    EpisodeState,
+    Message,
+    Purpose,
+    RewardState,
+    Score,
+    Span,
+    Split,
+    Step,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trace,
+    Verdict,
+)
+
+N_STEPS, GROUP, PER_BATCH, PER_TRACE, N_WRITERS = 3, 16, 100, 10, 4
+WORDS = Path(__file__).read_text().split()
+BOUNDS = {
+    "sqlite_alone_cpu_ms": ("at most", 3.0),
+    "sqlite_grouped_cpu_ms": ("at most", 0.7),
+    "postgresql_alone_cpu_ms": ("at most", 3.0),
+    "postgresql_grouped_cpu_ms": ("at most", 0.7),
+    "four_writers_share": ("at least", 1.5),
+    "spans_beside_two_share": ("at least", 0.7),
+    "missing": ("at most", 0.0),
+}
+"""Of what is printed; the rest is for comparison."""
+
+
+class Figure(NamedTuple):
+    """One line of the table: the rounds of one measurement."""
+
+    name: str
+    unit: str
+    rounds: list[float]
+
+
+def attempt(name: str, n: int) -> Judged:
+    """An attempt of three steps, each with a call and a result of its own, about 400 characters long."""
+    task = Task(id=f"task-{n % 50}", instruction=words(n % 50, 300), split=Split.train, pool="bench")
+    episode = Episode(
+        id=f"e-{name}-{n}", task_id=task.id, group=f"{name}/{n // 4}", purpose=Purpose.train, policy_version=1,
+        seed=n, state=EpisodeState.finished,
+    )  # fmt: skip
+    steps = tuple(step(index, f"{name}-{n}") for index in range(N_STEPS))
+    trace = Trace(
+        id=f"{name}-{n}", episode_id=episode.id, task_id=task.id, policy_version=1, isolation="namespaces",
+        messages=(Message(role="user", content=task.instruction),), steps=steps, answer=str(n),
+        stop_reason=StopReason.submitted, started_at=datetime.now(UTC), duration_s=0.5,
+    )  # fmt: skip
+    scores = (Score(verifier="exact", version="1", value=1.0), Score(verifier="command", version="1", value=1.0))
+    verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=1.0, scores=scores)
+    return task, episode, trace, verdict
+
+
+def step(index: int, seed: str) -> Step:
+    call = ToolCall(id=f"call_{index}", name="shell", arguments=json.dumps({"command": words(f"{seed}c{index}", 80)}))
+    message = Message(role="assistant", content=words(f"{seed}m{index}", 200), tool_calls=(call,))
+    result = ToolResult(call_id=call.id, name="shell", content=words(f"{seed}r{index}", 400), ok=True, exit_code=0)
+    completion = Completion(message=message, finish_reason="tool_calls", n_prompt_tokens=500, n_completion_tokens=60)
+    return Step(index=index, completion=completion, results=(result,), duration_s=0.1)
+
+
+def words(seed: object, n: int) -> str:
+    """About `n` characters that follow from `seed`."""
+    at = hash(str(seed)) % len(WORDS)
+    chosen = [WORDS[(at + i * 7) % len(WORDS)] for i in range(n // 7 + 1)]
+    return f"{seed} {' '.join(chosen)}"[:n]
+
+
+def spans(name: str, batch: int) -> list[Span]:
+    """A batch of spans as ingest hands them over: models' calls with a prompt and an answer of their own."""
+    made = []
+    for i in range(PER_BATCH):
+        number = batch * PER_BATCH + i
+        head = orjson.dumps({"attributes": {"gen_ai.operation.name": "chat", "gen_ai.input.messages": [{"$": 0}]}})
+        bodies = (orjson.dumps(words(f"{name}{number}", 800)), orjson.dumps(words(f"{name}{number}a", 200)))
+        at = time.time_ns()
+        trace_id = f"{hash((name, number // PER_TRACE)) % 2**63:032x}"
+        made.append(Span(trace_id, f"{number:016x}", None, "chat", "chat", at, at + 10**6, None, None, None, "bench",
+                         None, 100, 10, None, head, bodies))  # fmt: skip
+    return made
+
+
+def cpu_ms(where: str, size: int, n: int, rounds: int) -> Iterator[float]:
+    """CPU-ms an attempt, `size` in a commit, one round at a time; attempts are made before the clock starts."""
+    for number in range(rounds + 1):
+        store = Store(where if "://" in where else Path(where))
+        name = f"s{size}-{number}-{os.getpid()}"
+        made = [attempt(name, i) for i in range(n)]
+        before = time.process_time()
+        for at in range(0, n, size):
+            store.put_judged(name, made[at : at + size], first=at)
+        used = 1e3 * (time.process_time() - before) / n
+        store.close()
+        if number:  # the first round warms caches
+            yield used
+
+
+def count(where: str) -> int:
+    """Attempts that are there whole."""
+    store = Store(where if "://" in where else Path(where), create=False)
+    whole = sum(len(store.trace(row.id)[1].steps) == N_STEPS for row in store.find_traces(limit=10**6))
+    store.close()
+    return whole
+
+
+def work(kind: str, where: str, name: str, seconds: float) -> int:
+    """What a process of its own does: it writes for `seconds` and prints how many a second it committed."""
+    store = Store(where)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    n, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        if kind == "attempts":
+            store.put_judged(name, [attempt(name, n)], first=n)
+            n += 1
+        else:
+            store.put_spans("bench", spans(name, n // PER_BATCH))
+            n += PER_BATCH
+    print(json.dumps(n / (time.perf_counter() - started)), flush=True)
+    store.close()
+    return 0
+
+
+def together(where: str, kinds: list[str], seconds: float) -> list[float]:
+    """What processes that start together commit a second, each of its kind."""
+    command = [sys.executable, __file__, "--where", where, "--seconds", str(seconds)]
+    started = [
+        subprocess.Popen(
+            [*command, "--work", kind, "--name", f"{kind}{n}-{time.monotonic_ns()}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n, kind in enumerate(kinds)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [float(process.communicate(timeout=seconds * 10 + 60)[0]) for process in started]
+
+
+def writers(where: str, rounds: int, seconds: float) -> list[Figure]:
+    """Attempts of one and of four writers, and spans alone and beside two of them; in turn."""
+    one, four, alone, beside = [], [], [], []
+    for _ in range(rounds):
+        one.append(sum(together(where, ["attempts"], seconds)))
+        four.append(sum(together(where, ["attempts"] * N_WRITERS, seconds)))
+        alone.append(sum(together(where, ["spans"], seconds)))
+        beside.append(together(where, ["spans", "attempts", "attempts"], seconds)[0])
+    return [
+        Figure("one writer", "attempts/s", one),
+        Figure("four writers", "attempts/s", four),
+        Figure("spans alone", "spans/s", alone),
+        Figure("spans beside two writers", "spans/s", beside),
+        Figure("four writers share", "of one", [many / few for many, few in zip(four, one, strict=True)]),
+        Figure("spans beside two share", "of alone", [some / all_ for some, all_ in zip(beside, alone, strict=True)]),
+    ]
+
+
+def measure(database: str, where: str, *, quick: bool) -> tuple[list[Figure], int]:
+    """The figures of one database, and how many attempts are missing from it."""
+    n, rounds = (64, 2) if quick else (320, 5)
+    figures = [
+        Figure(f"{database} alone", "CPU-ms", list(cpu_ms(where, 1, n, rounds))),
+        Figure(f"{database} grouped", "CPU-ms", list(cpu_ms(where, GROUP, n, rounds))),
+    ]
+    missing = 2 * (rounds + 1) * n - count(where)
+    if database == "postgresql":
+        figures += writers(where, 1 if quick else 3, 2.0 if quick else 5.0)
+    return figures, missing
+
+
+def report(figures: list[Figure], missing: int, loads: list[float]) -> int:
+    """Print the table and the line; the exit code."""
+    print(f"{'':32}{'median':>10}{'min':>10}{'max':>10}")
+    values: dict[str, float] = {"missing": missing}
+    for name, unit, rounds in figures:
+        middle = statistics.median(rounds)
+        print(f"{name + ', ' + unit:32}{middle:>10.2f}{min(rounds):>10.2f}{max(rounds):>10.2f}")
+        key = name.replace(" ", "_") + ("_cpu_ms" if unit == "CPU-ms" else "")
+        values[key] = round(middle, 3)
+    missed = []
+    for name, (sense, bound) in BOUNDS.items():
+        if name in values and (values[name] > bound if sense == "at most" else values[name] < bound):
+            missed.append(f"{name} is {values[name]}, bound {sense} {bound}")
+    for line in missed:
+        print(line)
+    print(json.dumps({**values, "load_before": round(loads[0], 2), "load_after": round(loads[1], 2)}))
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=["sqlite", "postgresql"])
+    parser.add_argument("--quick", action="store_true")
+    for name, kind in (("--work", str), ("--where", str), ("--name", str), ("--seconds", float)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        return work(options.work, options.where, options.name, options.seconds)
+    figures: list[Figure] = []
+    missing, loads = 0, [os.getloadavg()[0]]
+    with ExitStack() as stack:
+        places = {"sqlite": f"{stack.enter_context(tempfile.TemporaryDirectory())}/store.db"}
+        if options.only != "sqlite":
+            server = stack.enter_context(postgresql.server())
+            places["postgresql"] = stack.enter_context(postgresql.database(server))
+        for database, where in places.items():
+            if options.only in (None, database):
+                more, lost = measure(database, where, quick=options.quick)
+                figures += more
+                missing += lost
+    return report(figures, missing, [*loads, os.getloadavg()[0]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
