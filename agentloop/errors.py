@@ -6,6 +6,7 @@ AgentLoopError
 │   └── FormatError                     a file or record that is not what its format says
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
+│   ├── AttemptConflict                 another attempt has the same id
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
 ├── SandboxError (OSError)              the sandbox failed                               exit 4
 │   ├── SandboxUnavailable              no backend can make a box here
@@ -63,6 +64,10 @@ class StateError(AgentLoopError, ValueError):
 
 class StoreError(AgentLoopError, OSError):
     """The trace store cannot be opened, read or written."""
+
+
+class AttemptConflict(StoreError):
+    """An attempt is stored already under an id of this one; attempts are never replaced."""
 
 
 class NoSuchTrace(StoreError, LookupError):

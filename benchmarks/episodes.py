@@ -140,7 +140,7 @@ async def ours(store: Store, policy: ScriptedPolicy, all_tasks: Sequence[Task], 
             assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict
             attempt = Attempt(task=rollout.task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
             judged.append(attempt)
-        store.put_judged(stage, judged)
+        store.put_attempts(stage, judged)
 
 
 async def floor(path: Path, policy: ScriptedPolicy, all_tasks: Sequence[Task]) -> None:

@@ -74,7 +74,7 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     fold, run, store = Fold(header), Run(folder, header, bank(all_tasks), {}), Store(folder / "traces" / "store.db")
 
     def keep(attempt: Attempt) -> None:
-        store.put_judged("gate", [attempt])
+        store.put_attempts("gate", [attempt])
 
     for outcome in run.outcomes:
         fold.add(outcome)

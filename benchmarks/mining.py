@@ -228,7 +228,7 @@ async def mined(planted: Sequence[Fault], folder: Path) -> dict[str, Mined]:
     pool = SandboxPool(backend)
     try:
         for n, fault in enumerate(planted):
-            store.put_judged("planted", [await shown(fault, pool)], first=n)
+            store.put_attempts("planted", [await shown(fault, pool)], first=n)
             fault.mend()
     finally:
         await pool.close()

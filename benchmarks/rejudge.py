@@ -109,7 +109,7 @@ def fill(store: Store, n_traces: int) -> None:
             )  # fmt: skip
             verdict = asyncio.run(judge(of, made))
             judged.append(Attempt(task=of, episode=episode, trace=made, verdict=verdict))
-        store.put_judged("bench", judged, first=first)
+        store.put_attempts("bench", judged, first=first)
 
 
 def again(path: Path, expected: str) -> tuple[Account, float]:

@@ -27,9 +27,10 @@ from typing import NamedTuple
 
 import orjson
 
-from agentloop.store.store import Judged, Store
+from agentloop.store.store import Store
 from agentloop.testing import postgresql
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     EpisodeState,
@@ -70,7 +71,7 @@ class Figure(NamedTuple):
     rounds: list[float]
 
 
-def attempt(name: str, n: int) -> Judged:
+def attempt(name: str, n: int) -> Attempt:
     """An attempt of three steps, each with a call and a result of its own, about 400 characters long."""
     task = Task(id=f"task-{n % 50}", instruction=words(n % 50, 300), split=Split.train, pool="bench")
     episode = Episode(
@@ -85,7 +86,7 @@ def attempt(name: str, n: int) -> Judged:
     )  # fmt: skip
     scores = (Score(verifier="exact", version="1", value=1.0), Score(verifier="command", version="1", value=1.0))
     verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=1.0, scores=scores)
-    return task, episode, trace, verdict
+    return Attempt(task=task, episode=episode, trace=trace, verdict=verdict)
 
 
 def step(index: int, seed: str) -> Step:
@@ -125,7 +126,7 @@ def cpu_ms(where: str, size: int, n: int, rounds: int) -> Iterator[float]:
         made = [attempt(name, i) for i in range(n)]
         before = time.process_time()
         for at in range(0, n, size):
-            store.put_judged(name, made[at : at + size], first=at)
+            store.put_attempts(name, made[at : at + size], first=at)
         used = 1e3 * (time.process_time() - before) / n
         store.close()
         if number:  # the first round warms caches
@@ -148,7 +149,7 @@ def work(kind: str, where: str, name: str, seconds: float) -> int:
     n, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         if kind == "attempts":
-            store.put_judged(name, [attempt(name, n)], first=n)
+            store.put_attempts(name, [attempt(name, n)], first=n)
             n += 1
         else:
             store.put_spans("bench", spans(name, n // PER_BATCH))

@@ -165,7 +165,7 @@ def project(tmp_path: Path) -> Path:
             )  # fmt: skip
             attempt = Attempt(task=task, episode=episode, trace=known, verdict=verdict(known, reward))
             judged.append(attempt)
-        store.put_judged(f"gate-v{version}.ab", judged)
+        store.put_attempts(f"gate-v{version}.ab", judged)
         metrics = {"joules": 400.0, "gpu_s": 8.0} if version == 2 else {}
         store.put_stage(StageRow(name=f"gate-v{version}.ab", metrics=metrics))
     store.close()

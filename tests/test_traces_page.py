@@ -52,8 +52,8 @@ def store(tmp_path: Path) -> Path:
     """Five traces: for each of the page's filters one that it finds, and one that it does not."""
     where = tmp_path / "traces" / "store.db"
     made = Store(where)
-    made.put_judged("gate-v2.1a2b3c", [judged("a" * 32, split=Split.heldout, reward=0.0)])
-    made.put_judged("turn-1", [judged("b" * 32)])
+    made.put_attempts("gate-v2.1a2b3c", [judged("a" * 32, split=Split.heldout, reward=0.0)])
+    made.put_attempts("turn-1", [judged("b" * 32)])
     now, january = datetime.now(UTC), datetime(2026, 1, 15, tzinfo=UTC)
     sent = imported("sent", id=ID, source="otlp", session="checkout-42", started_at=now, steps=(step("ls -la"),))
     made.put_spans("default", spans_of(sent.trace))

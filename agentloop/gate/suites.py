@@ -145,7 +145,8 @@ async def rolling(
     guess = scorer.guess if scorer else None
 
     def keep(attempt: Attempt) -> None:
-        store.put_judged(run, [attempt])
+        # An attempt that is stored and comes again counted nowhere: the command was killed before it noted the outcome.
+        store.put_attempts(run, [attempt], anew=True)
 
     with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
         runners: dict[tuple[str, Side], Runner] = {}

@@ -64,7 +64,7 @@ async def run_tasks(
     async def one(place: int, task: HarborTask) -> Attempt:
         async with slots:
             attempt = await run_trial(task, agent, backend, run=run, n=place % n_trials, planted=planted)
-        store.put_judged(run, [attempt], first=place)
+        store.put_attempts(run, [attempt], first=place)
         on_done(attempt)
         return attempt
 

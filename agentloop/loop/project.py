@@ -158,7 +158,7 @@ class Project:
             crew = Crew(self.agent, policy, self.pool, self.config.policy.max_concurrent, _plant, take)
             rollouts = await self._roll_out(planned, crew, lambda rollout: self._note(stage, rollout))
             attempts = [one for group in _groups(rollouts) for one in await self._judge(group, taken)]
-        self.store.put_judged(stage.name, attempts, first=stage.n_episodes)
+        self.store.put_attempts(stage.name, attempts, first=stage.n_episodes)
         stage.n_episodes += len(attempts)
         stage.n_tool_calls += sum(len(attempt.trace.tool_calls) for attempt in attempts)
         refuse_broken(rollouts)
@@ -212,8 +212,7 @@ class Project:
     async def begin(self, name: str, *, resume: bool = False) -> Stage:
         """A stage from its start, in fresh sandboxes. What an interrupted run of it left in the store is removed.
 
-        resume: keep that, because the caller goes on from a checkpoint. Episodes that are rolled out again replace
-        those of the same ids.
+        resume: keep that, because the caller goes on from a checkpoint, and removes what came after it.
         """
         await self.pool.renew()
         if not resume:

@@ -111,13 +111,15 @@ class Summary:
         if not counts:
             return None
         stage = gate_stage(self.project, min(counts))
-        found = (self.project.store.find_traces(limit=1, stage=stage, reward_state=state) for state in NO_NUMBER)
+        store = self.project.store
+        found = (store.find_traces(limit=1, stage=stage, reward_state=s, project=store.project) for s in NO_NUMBER)
         row = next(row for rows in found for row in rows)
         return {"episodes": sum(counts.values()), "why": why_unscored(unpack(row.body)[1])}
 
     def _n_unscored(self, version: PolicyVersion) -> int:
         stage = gate_stage(self.project, version.number)
-        return sum(self.project.store.n_traces(stage=stage, reward_state=state) for state in NO_NUMBER)
+        store = self.project.store
+        return sum(store.n_traces(stage=stage, reward_state=state, project=store.project) for state in NO_NUMBER)
 
     @property
     def isolation(self) -> str:

@@ -71,6 +71,7 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
     checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
     stage = await project.begin("warm-start", resume=checkpoint.resumes)
     checkpoint.restore(stage)
+    project.store.forget_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in shown)
     if checkpoint.n_settled is None:

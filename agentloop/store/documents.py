@@ -22,9 +22,9 @@ def split(imported: Imported) -> tuple[bytes, list[bytes]]:
     return orjson.dumps(document), bodies
 
 
-def split_bodies(trace: Trace) -> list[bytes]:
-    """The bodies alone: what of a trace is searched."""
-    return _take_bodies(trace.model_dump(mode="json"))
+def split_bodies(trace: bytes) -> list[bytes]:
+    """The bodies alone, of a trace as JSON: what of it is searched."""
+    return _take_bodies(orjson.loads(trace))
 
 
 def join(head: bytes, bodies: tuple[bytes, ...]) -> Imported:

@@ -22,6 +22,8 @@ from sqlalchemy import (
     table,
 )
 
+from agentloop.store.database import chunks, run
+
 PART = 200_000
 """Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""
 
@@ -48,8 +50,10 @@ def add(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:
         connection.exec_driver_sql("INSERT INTO body_text(rowid, words) VALUES (?, ?)", list(bodies))
         return
     parts = [(key, part) for key, text in bodies for part in _parts(_folded(text))]
-    if parts:
-        connection.exec_driver_sql("INSERT INTO body_text VALUES (%s, to_tsvector('simple', %s))", parts)
+    for part in chunks(parts):
+        rows = ", ".join(f"(${n}, to_tsvector('simple', ${n + 1}))" for n in range(1, 2 * len(part), 2))
+        statement = f"INSERT INTO body_text VALUES {rows}"  # noqa: S608
+        run(connection, statement, [value for row in part for value in row])
 
 
 def remove(connection: Connection, bodies: Sequence[tuple[int, str]]) -> None:

@@ -26,7 +26,7 @@ HUMAN = "human"
 """The verifier of a person's word; its `source` is the person."""
 MAX_QUEUE = 1000
 Given = TypeVar("Given", Verdict, Score, Failure)
-_HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
+HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
 
 
 class New(NamedTuple):
@@ -63,9 +63,9 @@ class History:
     _database: Database
     _shared: SharedBodies
 
-    def put_verdicts(self, new: Sequence[New]) -> None:
+    def put_verdicts(self, new: Sequence[New], *, within: Connection | None = None) -> None:
         """In one transaction. A verdict that is there already adds nothing to the history."""
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             changed = replace_verdicts(connection, self._shared, new)
             rewrite(connection, self._shared, changed)
 
@@ -292,7 +292,7 @@ def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) ->
         rows.append((item.key, now, item.by, item.why, verdict.state.value, verdict.reward, item.stamp, body))
     if connection.dialect.name == "sqlite":  # the driver has no times of its own
         rows = [(key, f"{at:%Y-%m-%d %H:%M:%S.%f}", *more) for key, at, *more in rows]
-    insert_rows(connection, "verdict", _HISTORY, rows)
+    insert_rows(connection, "verdict", HISTORY, rows)
     mark = "?" if connection.dialect.name == "sqlite" else "%s"
     if stamps:
         connection.exec_driver_sql(f"UPDATE verdict SET stamp = {mark} WHERE key = {mark}", stamps)  # noqa: S608

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sqlalchemy import func
+from sqlalchemy import Connection, func
 from sqlmodel import col, select
 
 from agentloop.store.database import Database
@@ -13,60 +13,71 @@ from agentloop.types import Decision, EvalReport, PolicyVersion
 
 
 class Record:
-    """The part of the store that only a loop writes."""
+    """The part of the store that only a loop writes; all of it belongs to the store's `project`.
 
+    within: a transaction of `Store.transaction`, of which a write becomes a part.
+    """
+
+    project: str
     _database: Database
 
-    def put_stage(self, row: StageRow) -> None:
+    def put_stage(self, row: StageRow, *, within: Connection | None = None) -> None:
         """Mark a stage as finished."""
-        with self._database.session(write=True) as session:
-            last = session.exec(select(func.max(StageRow.position))).one() or 0
-            known = session.get(StageRow, row.name)
-            row.position = known.position if known else last + 1
+        row.project = self.project
+        with self._database.session(write=True, within=within) as session:
+            last = session.exec(select(func.max(StageRow.position)).where(StageRow.project == self.project)).one() or 0
+            before = session.get(StageRow, (self.project, row.name))
+            row.position = before.position if before else last + 1
             session.merge(row)
 
     def stages(self) -> dict[str, StageRow]:
         """Finished stages by name, in the order in which they finished."""
         with self._database.session() as session:
-            rows = session.exec(select(StageRow).order_by(col(StageRow.position)))
-            return {row.name: row for row in rows}
+            mine = select(StageRow).where(StageRow.project == self.project)
+            return {row.name: row for row in session.exec(mine.order_by(col(StageRow.position)))}
 
-    def put_version(self, version: PolicyVersion) -> None:
+    def put_version(self, version: PolicyVersion, *, within: Connection | None = None) -> None:
         """Insert or update by number."""
-        with self._database.session(write=True) as session:
-            session.merge(PolicyRow(**version.model_dump()))
+        with self._database.session(write=True, within=within) as session:
+            session.merge(PolicyRow(project=self.project, **version.model_dump()))
 
     def versions(self) -> list[PolicyVersion]:
         """All versions by number."""
         with self._database.session() as session:
-            rows = session.exec(select(PolicyRow).order_by(col(PolicyRow.number)))
-            return [PolicyVersion.model_validate(row.model_dump()) for row in rows]
+            mine = select(PolicyRow).where(PolicyRow.project == self.project)
+            rows = session.exec(mine.order_by(col(PolicyRow.number)))
+            return [PolicyVersion.model_validate(row.model_dump(exclude={"project"})) for row in rows]
 
-    def put_report(self, report: EvalReport) -> None:
+    def put_report(self, report: EvalReport, *, within: Connection | None = None) -> None:
         """Insert or replace."""
         row = EvalRow(
+            project=self.project,
             suite_hash=report.suite_hash,
             policy_version=report.policy_version,
             body=report.model_dump(mode="json"),
         )
-        with self._database.session(write=True) as session:
+        with self._database.session(write=True, within=within) as session:
             session.merge(row)
 
     def report(self, suite_hash: str, policy_version: int) -> EvalReport | None:
         """What is known of a version on exactly this suite."""
         with self._database.session() as session:
-            row = session.get(EvalRow, (suite_hash, policy_version))
+            row = session.get(EvalRow, (self.project, suite_hash, policy_version))
             return EvalReport.model_validate(row.body) if row else None
 
-    def put_decision(self, decision: Decision, versions: Iterable[PolicyVersion]) -> None:
+    def put_decision(
+        self, decision: Decision, versions: Iterable[PolicyVersion], *, within: Connection | None = None
+    ) -> None:
         """A decision and the states it brings, in one transaction."""
-        with self._database.session(write=True) as session:
-            session.merge(DecisionRow(candidate=decision.candidate, body=decision.model_dump(mode="json")))
+        body = decision.model_dump(mode="json")
+        with self._database.session(write=True, within=within) as session:
+            session.merge(DecisionRow(project=self.project, candidate=decision.candidate, body=body))
             for version in versions:
-                session.merge(PolicyRow(**version.model_dump()))
+                session.merge(PolicyRow(project=self.project, **version.model_dump()))
 
     def decisions(self) -> dict[int, Decision]:
         """Decision by candidate number."""
         with self._database.session() as session:
-            rows = session.exec(select(DecisionRow).order_by(col(DecisionRow.candidate)))
+            mine = select(DecisionRow).where(DecisionRow.project == self.project)
+            rows = session.exec(mine.order_by(col(DecisionRow.candidate)))
             return {row.candidate: Decision.model_validate(row.body) for row in rows}

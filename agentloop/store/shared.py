@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql
 from sqlmodel import col
 
 from agentloop.store import fulltext
 from agentloop.store.bodies import Hasher, compress, decompress, unpack_keys, words
-from agentloop.store.database import chunks, insert_rows
+from agentloop.store.database import chunks, insert_new, insert_rows, marks, run
 from agentloop.store.redact import Redactor
 from agentloop.store.tables import BodyRow, TraceBodyRow
 
@@ -84,13 +83,13 @@ class Batch:
         if connection.dialect.name == "sqlite":
             first = (connection.exec_driver_sql("SELECT max(key) FROM body").scalar() or 0) + 1
             keys = dict(zip(names, range(first, first + len(names)), strict=True))
-            rows = [(key, name, self._ready[name][0]) for name, key in keys.items()]
-            insert_rows(connection, "body", ("key", "hash", "data"), rows)
+            numbered = [(key, name, self._ready[name][0]) for name, key in keys.items()]
+            insert_rows(connection, "body", ("key", "hash", "data"), numbered)
             return keys
         # In one order for all writers, so that no two wait for each other.
-        values = [{"hash": name, "data": self._ready[name][0]} for name in sorted(names)]
-        statement = postgresql.insert(BodyRow).on_conflict_do_nothing().returning(col(BodyRow.hash), col(BodyRow.key))
-        return {bytes(name): key or 0 for name, key in connection.execute(statement, values)}
+        rows = [(name, self._ready[name][0]) for name in sorted(names)]
+        new = insert_new(connection, "body", ("hash", "data"), rows, ("hash", "key"))
+        return {bytes(name): key for name, key in new}
 
     def done(self) -> None:
         """The transaction is on disk: what it stored need not be prepared again."""
@@ -140,10 +139,8 @@ def unlink(connection: Connection, trace_keys: list[int]) -> None:
 
 
 def _find(connection: Connection, names: list[bytes]) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    keys: dict[bytes, int] = {}
     for part in chunks(names):
-        marks = ", ".join([mark] * len(part))
-        statement = f"SELECT hash, key FROM body WHERE hash IN ({marks})"  # noqa: S608
-        found.update((bytes(name), key) for name, key in connection.exec_driver_sql(statement, tuple(part)))
-    return found
+        statement = f"SELECT hash, key FROM body WHERE hash IN ({marks(connection, len(part))})"  # noqa: S608
+        keys.update((bytes(name), key) for name, key in run(connection, statement, part))
+    return keys

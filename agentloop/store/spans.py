@@ -101,7 +101,12 @@ class _Ready(NamedTuple):
 
 
 def put_spans(
-    database: Database, shared: SharedBodies, project: str, spans: Sequence[Span], spent: Mapping[str, Spent]
+    database: Database,
+    shared: SharedBodies,
+    project: str,
+    spans: Sequence[Span],
+    spent: Mapping[str, Spent],
+    within: Connection | None = None,
 ) -> None:
     """Store what is new of `spans`, and what keys spent, in one transaction; a span that is there stays as it is."""
     if not spans:
@@ -123,7 +128,7 @@ def put_spans(
             )
     called = {span.trace_id for span in spans if _is_call(span)}
     sources = {trace_id: GATEWAY if trace_id in called else SOURCE for trace_id in traces}
-    with database.write() as connection:
+    with database.write(within=within) as connection:
         before, new = _trace_rows(connection, project, sources)
         for trace_id, row in before.items():
             if row.key not in new:

@@ -8,43 +8,59 @@ Whatever is written was redacted before (`redact.py`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
-from sqlalchemy import func, or_, update
+from sqlalchemy import Connection, func, or_, update
 from sqlmodel import col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, history, past, retention, spans, traces, verdicts
-from agentloop.store.database import Database, insert_rows
+from agentloop.store.attempts import Placed, put_attempts
+from agentloop.store.database import DEFAULT_TIMEOUTS, Database, Timeouts, insert_rows
 from agentloop.store.failures import Failures
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
+from agentloop.store.lease import lease
 from agentloop.store.migrations import migrate
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
-from agentloop.store.tables import SettingRow, TraceRow, TraceSummary
+from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
 from agentloop.types import Attempt, Failure, Imported, RewardState, Score, Span, Trace, Verdict
 
 
 class Store(Record, Keys, History, Failures):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
-    Threads and processes may share a store. `project` is the tenant: what is asked of one never shows another's.
+    Threads and processes may share a store. What is asked of one project (tenant) never shows another's.
     """
 
-    def __init__(self, where: Path | str, *, create: bool = True, secrets: Iterable[str] = ()) -> None:
-        """secrets: values that must never be stored. An older store is upgraded.
+    def __init__(
+        self,
+        where: Path | str,
+        *,
+        project: str = DEFAULT_PROJECT,
+        create: bool = True,
+        upgrade: bool = False,
+        secrets: Iterable[str] = (),
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+    ) -> None:
+        """project: whose stages, versions, reports and decisions these are, and whose attempts are put.
 
-        Raises StoreError when there is no store (create=False) or it cannot be used, ConfigError for a wrong URL.
+        upgrade: also a server's older tables; an older file is upgraded in any case. secrets: values that must never
+        be stored. Raises StoreError when there is no store (create=False) or it cannot be used, ConfigError for a wrong
+        URL.
         """
-        self._database = Database(where)
+        self.project = project
+        self._database = Database(where, timeouts)
         self.path = self._database.path
         """The file; None on a server."""
+        self.name = self._database.name
+        """The file, or the URL without its password."""
         self._engine = self._database.engine
         if self.path is not None and not create and not self.path.is_file():
             raise StoreError(
@@ -54,9 +70,11 @@ class Store(Record, Keys, History, Failures):
         try:
             with self._database.explained():
                 self._database.keep_private()
-                migrate(self._database)
+                self.schema_before = migrate(self._database, create=create, upgrade=upgrade)
+                """The schema from which this opening upgraded it, 0 for a new store; None where it was up to date."""
                 self._shared = SharedBodies(Redactor(self._hash_key(), secrets))
-            traces.index_old_episodes(self._database, self._shared)
+            if self.path is not None or upgrade:
+                traces.index_old_episodes(self._database, self._shared)
         except BaseException:
             self.close()
             raise
@@ -65,35 +83,68 @@ class Store(Record, Keys, History, Failures):
         """Let go of the database."""
         self._engine.dispose()
 
-    def lock(self) -> AbstractContextManager[None]:
-        """Hold the store for one writer; the lock dies with the process. Raises StoreError when it is taken."""
-        return self._database.lock()
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the project (of a file: all of it) for one writer. Raises StoreError when it is taken.
+
+        The lock on a file dies with the process; that on a server a few seconds later.
+        """
+        with self._database.lock_file() if self.path is not None else lease(self._database, self.project):
+            yield
+
+    def transaction(self) -> AbstractContextManager[Connection]:
+        """One transaction for the writes that get it as `within`: all of them are on disk when it ends, or none."""
+        return self._database.write()
 
     # ------------------------------------------------------------------ a loop's own episodes
 
-    def put_judged(self, stage: str, attempts: Sequence[Attempt], *, first: int = 0) -> None:
-        """Write episodes with traces and verdicts in one transaction; ids that are there are replaced.
+    def put_attempts(
+        self,
+        stage: str,
+        attempts: Sequence[Attempt],
+        *,
+        first: int = 0,
+        anew: bool = False,
+        within: Connection | None = None,
+    ) -> None:
+        """Write attempts in one transaction. One that is there already is left; see `attempts.put_attempts`.
 
-        A reward that a person or a client gave stays, and so do their labels.
+        first: the position of the first in its stage. anew: an attempt of the same id makes way. Raises
+        AttemptConflict where an id belongs to another attempt.
         """
-        traces.put_judged(self._database, self._shared, stage, attempts, first)
+        new = [Placed(stage, first + n, attempt) for n, attempt in enumerate(attempts)]
+        put_attempts(self._database, self._shared, self.project, new, anew=anew, within=within)
 
-    def forget_stage(self, stage: str) -> int:
-        """Remove the traces of a stage that was cut short and will be done again; their number."""
+    def forget_stage(self, stage: str, *, first: int = 0) -> int:
+        """Remove the traces of a stage that was cut short and will be done again; their number.
+
+        first: the position from which on they are.
+        """
+        mine = select(col(TraceRow.key)).where(
+            TraceRow.project == self.project, TraceRow.stage == stage, col(TraceRow.n) >= first
+        )
+        with self._database.read() as connection:
+            if connection.execute(mine.limit(1)).first() is None:  # removing stops all other writers for a moment
+                return 0
         with self._database.write(removes=True) as connection:
-            keys = connection.execute(select(col(TraceRow.key)).where(TraceRow.stage == stage)).scalars().all()
-            traces.remove_traces(connection, [key for key in keys if key is not None])
+            keys = [key for key in connection.execute(mine).scalars() if key is not None]
+            traces.remove_traces(connection, keys)
         return len(keys)
 
     def stage_traces(self, stage: str) -> list[TraceRow]:
         """The rows of one stage in the order in which they were made."""
         with self._database.session() as session:
-            return list(session.exec(select(TraceRow).where(TraceRow.stage == stage).order_by(col(TraceRow.n))))
+            mine = select(TraceRow).where(TraceRow.project == self.project, TraceRow.stage == stage)
+            return list(session.exec(mine.order_by(col(TraceRow.n))))
 
     def passing(self, pool: str, purpose: str, limit: int = 64) -> list[TraceRow]:
         """Train-split traces of one task pool that succeeded, in the order in which they were made."""
         query = select(TraceRow).where(
-            TraceRow.pool == pool, TraceRow.split == "train", TraceRow.purpose == purpose, TraceRow.reward == 1.0
+            TraceRow.project == self.project,
+            TraceRow.pool == pool,
+            TraceRow.split == "train",
+            TraceRow.purpose == purpose,
+            TraceRow.reward == 1.0,
         )
         with self._database.session() as session:
             return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
@@ -124,7 +175,8 @@ class Store(Record, Keys, History, Failures):
 
     def task_ids(self, *purposes: str) -> set[str]:
         """Tasks that were rolled out for any of `purposes`, whatever came of it."""
-        query = select(TraceRow.task_id).where(col(TraceRow.purpose).in_(purposes)).distinct()
+        mine = select(TraceRow.task_id).where(TraceRow.project == self.project)
+        query = mine.where(col(TraceRow.purpose).in_(purposes)).distinct()
         with self._database.session() as session:
             return {task for task in session.exec(query) if task is not None}
 
@@ -146,12 +198,19 @@ class Store(Record, Keys, History, Failures):
 
     # ------------------------------------------------------------------ traces from anywhere
 
-    def put_spans(self, project: str, new: Sequence[Span], spent: Mapping[str, Spent] | None = None) -> None:
+    def put_spans(
+        self,
+        project: str,
+        new: Sequence[Span],
+        spent: Mapping[str, Spent] | None = None,
+        *,
+        within: Connection | None = None,
+    ) -> None:
         """Store spans of any traces in one transaction; those that are there already are left as they are.
 
         spent: by keys, counted in the same transaction.
         """
-        spans.put_spans(self._database, self._shared, project, new, spent or {})
+        spans.put_spans(self._database, self._shared, project, new, spent or {}, within=within)
 
     def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> spans.SpanPage:
         """Spans of a trace by start time, a page at a time; none for an unknown trace."""
@@ -161,9 +220,9 @@ class Store(Record, Keys, History, Failures):
         """The ids of all spans of a trace by start time, without the rows of log records."""
         return spans.span_ids(self._database, project, trace_id)
 
-    def put_imported(self, project: str, items: Sequence[Imported]) -> int:
+    def put_imported(self, project: str, items: Sequence[Imported], *, within: Connection | None = None) -> int:
         """Store traces from elsewhere in one transaction; how many were new. Those that are there are left."""
-        return traces.put_imported(self._database, self._shared, project, items)
+        return traces.put_imported(self._database, self._shared, project, items, within=within)
 
     def imported(self, project: str, trace_id: str) -> Imported:
         """An imported trace as it came. Raises NoSuchTrace."""
@@ -206,24 +265,34 @@ class Store(Record, Keys, History, Failures):
 
     # ------------------------------------------------------------------ what traces are worth
 
-    def put_score(self, project: str, trace_id: str, score: Score, *, source: str = "api") -> None:
+    def put_score(
+        self, project: str, trace_id: str, score: Score, *, source: str = "api", within: Connection | None = None
+    ) -> None:
         """Attach a verifier's number; the last word of a source counts.
 
         Raises NoSuchTrace, and StateError for a score of `human` where a person's verdict stands.
         """
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             key = verdicts.trace_key(connection, project, trace_id)
             if score.verifier == history.HUMAN:
                 past.refuse_over_person(connection, key, trace_id)
             clean = history.clean(self._shared.redactor, score)
             verdicts.put_scores(connection, [(key, [clean])], self._shared.redactor.text(source))
 
-    def put_label(self, project: str, trace_id: str, failure: Failure, *, critical_if_first: bool = False) -> None:
+    def put_label(
+        self,
+        project: str,
+        trace_id: str,
+        failure: Failure,
+        *,
+        critical_if_first: bool = False,
+        within: Connection | None = None,
+    ) -> None:
         """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace.
 
         critical_if_first: it is critical where the trace did not succeed and no other failure is.
         """
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             key = verdicts.trace_key(connection, project, trace_id)
             failure = history.clean(self._shared.redactor, failure)
             if critical_if_first and verdicts.is_first(connection, key, failure):
@@ -231,13 +300,20 @@ class Store(Record, Keys, History, Failures):
             verdicts.put_labels(connection, [(key, [failure])])
 
     def put_reward(
-        self, project: str, trace_id: str, state: RewardState, reward: float | None, *, by: str = "api"
+        self,
+        project: str,
+        trace_id: str,
+        state: RewardState,
+        reward: float | None,
+        *,
+        by: str = "api",
+        within: Connection | None = None,
     ) -> None:
         """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None.
 
         Raises NoSuchTrace, and StateError where a person's verdict stands.
         """
-        with self._database.write() as connection:
+        with self._database.write(within=within) as connection:
             key = verdicts.trace_key(connection, project, trace_id)
             past.refuse_over_person(connection, key, trace_id)
             verdicts.put_reward(connection, key, state, reward)

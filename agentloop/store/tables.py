@@ -13,13 +13,14 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-SCHEMA_VERSION = 3
-"""Raised with every change of a table. An older store is upgraded when it is opened, a newer one is refused."""
+SCHEMA_VERSION = 4
+"""Raised with every change of a table. An older file is upgraded when it is opened, an older server by
+`agentloop store upgrade` alone; a newer one is refused."""
 
 Key = BigInteger().with_variant(Integer, "sqlite")
 """64 bits; in SQLite the name has to be INTEGER for the column to be the row id itself."""
 DEFAULT_PROJECT = "default"
-"""The tenant of those who have only one, and of a loop's own episodes."""
+"""The tenant of those who have only one, and of a loop whose settings name no other."""
 
 
 class TraceSummary(SQLModel):
@@ -84,8 +85,8 @@ class TraceRow(TraceSummary, table=True):
     __tablename__ = "trace"
     __table_args__ = (
         UniqueConstraint("project", "id"),
-        Index("trace_by_pool", "pool", "split", "reward"),
-        Index("trace_by_stage", "stage", "n"),
+        Index("trace_by_pool", "project", "pool", "split", "reward"),
+        Index("trace_by_stage", "project", "stage", "n"),
         Index("trace_by_failure", "project", "failure", "key"),
         Index("trace_by_session", "project", "session", "key"),
         Index("trace_of_episode", "project", "episode_id", unique=True, sqlite_where=_OURS, postgresql_where=_OURS),
@@ -272,6 +273,7 @@ class PolicyRow(SQLModel, table=True):
 
     __tablename__ = "policy_version"
 
+    project: str = Field(primary_key=True)
     number: int = Field(primary_key=True)
     parent: int | None
     kind: str
@@ -284,10 +286,11 @@ class PolicyRow(SQLModel, table=True):
 
 
 class EvalRow(SQLModel, table=True):
-    """An EvalReport: one policy version on one state of a suite."""
+    """An EvalReport: one policy version of a project on one state of a suite."""
 
     __tablename__ = "eval_report"
 
+    project: str = Field(primary_key=True)
     suite_hash: str = Field(primary_key=True)
     policy_version: int = Field(primary_key=True)
     body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
@@ -298,6 +301,7 @@ class DecisionRow(SQLModel, table=True):
 
     __tablename__ = "decision"
 
+    project: str = Field(primary_key=True)
     candidate: int = Field(primary_key=True)
     body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
 
@@ -307,6 +311,7 @@ class StageRow(SQLModel, table=True):
 
     __tablename__ = "stage"
 
+    project: str = Field(default=DEFAULT_PROJECT, primary_key=True)
     name: str = Field(primary_key=True)
     position: int = 0
     """In the order in which stages finished; given by the store."""
@@ -317,6 +322,16 @@ class StageRow(SQLModel, table=True):
     dropped: dict[str, int] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     """Why rows did not train -> how many."""
     metrics: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+
+
+class LeaseRow(SQLModel, table=True):
+    """Who writes for a project on a server, and until when unless it says so again (`lease.py`)."""
+
+    __tablename__ = "lease"
+
+    project: str = Field(primary_key=True)
+    owner: str
+    ends_at: datetime
 
 
 def columns(table: type[SQLModel], *, without: tuple[str, ...] = ()) -> list[Any]:

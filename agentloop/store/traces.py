@@ -1,8 +1,8 @@
-"""Whole traces in: a loop's own episodes with their verdicts, and those imported from elsewhere."""
+"""Whole traces from elsewhere in, and whole traces out. A loop's own attempts come in by `attempts.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,49 +12,20 @@ from sqlmodel import col
 
 from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
-from agentloop.store.bodies import compress, decompress, pack_json, pack_keys, unpack, unpack_keys
+from agentloop.store.bodies import compress, decompress, pack_keys, unpack, unpack_keys
 from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.history import New, clean, replace_verdicts, rewrite, settled
-from agentloop.store.past import last_rows, read_verdict
-from agentloop.store.quotes import requoted
+from agentloop.store.history import New, clean, replace_verdicts
+from agentloop.store.past import read_verdict
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
-from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow, columns
+from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
-from agentloop.types import Attempt, Imported, RewardState, Trace, Verdict
+from agentloop.types import Imported, RewardState, Verdict
 
 UNINDEXED = "agentloop 1"
 """The `source` that the migration gives to episodes of schema 1, until they are made searchable."""
 STEP = 500
 _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
-
-
-def put_judged(database: Database, shared: SharedBodies, stage: str, attempts: Sequence[Attempt], first: int) -> None:
-    """Write episodes in one transaction; ids that are there are replaced, but for what others said of their worth."""
-    if not attempts:
-        return
-    batch = shared.batch(DEFAULT_PROJECT)
-    told = [_without_secrets(shared.redactor, one.trace, one.verdict) for one in attempts]
-    rows = [_row_of_episode(shared.redactor, stage, first + i, attempt, *told[i]) for i, attempt in enumerate(attempts)]
-    parts = [[batch.name(body) for body in documents.split_bodies(attempt.trace)] for attempt in attempts]
-    insert: Any = (sqlite.insert if database.is_sqlite else postgresql.insert)(TraceRow)
-    changed = {name: insert.excluded[name] for name in rows[0] if name not in {"project", "id"}}
-    upsert = insert.on_conflict_do_update(index_elements=["project", "id"], set_=changed)
-    with database.write(removes=True) as connection:
-        unlink(connection, list(_keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows]).values()))
-        connection.execute(upsert, [_fit(database, row) for row in rows])
-        keys = _keys(connection, DEFAULT_PROJECT, [row["id"] for row in rows])
-        bodies = batch.put(connection)
-        for attempt, names in zip(attempts, parts, strict=True):
-            key = keys[attempt.trace.id]
-            link(connection, ((key, bodies[name]) for name in names))
-            _put_facets(connection, shared.redactor, key, documents.columns(attempt.trace)[1])
-        last = dict(last_rows(connection, list(keys.values())))
-        new = [New(keys[attempt.trace.id], verdict) for attempt, (_, verdict) in zip(attempts, told, strict=True)]
-        new = [settled(item, last.get(item.key)) for item in new]
-        replace_verdicts(connection, shared, new)
-        rewrite(connection, shared, [item for item in new if item.key in last])
-    batch.done()
 
 
 def index_old_episodes(database: Database, shared: SharedBodies) -> None:
@@ -69,20 +40,29 @@ def index_old_episodes(database: Database, shared: SharedBodies) -> None:
         if not rows:
             return
         batch = shared.batch(DEFAULT_PROJECT)
-        parts = [[batch.name(body) for body in documents.split_bodies(trace)] for _, trace, _ in rows]
+        parts = [
+            [batch.name(body) for body in documents.split_bodies(trace.model_dump_json().encode())]
+            for _, trace, _ in rows
+        ]
         with database.write() as connection:
             bodies = batch.put(connection)
             replace_verdicts(connection, shared, [New(key or 0, verdict) for key, _, verdict in rows])
             for (key, trace, _), names in zip(rows, parts, strict=True):
                 link(connection, ((key or 0, bodies[name]) for name in names))
                 values, facets = documents.columns(trace)
-                _put_facets(connection, shared.redactor, key or 0, facets)
+                put_facets(connection, shared.redactor, [(key or 0, facets)])
                 kept = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
                 connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(kept))
         batch.done()
 
 
-def put_imported(database: Database, shared: SharedBodies, project: str, items: Sequence[Imported]) -> int:
+def put_imported(
+    database: Database,
+    shared: SharedBodies,
+    project: str,
+    items: Sequence[Imported],
+    within: Connection | None = None,
+) -> int:
     """Write traces from elsewhere in one transaction; those that are there are left. Returns how many were new."""
     batch = shared.batch(project)
     ready = {}
@@ -91,7 +71,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
             head, raw = documents.split(item)
             ready[item.trace.id] = item, compress(shared.redactor.json(head)), [batch.name(body) for body in raw]
     insert = sqlite.insert if database.is_sqlite else postgresql.insert
-    with database.write() as connection:
+    with database.write(within=within) as connection:
         known = _keys(connection, project, list(ready))
         new = {trace_id: it for trace_id, it in ready.items() if trace_id not in known}
         if not new:
@@ -102,10 +82,10 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
             values, facets = documents.columns(item.trace)
             packed = pack_keys([bodies[name] for name in names])
             row = {
-                **_clean(shared.redactor, values),
+                **clean_texts(shared.redactor, values),
                 "project": project,
                 "id": item.trace.id,
-                **_clean(shared.redactor, {"episode_id": item.trace.episode_id, "task_id": item.trace.task_id}),
+                **clean_texts(shared.redactor, {"episode_id": item.trace.episode_id, "task_id": item.trace.task_id}),
                 "policy_version": item.trace.policy_version,
                 "stored_at": datetime.now(UTC),
                 "body": head,
@@ -118,7 +98,7 @@ def put_imported(database: Database, shared: SharedBodies, project: str, items: 
             if key is not None:
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
-                _put_facets(connection, shared.redactor, key, facets)
+                put_facets(connection, shared.redactor, [(key, facets)])
                 put_scores(connection, [(key, [clean(shared.redactor, score) for score in item.scores])], IMPORT)
                 if item.verdict is None and (reward := reward_of(item.scores)) is not None:
                     put_reward(connection, key, RewardState.scored, reward)
@@ -171,12 +151,18 @@ def _keys(connection: Connection, project: str, ids: Sequence[str]) -> dict[str,
     return found
 
 
-def _put_facets(connection: Connection, redactor: Redactor, key: int, facets: documents.Facets) -> None:
-    rows = [(key, name, redactor.text(value).replace("\0", "\ufffd")) for name, value in sorted(facets)]
+def put_facets(connection: Connection, redactor: Redactor, facets: Iterable[tuple[int, documents.Facets]]) -> None:
+    """Insert facets of traces by their keys."""
+    rows = [
+        (key, name, redactor.text(value).replace("\0", "\ufffd"))
+        for key, pairs in facets
+        for name, value in sorted(pairs)
+    ]
     insert_rows(connection, "facet", ("trace_key", "name", "value"), rows, ignore=True)
 
 
-def _clean(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
+def clean_texts(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
+    """Values of columns, their texts without secrets."""
     return {k: redactor.text(v) if isinstance(v, str) else v for k, v in values.items()}
 
 
@@ -185,42 +171,3 @@ def _fit(database: Database, row: dict[str, Any]) -> dict[str, Any]:
     if database.is_sqlite:
         return row
     return {name: it.replace("\0", "\ufffd") if isinstance(it, str) else it for name, it in row.items()}
-
-
-def _without_secrets(redactor: Redactor, trace: Trace, verdict: Verdict) -> tuple[bytes, Verdict]:
-    """(the trace as JSON, the verdict) as they are stored."""
-    raw = trace.model_dump_json().encode()
-    told = redactor.json(raw)
-    return told, verdict if told is raw else requoted(clean(redactor, verdict), told)
-
-
-def _row_of_episode(
-    redactor: Redactor, stage: str, n: int, attempt: Attempt, clean: bytes, verdict: Verdict
-) -> dict[str, Any]:
-    """clean: the trace as it is stored. verdict: as it is stored."""
-    task, episode, trace = attempt.task, attempt.episode, attempt.trace
-    critical = verdict.critical
-    packed = pack_json(clean, redactor.json(verdict.model_dump_json().encode()))
-    row = {column.name: None for column in columns(TraceRow, without=("key",))}
-    return row | {
-        **_clean(redactor, documents.columns(trace)[0]),
-        "project": DEFAULT_PROJECT,
-        "id": trace.id,
-        "episode_id": episode.id,
-        "stage": stage,
-        "n": n,
-        "n_spans": 0,
-        "task_id": task.id,
-        "pool": task.pool,
-        "split": task.split.value,
-        "purpose": episode.purpose.value,
-        "group": episode.group,
-        "policy_version": episode.policy_version,
-        "seed": episode.seed,
-        "episode_state": episode.state.value,
-        "reward_state": verdict.state.value,
-        "reward": verdict.reward,
-        "failure": critical.type.value if critical else None,
-        "stored_at": datetime.now(UTC),
-        "body": packed,
-    }

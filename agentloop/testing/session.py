@@ -275,7 +275,7 @@ class Session:
     def _keep(self, attempt: Attempt) -> None:
         self._attempts[attempt.trace.id] = attempt
         if self._store is not None:
-            self._store.put_judged("pytest", [attempt])
+            self._store.put_attempts("pytest", [attempt], anew=True)  # of an earlier session in the same folder
 
     # ------------------------------------------------------------------------------------ a test
 

@@ -106,7 +106,7 @@ def test_scores_labels_and_rewards_come_later_and_twice(service: str, store: Pat
 
 def test_an_episode_that_broke_gets_no_reward_by_any_way(store: Path) -> None:
     made = Store(store)
-    made.put_judged("run", [judged("a", reward=None)])
+    made.put_attempts("run", [judged("a", reward=None)])
     made.close()
     with serving_here(store) as port:
         at = f"http://127.0.0.1:{port}/api/v1/traces/a/reward"

@@ -32,7 +32,7 @@ def at(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     store.put_imported("default", [imported(name) for name in "abcd"])
     for name, reward in (("b", 0.5), ("c", 1.0)):
         store.put_reward("default", imported(name).trace.id, RewardState.scored, reward)
-    store.put_judged("turn-1", [judged("own")])
+    store.put_attempts("turn-1", [judged("own")])
     store.close()
     with serving(path) as server:
         sent = httpx.post(f"{server.url}/v1/traces", json=request({**SPAN, "traceId": SENT}))

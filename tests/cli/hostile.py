@@ -160,7 +160,7 @@ def _fill_store(where: Path) -> None:
     items = [hostile_trace(TRACE), hostile_trace(ALIKE, duration_s=9.0)]
     disputed = items[1].verdict.model_copy(update={"state": RewardState.disputed, "reward": None})  # type: ignore[union-attr]
     store.put_imported("default", [items[0], items[1].model_copy(update={"verdict": disputed})])
-    store.put_judged(f"stage {NAME}", [judged("cc" * 16, pool=NAME, answer=TEXT, reward=0.0)])
+    store.put_attempts(f"stage {NAME}", [judged("cc" * 16, pool=NAME, answer=TEXT, reward=0.0)])
     store.put_score("default", TRACE, Score(verifier=NAME, version="3", value=1.0, why=TEXT), source=NAME)
     registry = Registry(store)
     registry.add(

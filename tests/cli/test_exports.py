@@ -26,7 +26,7 @@ SENT = f"{0xABC:032x}"
 def project(tmp_path: Path) -> Path:
     """An episode, an import of another tenant, and a trace that was sent as spans."""
     store = Store(tmp_path / "traces" / "store.db")
-    store.put_judged("turn-1", [judged("e" * 32, reward=0.0)])
+    store.put_attempts("turn-1", [judged("e" * 32, reward=0.0)])
     store.put_imported("shop", [imported("a")])
     store.put_spans("default", spans_of(imported("sent", id=SENT, source="otlp").trace))
     store.close()

@@ -31,7 +31,7 @@ def words(n: int) -> str:
 def project(tmp_path: Path) -> Path:
     """A loop's episode and ten imports, the older half of them 40 days old; all share a message."""
     store = Store(tmp_path / "traces" / "store.db")
-    store.put_judged("turn-1", [judged("e" * 32)])
+    store.put_attempts("turn-1", [judged("e" * 32)])
     store.put_spans("default", [span(1, n, bodies=(words(50 + n),)) for n in (1, 2)])
     for n in range(10):
         store.put_imported("default", [imported(str(n), said=words(n))])

@@ -56,7 +56,7 @@ def terminal(tmp_path: Path) -> Terminal:
 
 def put(folder: Path, stage: str, *episodes: Attempt) -> None:
     store = Store(folder / "traces" / "store.db")
-    store.put_judged(stage, episodes)
+    store.put_attempts(stage, episodes)
     store.close()
 
 

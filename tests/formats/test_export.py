@@ -78,7 +78,7 @@ def sent_spans() -> ExportTraceServiceRequest:
 def store(tmp_path: Path) -> Iterator[Store]:
     """One of each: a loop's own episode, an import with a sub-agent, and what was sent as spans; with words on each."""
     made = Store(tmp_path / "store.db")
-    made.put_judged("turn-1", [judged("e" * 32, reward=0.0)])
+    made.put_attempts("turn-1", [judged("e" * 32, reward=0.0)])
     child = SubTrace(trace=imported("child", said="I am below").trace, step=0, call_id="c1")
     exact = Score(verifier="exact", version="1", value=0.25)
     made.put_imported("default", [imported("a", scores=(exact,), children=(child,))])
@@ -395,6 +395,6 @@ def test_a_verdict_that_is_imported_has_no_secrets(tmp_path: Path) -> None:
         failures=(LABEL.model_copy(update={"evidence": secret}),),
     )
     store.put_imported("p", [Imported(trace=imported("a").trace, verdict=verdict)])
-    store.put_judged("turn-1", [judged("t1").model_copy(update={"verdict": verdict})])
+    store.put_attempts("turn-1", [judged("t1").model_copy(update={"verdict": verdict})])
     store.close()
     assert secret.encode() not in b"".join(f.read_bytes() for f in tmp_path.iterdir())

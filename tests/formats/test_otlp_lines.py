@@ -55,7 +55,7 @@ def read(path: Path) -> Iterator[Imported | FormatError]:
 def test_our_own_export_comes_back(tmp_path: Path) -> None:
     child = SubTrace(trace=imported("child", said="below", agent="scout", answer="up").trace, step=0, call_id="c1")
     store, other = Store(tmp_path / "a.db"), Store(tmp_path / "b.db")
-    store.put_judged("turn-1", [judged("e" * 32, reward=0.25)])
+    store.put_attempts("turn-1", [judged("e" * 32, reward=0.25)])
     store.put_imported("default", [imported("a", children=(child,), answer="done")])
     before = stored(store)
     path = written(tmp_path / "all.otlp", OtlpLines().write(before.values()))

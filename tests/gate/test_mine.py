@@ -192,7 +192,7 @@ def test_a_task_is_asked_from_its_start_once(tmp_path: Path, bubblewrap: Bubblew
 def test_each_kind_of_failure_comes_first_before_a_second_of_any(tmp_path: Path, bubblewrap: BubblewrapBackend) -> None:
     task = seven(tmp_path)
     store = recorded(tmp_path, task, BELIEVES, bubblewrap, n=40)
-    store.put_judged("bad", _others(recorded(tmp_path / "other", seven(tmp_path), BAD, bubblewrap, n=3)))
+    store.put_attempts("bad", _others(recorded(tmp_path / "other", seven(tmp_path), BAD, bubblewrap, n=3)))
     found = list(candidates(store, {"t": task}, Signatures(max_alike=100)))
     sizes = Counter(one.signature for one in found)
     assert len(sizes) >= 2

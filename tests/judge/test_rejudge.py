@@ -65,7 +65,7 @@ def put(store: Store, task: Task, *traces: Trace) -> list[Verdict]:
         known = seen.model_copy(update={"episode_id": episode.id})
         verdict = asyncio.run(judge(task, known))
         judged.append(Attempt(task=task, episode=episode, trace=known, verdict=verdict))
-    store.put_judged("s", judged)
+    store.put_attempts("s", judged)
     return [attempt.verdict for attempt in judged]
 
 
@@ -119,7 +119,7 @@ def stored_by_version_1(store: Store, task: Task, *errors: str) -> list[Trace]:
             id=f"e{n}", task_id=task.id, group="g", purpose=Purpose.train, policy_version=1, seed=n,
             state=EpisodeState.infra_failed,
         )  # fmt: skip
-        store.put_judged("s", [Attempt(task=task, episode=episode, trace=seen, verdict=verdict)], first=n)
+        store.put_attempts("s", [Attempt(task=task, episode=episode, trace=seen, verdict=verdict)], first=n)
         traces.append(seen)
     return traces
 

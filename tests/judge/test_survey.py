@@ -49,7 +49,7 @@ def test_a_pareto_counts_each_failed_trace_once_and_says_what_of_it_is_known(sto
     mended = Failure(type=MALFORMED, step=0, evidence="{", detector="d@1")
     rows = [failed(n, WRONG, f"no file f{n}", 1, mended, mended.model_copy(update={"step": 2})) for n in range(6)]
     rows += [failed(6 + n, MALFORMED, "not JSON" if n else " ") for n in range(3)] + [failed(9, OWN, "told nobody")]
-    store.put_judged("run", [*rows, *(fine(20 + n) for n in range(5))])
+    store.put_attempts("run", [*rows, *(fine(20 + n) for n in range(5))])
     found = survey(store)
     assert (found.n, found.failed, found.won, found.counted, found.unknown) == (15, 10, 5, 10, 0)
     assert [(row.value, row.n, row.share, row.n_tasks) for row in found.rows] == [
@@ -83,7 +83,7 @@ def test_by_anything_with_the_share_of_the_traces_that_have_it(
     store: Store, by: str, rows: list[tuple[str, int, int | None]]
 ) -> None:
     kinds = [(WRONG, 1), (WRONG, 1), (WRONG, 2), (MALFORMED, 2), (OWN, 2)]
-    store.put_judged("run", [*(failed(n, kind, "x", v) for n, (kind, v) in enumerate(kinds)), fine(9, 2)])
+    store.put_attempts("run", [*(failed(n, kind, "x", v) for n, (kind, v) in enumerate(kinds)), fine(9, 2)])
     found = survey(store, by=by)
     assert [(row.value, row.n, row.rate and row.rate.of) for row in found.rows] == rows
     assert found.rows[0].mostly == ("call.malformed" if by in ("version", "task") else WRONG), "ties go by name"
@@ -91,7 +91,7 @@ def test_by_anything_with_the_share_of_the_traces_that_have_it(
 
 def test_the_trace_that_is_shown_is_of_the_type_that_is_named(store: Store) -> None:
     rows = [failed(3 * n, WRONG, "no such file", 1) for n in range(1, 3)]
-    store.put_judged("run", [failed(0, MALFORMED, "not JSON", 1), *rows])
+    store.put_attempts("run", [failed(0, MALFORMED, "not JSON", 1), *rows])
     [row] = survey(store, by="task").rows
     assert (row.value, row.n, row.mostly, row.example.evidence) == ("t0", 3, WRONG, "no such file")
 
@@ -100,7 +100,7 @@ def test_alike_failures_are_a_cluster_and_the_shortest_oldest_trace_stands_for_i
     rows = [failed(n, WRONG, f"no file f{n} in {n}.5 s") for n in (4, 1, 2)]
     rows += [failed(n, WRONG, words) for n, words in ((5, "refused"), (6, "the disk is full"), (7, "who are you?"))]
     rows += [failed(8, MALFORMED, "no file f8 in 8 s")]
-    store.put_judged("run", rows)
+    store.put_attempts("run", rows)
     same, own, other = survey(store).clusters
     assert (same.n, same.template, same.tool, same.detector) == (3, "no file <id> in <n> s", "shell", "d")
     assert (same.example.trace_id, same.traces) == (f"{4:032x}", tuple(f"{n:032x}" for n in (4, 1, 2)))
@@ -114,7 +114,7 @@ def test_what_is_new_since_a_version_and_only_what_intervals_show_is_called_so(s
     before = [failed(n, WRONG, "old") for n in range(6)] + [fine(100 + n) for n in range(4)]
     after = [failed(10 + n, MALFORMED, "fresh words", 2) for n in range(6)]
     after += [failed(16, OWN, "told nobody", 3), *(fine(200 + n, 3) for n in range(3))]
-    store.put_judged("run", before + after)
+    store.put_attempts("run", before + after)
     found = survey(store, since=2)
     assert (found.earlier, found.later) == ("v1", "v2-v3")
     assert [(c.type, c.is_new, c.change and c.change.trend) for c in found.clusters] == [
@@ -157,8 +157,8 @@ def test_a_trend_has_a_name_where_the_intervals_do_not_overlap(
 
 
 def test_a_filter_that_chooses_failures_leaves_the_rates_alone(store: Store) -> None:
-    store.put_judged("run", [*(failed(n, WRONG, "x") for n in range(2)), fine(5), fine(6)])
-    store.put_judged("run2", [failed(7, MALFORMED, "x", 2), fine(8, 2)])
+    store.put_attempts("run", [*(failed(n, WRONG, "x") for n in range(2)), fine(5), fine(6)])
+    store.put_attempts("run2", [failed(7, MALFORMED, "x", 2), fine(8, 2)])
     found = survey(store, "failure:call.w* stage:run,run2 reward<1", by="version")
     assert [(row.value, row.n, row.rate and row.rate.of) for row in found.rows] == [("v1", 2, 4)]
     assert (found.n, found.counted) == (6, 2)
@@ -184,7 +184,7 @@ def test_traces_that_nobody_judged_or_scored_are_told(store: Store) -> None:
 
 
 def test_purposes_are_told_because_they_do_different_tasks(store: Store) -> None:
-    store.put_judged("run", [fine(1), judged("2", purpose=Purpose.evaluate)])
+    store.put_attempts("run", [fine(1), judged("2", purpose=Purpose.evaluate)])
     assert survey(store).purposes == ("evaluate", "train")
 
 

@@ -210,7 +210,7 @@ class Cut(BaseException):
 
 CUTS = [
     pytest.param(write, after, id=f"{when}-{write}", marks=pytest.mark.slow)
-    for write in ("put_judged", "put_stage", "put_version", "put_report", "put_decision")
+    for write in ("put_attempts", "put_stage", "put_version", "put_report", "put_decision")
     for when, after in (("before", False), ("after", True))
 ]
 

@@ -187,7 +187,7 @@ def test_whole_episodes_run_again_without_a_model_and_without_a_box(
             Attempt(task=r.task, episode=r.episode, trace=r.trace, verdict=v)
             for r, v in zip(recorded, verdicts, strict=True)
         ]
-        store.put_judged("s", attempts)
+        store.put_attempts("s", attempts)
         store.close()
     elif keep == "file":
         given = tmp_path / "traces.jsonl"

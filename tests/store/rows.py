@@ -40,12 +40,19 @@ def judged(
     reward: float | None = 1.0,
     answer: str = "12\n\u2028 µ \x00 \\n",
     minute: int = 0,
+    of: str | None = None,
 ) -> Attempt:
-    """One episode; `name` begins the ids of the episode and of the trace."""
+    """One episode; `name` begins the ids of the episode and of the trace. of: in the episode's, where it is given."""
     task = Task(id=f"{pool}-f1", instruction="How much?", split=split, pool=pool)
     state = EpisodeState.finished if reward is not None else EpisodeState.infra_failed
     episode = Episode(
-        id=f"e-{name}", task_id=task.id, group="g/0", purpose=purpose, policy_version=version, seed=2**47, state=state
+        id=f"e-{of or name}",
+        task_id=task.id,
+        group="g/0",
+        purpose=purpose,
+        policy_version=version,
+        seed=2**47,
+        state=state,
     )
     call = ToolCall(id="call_0", name="shell", arguments=json.dumps({"command": "cat f1"}))
     said = Message(role="assistant", content="a\nb", tool_calls=(call,), token_ids=(1, 2))

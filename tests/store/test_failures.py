@@ -47,7 +47,7 @@ def steps(*rows: tuple[tuple[str, str, str, bool], ...]) -> tuple[Step, ...]:
 
 def test_every_failure_is_found_once_however_small_the_pages(either: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "PAGE", 2)
-    either.put_judged("run", [judged(f"{n}", reward=float(n % 2), version=n) for n in range(7)])
+    either.put_attempts("run", [judged(f"{n}", reward=float(n % 2), version=n) for n in range(7)])
     for tools in (True, False):
         found = list(either.labelled(tools=tools))
         assert [(row.id, row.version, row.step) for row in found] == [
@@ -64,7 +64,7 @@ def test_every_failure_is_found_once_however_small_the_pages(either: Store, monk
 
 
 def test_how_traces_ended_is_counted_apart(either: Store) -> None:
-    either.put_judged("run", [judged("a", reward=0.0), judged("b"), judged("c", reward=None)])
+    either.put_attempts("run", [judged("a", reward=0.0), judged("b"), judged("c", reward=None)])
     either.put_spans("p", [span(1)])
     either.put_imported("p", [imported("x"), imported("y")])
     either.put_reward("p", imported("x").trace.id, RewardState.scored, 0.5)
@@ -93,7 +93,7 @@ def test_the_tool_is_the_one_whose_call_failed(either: Store) -> None:
         attempt = judged(f"own{n}", reward=0.0)
         trace = attempt.trace.model_copy(update={"steps": run})
         told = attempt.verdict.model_copy(update={"failures": (label(step, kind, quote),)})
-        either.put_judged("run", [attempt.model_copy(update={"trace": trace, "verdict": told})])
+        either.put_attempts("run", [attempt.model_copy(update={"trace": trace, "verdict": told})])
         foreign = Trace(id=f"foreign{n}", source="chat", messages=(), steps=run, started_at=NOW + timedelta(minutes=n))
         told = Verdict(trace_id=foreign.id, state=RewardState.scored, reward=0.0, failures=told.failures)
         either.put_imported("p", [Imported(trace=foreign, verdict=told)])

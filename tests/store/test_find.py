@@ -28,7 +28,7 @@ def test_every_trace_is_found_once_however_small_the_pages(either: Store, monkey
 
 
 def test_a_whole_id_goes_before_one_that_begins_so(either: Store) -> None:
-    either.put_judged("turn-1", [judged("ab"), judged("abc")])
+    either.put_attempts("turn-1", [judged("ab"), judged("abc")])
     either.put_spans("p", [span(0xABCDEF)])
     assert either.named("ab").id == "ab"
     assert either.named("abc").id == "abc"
@@ -39,7 +39,7 @@ def test_a_whole_id_goes_before_one_that_begins_so(either: Store) -> None:
 
 
 def test_what_would_go_is_told_and_stays(either: Store) -> None:
-    either.put_judged("turn-1", [judged("t1")])
+    either.put_attempts("turn-1", [judged("t1")])
     either.put_spans("p", [span(1, n, bodies=("x" * 1000,)) for n in (1, 2)])
     either.put_imported("p", [imported("a")])
     soon = datetime.now(UTC) + timedelta(hours=1)

@@ -190,7 +190,7 @@ def test_the_oldest_go_until_the_store_is_small_enough(either: Store) -> None:
 
 
 def test_a_loops_own_stages_are_kept(either: Store) -> None:
-    either.put_judged("turn-1", [judged("t1")])
+    either.put_attempts("turn-1", [judged("t1")])
     either.put_spans("p", [span()])
     assert either.forget(before=datetime.now(UTC) + timedelta(days=1)).traces == 1
     assert either.n_traces() == 1

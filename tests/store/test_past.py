@@ -23,7 +23,7 @@ VERDICT = BARE.model_copy(
 
 
 def test_of_an_episode_of_ours(either: Store) -> None:
-    either.put_judged("turn-1", [judged("own", reward=0.0).model_copy(update={"verdict": VERDICT})])
+    either.put_attempts("turn-1", [judged("own", reward=0.0).model_copy(update={"verdict": VERDICT})])
     assert either.verdict("default", "own") == either.trace("own")[2] == VERDICT
     other = Score(verifier="exact", version="2", value=0.75, source="ann")
     either.put_score("default", "own", other)
@@ -47,14 +47,14 @@ def test_of_one_that_was_imported(either: Store) -> None:
 @pytest.mark.slow
 def test_an_episode_written_again_keeps_what_a_person_said(either: Store) -> None:
     attempt = judged("own", reward=1.0)
-    either.put_judged("turn-1", [attempt])
+    either.put_attempts("turn-1", [attempt])
     corrected = attempt.verdict.model_copy(update={"reward": 0.25})
     either.resolve("default", "own", corrected, 0.25, by="ann", why="a quarter of it")
     label = Failure(type=FailureType.obs_misread, step=0, evidence="line 1", detector="", critical=True)
     either.put_person_label("default", "own", label, by="ann", why="")
     before, history = either.verdict("default", "own"), either.history("default", "own")
     for _ in range(2):
-        either.put_judged("turn-1", [attempt])
+        either.put_attempts("turn-1", [attempt])
         row = either.row("default", "own")
         assert (row.reward_state, row.reward, row.failure) == ("scored", 0.25, "obs.misread")
         assert either.verdict("default", "own") == before
@@ -64,9 +64,9 @@ def test_an_episode_written_again_keeps_what_a_person_said(either: Store) -> Non
 
 def test_an_episode_written_again_keeps_a_persons_label(either: Store) -> None:
     attempt = judged("own", reward=0.0)
-    either.put_judged("turn-1", [attempt])
+    either.put_attempts("turn-1", [attempt])
     label = Failure(type=FailureType.plan_goal_drift, step=0, evidence="line 1", detector="", critical=True)
     either.put_person_label("default", "own", label, by="ann", why="")
     before = either.verdict("default", "own")
-    either.put_judged("turn-1", [attempt])
+    either.put_attempts("turn-1", [attempt])
     assert (either.row("default", "own").failure, either.verdict("default", "own")) == ("plan.goal_drift", before)

@@ -35,7 +35,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             connection.execute("CREATE DATABASE query TEMPLATE template0")
         where = server.replace("NAME", "query")
     made = Store(where)
-    made.put_judged("turn-1", [judged("own", reward=0.0, version=3)])
+    made.put_attempts("turn-1", [judged("own", reward=0.0, version=3)])
     made.put_imported(
         "default", [imported("atif", said=SAID, scores=(Score(verifier="exact", version="1", value=0.25),))]
     )

@@ -148,7 +148,7 @@ def test_a_restarted_process_knows_what_is_stored(where: str | Path) -> None:
 
 
 def test_spans_may_join_a_trace_that_is_known_otherwise(either: Store) -> None:
-    either.put_judged("turn-1", [judged("t1")])
+    either.put_attempts("turn-1", [judged("t1")])
     before = either.trace("t1")
     either.put_spans("default", [span(n=2, trace_id="t1", bodies=("needle",))])
     row, *rest = either.trace("t1")

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.errors import SandboxError, StoreError
+from agentloop.errors import AttemptConflict, SandboxError, StoreError
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
-from agentloop.types import Action, Decision, EvalReport, PolicyState, Purpose, Split
+from agentloop.types import Action, Attempt, Decision, EvalReport, PolicyState, Purpose, RewardState, Split
 
 from .rows import NOW, judged, version
 
@@ -40,7 +40,7 @@ def ids(rows: list) -> list[str]:  # type: ignore[type-arg]
 
 def test_a_judged_episode_comes_back_whole(store: Store) -> None:
     put = judged("t1", reward=0.0)
-    store.put_judged("turn-1", [put])
+    store.put_attempts("turn-1", [put])
     task, episode, trace, verdict = put.task, put.episode, put.trace, put.verdict
     row, *found = store.trace("t1")
     assert found == [trace, verdict]
@@ -53,51 +53,72 @@ def test_a_judged_episode_comes_back_whole(store: Store) -> None:
 
 
 def test_an_infrastructure_failure_keeps_its_error_and_has_no_reward(store: Store) -> None:
-    store.put_judged("turn-1", [judged("t1", reward=None)])
+    store.put_attempts("turn-1", [judged("t1", reward=None)])
     row, trace, _ = store.trace("t1")
     assert (row.reward, row.reward_state, row.failure) == (None, "infra_failed", None)
     assert row.error == trace.error == "SandboxGone: it died"
 
 
-@pytest.mark.slow
-def test_putting_twice_is_putting_once_and_the_last_word_counts(store: Store) -> None:
-    store.put_judged("turn-1", [judged("t1"), judged("t2")])
-    store.put_judged("turn-1", [judged("t1", answer="other"), judged("t2")])
-    assert store.n_traces() == 2
-    assert store.trace("t1")[1].answer == "other"
-    assert store.trace("t2")[1].answer != "other"
+def test_putting_the_same_attempt_twice_is_putting_it_once(either: Store) -> None:
+    either.put_attempts("turn-1", [judged("t1"), judged("t2")])
+    either.put_reward("default", "t1", RewardState.scored, 0.25, by="ann")
+    either.put_attempts("turn-1", [judged("t2"), judged("t1"), judged("t3")])
+    assert either.n_traces() == 3
+    assert either.verdict("default", "t1").reward == 0.25, "what was said since stays"
+    assert [(row.id, row.n) for row in either.stage_traces("turn-1")] == [("t1", 0), ("t2", 1), ("t3", 2)]
+
+
+@pytest.mark.parametrize("other", [judged("t1", answer="other"), judged("t9", of="t1")])
+def test_another_attempt_under_a_stored_id_is_refused_by_both_names(either: Store, other: Attempt) -> None:
+    either.put_attempts("turn-1", [judged("t1")])
+    names = rf"^trace {other.trace.id} of episode e-t1 \(stage 'turn-2'\) .* stored as trace t1 \(stage 'turn-1'\); .* remove"
+    with pytest.raises(AttemptConflict, match=names):
+        either.put_attempts("turn-2", [judged("t0"), other, judged("t2")])
+    assert either.trace("t1")[1].answer == judged("t1").trace.answer
+    assert either.n_traces() == 1
+
+
+def test_an_attempt_that_was_lost_gives_its_place_to_one_that_was_not(either: Store) -> None:
+    either.put_attempts("gate", [judged("t1", reward=None, answer="lost"), judged("t2")])
+    either.put_attempts("gate", [judged("t1", answer="came back"), judged("t3")])
+    either.put_attempts("gate", [judged("t2", answer="again")], anew=True)
+    assert either.trace("t2")[1].answer == "again"
+    row, trace, verdict = either.trace("t1")
+    assert (row.reward, trace.answer, verdict.reward) == (1.0, "came back", 1.0)
+    assert len(either.history("default", "t1")) == 1
+    assert either.n_traces() == 3
 
 
 def test_nothing_of_a_batch_is_stored_when_one_of_it_cannot_be(store: Store) -> None:
     twice = judged("t2").model_copy(update={"episode": judged("t1").episode})
-    with pytest.raises(StoreError, match="UNIQUE"):
-        store.put_judged("turn-1", [judged("t1"), twice])
+    with pytest.raises(AttemptConflict, match="trace t2 of episode e-t1"):
+        store.put_attempts("turn-1", [judged("t1"), twice])
     assert store.n_traces() == 0
 
 
 def test_an_empty_batch_is_nothing(store: Store) -> None:
-    store.put_judged("turn-1", [])
+    store.put_attempts("turn-1", [])
     assert store.n_traces() == 0
 
 
 def test_forgetting_a_stage_takes_that_stage_alone(store: Store) -> None:
-    store.put_judged("turn-1", [judged("t1"), judged("t2")])
-    store.put_judged("turn-11", [judged("t3")])
+    store.put_attempts("turn-1", [judged("t1"), judged("t2")])
+    store.put_attempts("turn-11", [judged("t3")])
     assert store.forget_stage("turn-1") == 2
     assert store.forget_stage("turn-1") == 0
     assert ids(store.find_traces(limit=9)) == ["t3"]
 
 
 def test_a_stage_is_read_in_the_order_it_was_made(store: Store) -> None:
-    store.put_judged("turn-1", [judged("b", minute=2), judged("a", minute=1)])
-    store.put_judged("turn-1", [judged("d"), judged("c")], first=2)
+    store.put_attempts("turn-1", [judged("b", minute=2), judged("a", minute=1)])
+    store.put_attempts("turn-1", [judged("d"), judged("c")], first=2)
     rows = store.stage_traces("turn-1")
     assert [(row.id, row.n) for row in rows] == [("b", 0), ("a", 1), ("d", 2), ("c", 3)]
 
 
 def test_find_traces_filters_by_every_given_column(store: Store) -> None:
-    store.put_judged("turn-1", [judged("t1", minute=1), judged("t2", reward=0.0, minute=3)])
-    store.put_judged("gate-v2", [judged("t3", version=2, pool="max", minute=2)])
+    store.put_attempts("turn-1", [judged("t1", minute=1), judged("t2", reward=0.0, minute=3)])
+    store.put_attempts("gate-v2", [judged("t3", version=2, pool="max", minute=2)])
     assert ids(store.find_traces(limit=9)) == ["t2", "t3", "t1"]
     assert ids(store.find_traces(limit=2)) == ["t2", "t3"]
     assert ids(store.find_traces(limit=9, failure="obs.misread")) == ["t2"]
@@ -109,13 +130,13 @@ def test_find_traces_filters_by_every_given_column(store: Store) -> None:
 
 def test_values_are_what_traces_have_each_once_and_in_order(store: Store) -> None:
     assert store.values("stage") == []
-    store.put_judged("turn-1", [judged("t1", version=10), judged("t2", version=9), judged("t3", version=9)])
+    store.put_attempts("turn-1", [judged("t1", version=10), judged("t2", version=9), judged("t3", version=9)])
     assert store.values("stage") == ["turn-1"]
     assert store.values("policy_version") == [9, 10]
 
 
 def test_task_ids_are_those_rolled_out_for_any_of_the_purposes(store: Store) -> None:
-    store.put_judged(
+    store.put_attempts(
         "turn-1",
         [
             judged("t1", pool="sum"),
@@ -131,7 +152,7 @@ def test_task_ids_are_those_rolled_out_for_any_of_the_purposes(store: Store) -> 
 
 def test_passing_is_what_a_revival_may_imitate(store: Store) -> None:
     fit = {"pool": "sum", "purpose": Purpose.demonstrate}
-    store.put_judged(
+    store.put_attempts(
         "demonstrate",
         [
             judged("yes2", **fit),
@@ -148,14 +169,14 @@ def test_passing_is_what_a_revival_may_imitate(store: Store) -> None:
 
 
 def test_n_traces_counts_what_has_the_values(store: Store) -> None:
-    store.put_judged("turn-1", [judged("t1"), judged("t2", reward=0.0), judged("t3", reward=None)])
+    store.put_attempts("turn-1", [judged("t1"), judged("t2", reward=0.0), judged("t3", reward=None)])
     assert store.n_traces() == 3
     assert store.n_traces(reward_state="infra_failed") == 1
     assert store.n_traces(reward_state="scored", failure="obs.misread") == 1
 
 
 def test_a_trace_is_found_by_as_much_of_its_id_as_is_unique(store: Store) -> None:
-    store.put_judged("turn-1", [judged("ab1"), judged("ab2"), judged("a%c")])
+    store.put_attempts("turn-1", [judged("ab1"), judged("ab2"), judged("a%c")])
     assert store.trace("ab1")[1].id == "ab1"
     assert store.trace("a%")[1].id == "a%c", "a per cent sign is no wildcard"
     with pytest.raises(StoreError, match=r"^no trace with an id that begins with 'x'; `agentloop traces ls`"):
@@ -213,7 +234,7 @@ def test_times_come_back_aware_and_to_the_microsecond(store: Store) -> None:
 
 def test_a_closed_store_opens_again_with_everything_in_it(tmp_path: Path) -> None:
     first = Store(tmp_path / "store.db")
-    first.put_judged("turn-1", [judged("t1")])
+    first.put_attempts("turn-1", [judged("t1")])
     first.close()
     second = Store(tmp_path / "store.db", create=False)
     assert second.trace("t1")[1] == judged("t1").trace
@@ -224,7 +245,7 @@ def test_a_closed_store_opens_again_with_everything_in_it(tmp_path: Path) -> Non
 def test_the_file_is_where_the_path_says(tmp_path: Path, name: str) -> None:
     path = tmp_path / name / "store.db"
     made = Store(path)
-    made.put_judged("turn-1", [judged("t1")])
+    made.put_attempts("turn-1", [judged("t1")])
     made.close()
     assert path.stat().st_size > 0
     assert [p.name for p in tmp_path.iterdir()] == [name]
@@ -245,7 +266,8 @@ def test_a_store_of_another_schema_is_refused_not_guessed_at(tmp_path: Path) -> 
     with pytest.raises(StoreError) as caught:
         Store(path)
     assert str(caught.value) == (
-        f"{path} has schema {SCHEMA_VERSION + 1}, this agentloop writes {SCHEMA_VERSION}; use another folder"
+        f"{path} has schema {SCHEMA_VERSION + 1}, this agentloop writes {SCHEMA_VERSION}; use the agentloop "
+        "that upgraded it, or use another folder"
     )
 
 
@@ -340,7 +362,7 @@ def test_a_lock_that_was_refused_can_be_read_by_others(store: Store) -> None:
     """Reading needs no lock: `traces ls` works while a loop writes."""
     with store.lock():
         reader = Store(store.path, create=False)
-        store.put_judged("turn-1", [judged("t1")])
+        store.put_attempts("turn-1", [judged("t1")])
         assert reader.n_traces() == 1
         reader.close()
 

@@ -1,4 +1,5 @@
-"""One schema after another, by Alembic: revision `0002` is schema 2. Run when a store is opened, under a lock."""
+"""One schema after another, by Alembic: revision `0002` is schema 2. Files when they are opened, servers by
+`agentloop store upgrade`, under a lock."""
 
 from __future__ import annotations
 
@@ -11,40 +12,64 @@ from agentloop.store.database import MIGRATION_LOCK, Database
 from agentloop.store.tables import SCHEMA_VERSION
 
 
-def migrate(database: Database) -> int | None:
+def migrate(database: Database, *, create: bool = True, upgrade: bool = False) -> int | None:
     """Bring the tables to this version's schema.
 
-    Returns the schema that was found, 0 for an empty store, or None when there was nothing to do. Raises StoreError
-    for a newer one, which is left as it is.
+    create: False leaves an empty server empty. upgrade: also a server's older tables, which others may be using.
+    Returns the schema that was there, 0 for an empty store, or None when there was nothing to do. Raises StoreError
+    for a newer one, which is left as it is, and for what is not to be done.
     """
     with database.read() as connection:
-        if _schema(connection, database.name) == SCHEMA_VERSION:
+        before = _schema(connection, database)
+        if before == SCHEMA_VERSION:
             return None
+    if not database.is_sqlite and not upgrade:
+        if before:
+            raise StoreError(
+                f"{database.name} has schema {before}, this agentloop writes {SCHEMA_VERSION}; end what uses it, then "
+                "run `agentloop store upgrade`"
+            )
+        if not create:
+            raise StoreError(f"{database.name} is empty; `agentloop store upgrade` makes a trace store there")
     with database.write() as connection:
         if not database.is_sqlite:
+            connection.execute(text("SET LOCAL statement_timeout = 0"))
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK})
-        found = _schema(connection, database.name)  # another process may have been quicker
-        if found == SCHEMA_VERSION:
+        before = _schema(connection, database)  # another process may have been quicker
+        if before == SCHEMA_VERSION:
             return None
-        _upgrade(connection, found)
+        _upgrade(connection, before)
         if database.is_sqlite:
             connection.exec_driver_sql(f"PRAGMA user_version = {SCHEMA_VERSION:d}")
-        return found
+        return before
 
 
-def _schema(connection: Connection, name: str) -> int:
+def _schema(connection: Connection, database: Database) -> int:
     """The number of the schema; SQLite keeps it in its header, where the first agentloop looks for it too."""
-    if connection.dialect.name == "sqlite":
-        found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
-    elif inspect(connection).has_table("alembic_version"):
-        found = int(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() or 0)
+    tables = set() if database.is_sqlite else set(inspect(connection).get_table_names())
+    if database.is_sqlite:
+        number = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    elif "alembic_version" in tables:
+        number = int(connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() or 0)
     else:
-        found = 0
-    if found > SCHEMA_VERSION:
-        raise StoreError(f"{name} has schema {found}, this agentloop writes {SCHEMA_VERSION}; use another folder")
-    if not found and inspect(connection).has_table("trace"):
-        raise StoreError(f"{name} has tables of something else; this is no trace store; choose another folder")
-    return found
+        number = 0
+    if number > SCHEMA_VERSION:
+        place = "folder" if database.is_sqlite else "database"
+        raise StoreError(
+            f"{database.name} has schema {number}, this agentloop writes {SCHEMA_VERSION}; use the agentloop that "
+            f"upgraded it, or use another {place}"
+        )
+    if not number and {"alembic_version", "trace", "api_key"} <= tables:
+        raise StoreError(
+            f"{database.name} has a trace store without the number of its schema: it is half migrated, or was changed "
+            "by hand; bring back a copy from before that"
+        )
+    if not number and ("trace" in tables or (database.is_sqlite and inspect(connection).has_table("trace"))):
+        place = "folder" if database.is_sqlite else "database"
+        raise StoreError(
+            f"{database.name} has tables of something else; this is no trace store; choose another {place}"
+        )
+    return number
 
 
 def _upgrade(connection: Connection, found: int) -> None:

@@ -1,0 +1,72 @@
+"""One loop at a time for each project of a server: a row that its owner renews, by the clock of the database.
+
+Nothing is held by a session, because a pooler between us and the server may give each transaction another one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import text
+
+from agentloop.errors import StoreError
+from agentloop.store.database import Database
+
+LEASE_S, RENEWAL_S = 30, 10
+"""Seconds for which a lease holds, and after which it is renewed."""
+_log = logging.getLogger(__name__)
+_TAKE = text(
+    "INSERT INTO lease (project, owner, ends_at) VALUES (:project, :owner, now() + make_interval(secs => :seconds)) "
+    "ON CONFLICT (project) DO UPDATE SET owner = excluded.owner, ends_at = excluded.ends_at "
+    "WHERE lease.ends_at < now() OR lease.owner = excluded.owner RETURNING owner"
+)
+_OWNER = text("SELECT owner, extract(epoch FROM ends_at - now()) FROM lease WHERE project = :project")
+_END = text("DELETE FROM lease WHERE project = :project AND owner = :owner")
+
+
+@contextmanager
+def lease(database: Database, project: str) -> Iterator[None]:
+    """Hold the project for this process. Raises StoreError where another one holds it.
+
+    A process that is killed holds it for at most LEASE_S more.
+    """
+    owner = f"process {os.getpid()} on {socket.gethostname()} ({secrets.token_hex(4)})"
+    if not _take(database, project, owner):
+        with database.read() as connection:
+            row = connection.execute(_OWNER, {"project": project}).first()
+        other, left_s = row or ("another process", 0)
+        raise StoreError(
+            f"{database.name}: project {project!r} is in use by {other.rpartition(' (')[0] or other}; wait for it or "
+            f"end it (one that was killed holds the project for {max(0, round(left_s))} s more)"
+        )
+    ended = threading.Event()
+    renewal = threading.Thread(target=_renew, args=(database, project, owner, ended), name="lease", daemon=True)
+    renewal.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        renewal.join()
+        with database.write() as connection:
+            connection.execute(_END, {"project": project, "owner": owner})
+
+
+def _take(database: Database, project: str, owner: str) -> bool:
+    with database.write() as connection:
+        values = {"project": project, "owner": owner, "seconds": LEASE_S}
+        return connection.execute(_TAKE, values).first() is not None
+
+
+def _renew(database: Database, project: str, owner: str, ended: threading.Event) -> None:
+    while not ended.wait(RENEWAL_S):
+        try:
+            if not _take(database, project, owner):
+                _log.warning("%s: another process took project %r while this one was cut off", database.name, project)
+        except StoreError as error:
+            _log.warning("%s", error)
