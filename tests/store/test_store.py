@@ -71,7 +71,7 @@ def test_putting_the_same_attempt_twice_is_putting_it_once(either: Store) -> Non
 @pytest.mark.parametrize("other", [judged("t1", answer="other"), judged("t9", of="t1")])
 def test_another_attempt_under_a_stored_id_is_refused_by_both_names(either: Store, other: Attempt) -> None:
     either.put_attempts("turn-1", [judged("t1")])
-.* stored as trace t1 \(stage 'turn-1'\)"
+    names = rf"^trace {other.trace.id} of episode e-t1 \(stage 'turn-2'\) .* stored as trace t1 \(stage 'turn-1'\)"
     with pytest.raises(AttemptConflict, match=names):
         either.put_attempts("turn-2", [judged("t0"), other, judged("t2")])
     assert either.trace("t1")[1].answer == judged("t1").trace.answer
