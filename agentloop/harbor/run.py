@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.settings import STORE, known_secrets
 from agentloop.costs.energy import Meter
-from agentloop.errors import CapabilityError, counted
-from agentloop.harbor.task import HarborTask
+from agentloop.errors import CapabilityError, ConfigError, counted
+from agentloop.harbor.task import HarborTask, find_tasks
 from agentloop.harbor.trial import TrialAgent, run_trial
+from agentloop.progress import Progress
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import images
 from agentloop.sandbox.docker import DockerBackend
+from agentloop.sandbox.ladder import make_backend
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import Attempt, RewardState
@@ -41,6 +45,60 @@ def refuse_images(tasks: Sequence[HarborTask], backend: SandboxBackend) -> None:
         f"{counted(len(needing), 'task')} ({named}) cannot run in {backend.name}: an image from a Dockerfile or by tag "
         f"needs docker, {docker}; or name a root folder or a tar of one: [environment] docker_image"
     )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which tasks, where, and how often."""
+
+    folders: Sequence[Path]
+    """Task folders, or folders that hold them."""
+    sandbox: str = "auto"
+    out: Path = Path("runs")
+    """Folder for the traces."""
+    n_trials: int = 1
+    """Of each task."""
+    n_concurrent: int = 2
+    canaries: bool = True
+
+
+def run_folders(
+    options: RunOptions,
+    agent: Callable[[], TrialAgent],
+    progress: Progress,
+    note: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The document of `--json`. agent: made when the tasks are read. note: gets remarks on tasks."""
+    tasks = find_tasks(list(options.folders))
+    worker = agent()
+    for task in tasks:
+        for remark in task.remarks:
+            note(remark)
+    backend = make_backend(options.sandbox, "--sandbox")
+    refuse_images(tasks, backend)
+    out = options.out
+    try:
+        (out / STORE).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: no folder can be made there ({error.strerror}); name another") from None
+    store = Store(out / STORE, secrets=known_secrets(Path()))
+    try:
+        with store.lock():
+            progress.start(f"run: {worker.name} on {counted(len(tasks), 'task')}", len(tasks) * options.n_trials)
+            work = run_tasks(
+                tasks,
+                worker,
+                backend,
+                store,
+                n_concurrent=options.n_concurrent,
+                n_trials=options.n_trials,
+                planted=options.canaries,
+                on_done=lambda _: progress.advance(),
+            )
+            trials = asyncio.run(work)
+    finally:
+        store.close()
+    return document(trials, worker.name, backend.name, out / STORE)
 
 
 async def run_tasks(

@@ -44,6 +44,17 @@ class MineOptions:
     tenant: str | None = None
 
 
+@dataclass(frozen=True)
+class Failures:
+    """Which stored failures are tried."""
+
+    ids: Sequence[str] = ()
+    """Whole ids; none is all."""
+    filter: str = ""
+    every: bool = False
+    """Also those that are like enough cases, or were tried often enough."""
+
+
 class ProjectMining:
     """One run over a project's store. `done` has what was tried, also after an interruption."""
 
@@ -73,21 +84,24 @@ class ProjectMining:
     async def run(
         self,
         backend: SandboxBackend,
-        ids: Sequence[str],
-        *,
-        filter: str = "",
-        every: bool = False,
+        failures: Failures,
         limit: int | None = None,
         on_mined: Callable[[Mined], None] = lambda _: None,
     ) -> None:
-        """Try failed traces until `limit` cases were admitted. every: also those that are no failure of a task."""
+        """Try failed traces until `limit` cases were admitted."""
         options = self.options
         suite = _suite(options.project)
         tasks = {task.id: task for task in suite.tasks} if suite else {}
         self.trained = frozenset(task.id for task in tasks.values() if task.split is Split.train)
         signatures = Signatures(read_cases(options.out), options.alike)
-        failures = candidates(
-            self._store, tasks, signatures, filter=filter, ids=ids, every=every, project=options.tenant
+        tried = candidates(
+            self._store,
+            tasks,
+            signatures,
+            filter=failures.filter,
+            ids=failures.ids,
+            every=failures.every,
+            project=options.tenant,
         )
         failing, passing = self._choices(suite)
         mine = Mine(
@@ -104,7 +118,7 @@ class ProjectMining:
             n_concurrent=options.n_concurrent,
             keep_rejected=options.keep_rejected,
         )
-        async for mined in mine.mine(failures, limit=limit):
+        async for mined in mine.mine(tried, limit=limit):
             self.done.append(mined)
             on_mined(mined)
         self.n_passed_over = signatures.n_passed_over

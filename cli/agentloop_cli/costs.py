@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,11 +13,7 @@ from rich.text import Text
 
 from agentloop.printable import on_one_line
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
-
-if TYPE_CHECKING:
-    from agentloop.costs.totals import Spent
-    from agentloop.store.store import Store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 UNKNOWN = "-"
 COLUMNS = (
@@ -62,36 +57,18 @@ def costs(
     """
     from agentloop.config.settings import load_prices
     from agentloop.costs.totals import price, tabulate
+    from agentloop.reports.costs import stored_costs
 
     own = load_prices(project)
-    store = open_store(where, project=project, create=False)
-    try:
-        known = price(own, _listed) if find_spec("litellm") else price(own)
-        rows = tabulate(_episodes(store, " ".join(filter or ()), tenant), by.value, known)
-    finally:
-        store.close()
+    known = price(own, _listed) if find_spec("litellm") else price(own)
+    with opened_store(where, project=project) as store:
+        rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, known)
     if as_json:
         print_json({"by": by.value, "rows": rows})
     elif not rows:
         stderr.print("no such traces; `agentloop traces ls` shows those that there are")
     else:
         stdout.print(_table(by.value, rows))
-
-
-def _episodes(store: Store, words: str, tenant: str | None) -> Iterator[Spent]:
-    from agentloop.costs.totals import shares, spent
-    from agentloop.otel.stored import read_each
-
-    stages, times = store.stages(), {}
-    for stored in read_each(store, store.every(words, project=tenant)):
-        stage = stages.get(stored.row.stage or "")
-        energy = {}
-        if stage is not None:
-            if stage.name not in times:
-                times[stage.name] = [row.duration_s for row in store.every(f'stage:"{stage.name}"')]
-            all_of_them = times[stage.name]
-            energy = shares(stage.metrics, len(all_of_them), stored.row.duration_s, sum(all_of_them))
-        yield spent(stored.trace, stored.verdict, energy)
 
 
 def _listed(completion: Any) -> float | None:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import getpass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from agentloop.errors import AgentLoopError, ConfigError, did_you_mean
+from agentloop.errors import ConfigError, did_you_mean
 from agentloop_cli.judge import Tenant
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.failures.analysis.measure import Row
-    from agentloop.failures.learned.calibration import Trust
-    from agentloop.failures.learned.scorer import Scorer
-    from agentloop.judge.labels import Read
     from agentloop.types import FailureType
 
 COLUMNS = ("detector", "on", "promise", "precision", "recall", "silent")
@@ -49,18 +46,15 @@ def label_trace(
     from agentloop.judge.labels import put_label
 
     named = None if kind is None else _type(kind, project)
-    store = open_store(where, project=project, create=False, secrets=known_secrets(project))
-    try:
+    with opened_store(where, project=project, secrets=known_secrets(project)) as store:
         trace_id = store.named(trace_id, project=tenant).id
         failure, is_new = put_label(store, tenant, trace_id, named, step, by=by or getpass.getuser(), note=note)
-    finally:
-        store.close()
     if as_json:
         print_json({"trace": trace_id, "label": failure.model_dump(mode="json"), "new": is_new})
         return
     at = "" if failure.step is None else f" at step {failure.step}"
-    said = "labelled" if is_new else "has this label already:"
-    stdout.print(f"{trace_id} {said} {failure.type}{at}", markup=False, soft_wrap=True)
+    outcome = "labelled" if is_new else "has this label already:"
+    stdout.print(f"{trace_id} {outcome} {failure.type}{at}", markup=False, soft_wrap=True)
 
 
 def _type(kind: str, project: Path) -> FailureType:
@@ -96,12 +90,14 @@ def fit_scorer(
     """
     from agentloop.failures.learned.fitting import fit
     from agentloop.failures.learned.scorer import SCORER
+    from agentloop.reports.detectors import labelled_traces, scorer_rows
 
-    scorer = fit([each.to_learn for each in _labelled(labels, tenant, project, where)], seed=seed, precision=precision)
+    labelled = labelled_traces(labels, tenant, partial(opened_store, where, project=project))
+    scorer = fit([each.to_learn for each in labelled], seed=seed, precision=precision)
     path = out or project / SCORER
     path.parent.mkdir(parents=True, exist_ok=True)
     scorer.save(path)
-    rows = _of_heads(scorer)
+    rows = scorer_rows(scorer)
     if as_json:
         print_json({"scorer": str(path), "n_labels": scorer.n_labels, "n_tasks": scorer.n_tasks, "detectors": rows})
         return
@@ -124,19 +120,12 @@ def show_detectors(
     any, the table has what was measured when they were made. A learned scorer
     shows what it did on traces held out when it was fitted. With 95% intervals.
     """
-    from agentloop.failures.analysis.measure import measure, read_folder
     from agentloop.failures.learned.scorer import load_scorer
-    from agentloop.types import FailureType
+    from agentloop.reports.detectors import rule_rows, scorer_rows
 
-    if labels is None and not _n_stored(tenant, project, where):
-        rows = _unmeasured()
-    elif labels is not None and labels.is_dir():
-        rows = [_of_rule(row) for row in measure(read_folder(labels))]
-    else:
-        found = [each.to_measure for each in _labelled(labels, tenant, project, where)]
-        rows = [_of_rule(row) for row in measure(found, sayable=frozenset(FailureType))]
+    rows = rule_rows(labels, tenant, partial(opened_store, where, project=project))
     if scorer := load_scorer(project):
-        rows += _of_heads(scorer)
+        rows += scorer_rows(scorer)
     if as_json:
         print_json({"detectors": rows})
         return
@@ -144,84 +133,6 @@ def show_detectors(
     below = [row["detector"] for row in rows if row["on"] and (p := row["precision"]) and p["share"] < row["promised"]]
     if below:
         stderr.print(f"on, and below its promise here: {', '.join(below)}", soft_wrap=True)
-
-
-def _labelled(path: Path | None, tenant: str, project: Path, where: str | None) -> list[Read]:
-    """The traces that a file or people's stored labels are about."""
-    from agentloop.judge.labels import labelled, read_labels, stored_labels
-
-    if path is not None and not path.is_file():
-        raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")
-    store = open_store(where, project=project, create=False)
-    try:
-        labels = {label.trace: label for label in stored_labels(store, project=tenant)}
-        labels |= {label.trace: label for label in (read_labels(path) if path is not None else ())}
-        if not labels:
-            raise ConfigError("no labels are stored; `agentloop judge label TRACE --type … --step …` adds one")
-        return labelled(store, list(labels.values()), project=tenant)
-    finally:
-        store.close()
-
-
-def _n_stored(tenant: str, project: Path, where: str | None) -> int:
-    """How many traces people have labelled; 0 where there is no store yet."""
-    try:
-        store = open_store(where, project=project, create=False)
-    except AgentLoopError:
-        return 0
-    try:
-        return len(store.person_labels(tenant))
-    finally:
-        store.close()
-
-
-def _unmeasured() -> list[dict[str, Any]]:
-    """Every rule, with what is known of it without labels."""
-    from agentloop.failures.detectors.rules import ALL, MEASURED, is_on
-
-    return [
-        _row(each.id, is_on(each), each.min_precision, (known.n_right, known.n) if known else (0, 0), (0, 0), (0, 0))
-        for each in ALL
-        for known in (MEASURED.get(each.id),)
-    ]
-
-
-def _of_rule(row: Row) -> dict[str, Any]:
-    said = (row.n_right, row.n_judged)
-    found, silent = (row.n_found, row.n_to_find), (row.n_silent, row.n_failed)
-    return _row(row.detector, row.on, row.min_precision, said, found, silent)
-
-
-def _of_heads(scorer: Scorer) -> list[dict[str, Any]]:
-    """The step is named in every run, and is held against chance; types and outcomes against the promise."""
-    rows = []
-    if scorer.steps is not None:
-        rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))
-    for name, head in (("type", scorer.categories), ("outcome", scorer.outcomes)):
-        if head is not None:
-            rows.append(_of_head(name, head.trust, head.trust.cut is not None, scorer.precision))
-    return rows
-
-
-def _of_head(name: str, trust: Trust, on: bool, promised: float) -> dict[str, Any]:
-    from agentloop.failures.learned.scorer import DETECTOR
-
-    said, found, silent = (trust.n_right, trust.n_said), (trust.n_right, trust.n), (trust.n - trust.n_said, trust.n)
-    return _row(f"{DETECTOR} {name}", on, promised, said, found, silent)
-
-
-def _row(
-    name: str, on: bool, promised: float, said: tuple[int, int], found: tuple[int, int], silent: tuple[int, int]
-) -> dict[str, Any]:
-    shares = {"precision": _share(*said), "recall": _share(*found), "says_nothing": _share(*silent)}
-    return {"detector": name, "on": on, "promised": promised, "measured": said[1] > 0, **shares}
-
-
-def _share(n_right: int, n: int) -> dict[str, Any] | None:
-    from agentloop.intervals import wilson
-
-    low, high = wilson(n_right, n)
-    return {"n_right": n_right, "n": n, "share": n_right / n, "low": low, "high": high} if n else None
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentloop.errors import ConfigError, NoSuchTrace, counted
+from agentloop.errors import ConfigError, counted
 from agentloop.printable import escape_json
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.otel.stored import StoredTrace
-    from agentloop.protocols import Exporter
-    from agentloop.store.store import Store
-    from agentloop.store.tables import TraceSummary
+    from agentloop.formats.exporting import Account
+    from agentloop.protocols import Exporter, Stored
 
 NOTHING = 5
 STDOUT = Path("-")
-
-
-@dataclass
-class Account:
-    """What was written."""
-
-    format: str
-    out: str
-    traces: int = 0
-    gone: int = 0
-    """Traces that were removed after they were found."""
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def forget(self, _: TraceSummary) -> None:
-        """One more that is gone."""
-        self.gone += 1
 
 
 def export_traces(
@@ -65,32 +44,26 @@ def export_traces(
 
     A file is written whole or not at all. Exit code 5: no trace was found.
     """
-    from agentloop.formats.export import load_exporter, save
-    from agentloop.otel.stored import read_each
+    from agentloop.formats.export import load_exporter
+    from agentloop.formats.exporting import Choice, export
 
     exporter = load_exporter(format, out)
     _check(exporter, ids, filter, out, as_json)
-    store = open_store(where, project=project, create=False)
-    account = Account(exporter.name, str(out))
-    started = time.monotonic()
-    try:
-        rows, total = _found(store, ids, filter, tenant)
-        if not total:
-            stderr.print(f"no trace with {filter}" if filter else "no traces yet", markup=False)
-            raise typer.Exit(NOTHING)
-        with LiveProgress() as progress:
-            progress.start(f"export: {exporter.name}", total)
-            traces = _counted(read_each(store, rows, account.forget), account, progress)
-            account.bytes = _to_stdout(exporter, traces) if out == STDOUT else save(exporter, traces, out)
-    finally:
-        store.close()
-    account.seconds = round(time.monotonic() - started, 3)
+    with opened_store(where, project=project) as store, LiveProgress() as progress:
+        account = export(exporter, store, Choice(ids or (), filter, tenant), out, _to_stdout, progress)
+    if account is None:
+        stderr.print(f"no trace with {filter}" if filter else "no traces yet", markup=False)
+        raise typer.Exit(NOTHING)
     if as_json:
         print_json(asdict(account))
     else:
-        gone = f"; {counted(account.gone, 'trace')} gone meanwhile" if account.gone else ""
-        told = f"{counted(account.traces, 'trace')}, {account.bytes:,} bytes"
-        stderr.print(f"{told} written{'' if out == STDOUT else f' to {out}'}{gone}", markup=False)
+        _print_account(account, out)
+
+
+def _print_account(account: Account, out: Path) -> None:
+    gone = f"; {counted(account.gone, 'trace')} gone meanwhile" if account.gone else ""
+    amount = f"{counted(account.traces, 'trace')}, {account.bytes:,} bytes"
+    stderr.print(f"{amount} written{'' if out == STDOUT else f' to {out}'}{gone}", markup=False)
 
 
 def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as_json: bool) -> None:
@@ -103,32 +76,7 @@ def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as
         raise ConfigError(f"{exporter.name} is no text for a terminal; name a file with --out")
 
 
-def _found(store: Store, ids: list[str] | None, filter: str, tenant: str | None) -> tuple[Iterator[TraceSummary], int]:
-    """What is asked for, and how many they are."""
-    if not ids:
-        return store.every(filter, project=tenant), store.n_found(filter, project=tenant)
-    rows = {row.key: row for row in (_named(store, each, tenant) for each in ids)}
-    return iter(rows.values()), len(rows)
-
-
-def _named(store: Store, word: str, tenant: str | None) -> TraceSummary:
-    """As `Store.named`. Raises ConfigError for what reads like a filter and is nobody's id."""
-    try:
-        return store.named(word, project=tenant)
-    except NoSuchTrace:
-        if not set(word) & set(":<>="):
-            raise
-        raise ConfigError(f"{word!r} is no trace's id; for a filter, write --filter {shlex.quote(word)}") from None
-
-
-def _counted(traces: Iterator[StoredTrace], account: Account, progress: LiveProgress) -> Iterator[StoredTrace]:
-    for trace in traces:
-        yield trace
-        account.traces += 1
-        progress.advance()
-
-
-def _to_stdout(exporter: Exporter, traces: Iterator[StoredTrace]) -> int:
+def _to_stdout(exporter: Exporter, traces: Iterator[Stored]) -> int:
     n = 0
     for part in exporter.write(traces):
         n += len(part)

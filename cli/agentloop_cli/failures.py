@@ -14,7 +14,7 @@ from agentloop.errors import ConfigError, counted
 from agentloop.printable import on_one_line
 from agentloop_cli.leaves import check_types, known_types
 from agentloop_cli.render import AsJson, percent, print_block, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store, same_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.failures.analysis.pareto import Change, Cluster, Example, Rate, Row, Survey
@@ -56,28 +56,34 @@ def failures(
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
     from agentloop.failures.analysis.survey import survey
-    from agentloop.failures.taxonomy import project_taxonomy
 
     words = " ".join(filter or ())
-    store = open_store(where, project=project, create=False)
-    try:
+    with opened_store(where, project=project) as store:
         check_types(words, known_types(project, store))
-        found = survey(
+        shown = survey(
             store, words, project=tenant, by=by, since=_version(since), every=labels, cluster=cluster, limit=limit
         )
-    finally:
-        store.close()
     if as_json:
-        print_json(found.model_dump(mode="json"))
-    elif cluster is not None:
-        _print_cluster(found.clusters[0])
+        print_json(shown.model_dump(mode="json"))
     else:
-        _print(found, since is not None, project_taxonomy(project))
-    if not as_json:
-        for hint in _hints(found, labels, cluster is not None, same_store(project, where, tenant)):
-            stderr.print(Text(hint))
-    if not found.n:
+        _print_survey(shown, project, since is not None, cluster is not None)
+        _print_hints(shown, labels, cluster is not None, same_store(project, where, tenant))
+    if not shown.n:
         raise typer.Exit(NOTHING)
+
+
+def _print_survey(shown: Survey, project: Path, only_new: bool, one: bool) -> None:
+    from agentloop.failures.taxonomy import project_taxonomy
+
+    if one:
+        _print_cluster(shown.clusters[0])
+    else:
+        _print(shown, only_new, project_taxonomy(project))
+
+
+def _print_hints(shown: Survey, labels: bool, one: bool, same: str) -> None:
+    for hint in _hints(shown, labels, one, same):
+        stderr.print(Text(hint))
 
 
 def _version(since: str | None) -> int | None:

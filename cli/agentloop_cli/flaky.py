@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.errors import ConfigError, did_you_mean
 from agentloop.printable import on_one_line
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from agentloop.gate.bank import Evals
     from agentloop.gate.flaky import FlakeRate, Quarantined
+    from agentloop.gate.quarantine import Flakiness
 
 DAYS = 14
 
@@ -41,69 +41,29 @@ def flaky(
 
     Exit codes: 0 listed or written, 2 something named is wrong.
     """
-    from agentloop.gate.bank import bank_path, load_bank
-    from agentloop.gate.flaky import FILE, failing, flake_rates, read_quarantine, said, write_quarantine
-    from agentloop.gate.suites import evals_at
+    from agentloop.gate.quarantine import Edit, edit_quarantine
 
-    evals = evals_at(suite).evals
-    rates = flake_rates(load_bank(bank_path(evals, bank), evals).outcomes)
-    today = datetime.now(UTC).date()
-    before = entries = read_quarantine(evals.folder, evals.tasks)
-    if release is not None:
-        entries = _without(entries, release)
-    if quarantine is not None:
-        entries = _with(entries, evals, quarantine, reason, days, rates)
-    elif reason is not None:
-        raise ConfigError("--reason is of a quarantine; name its task with --quarantine")
-    if entries != before:
-        write_quarantine(evals.folder, entries)
+    edit = Edit(quarantine, reason, days, release)
+    state = edit_quarantine(suite, bank, edit, datetime.now(UTC).date())
     if as_json:
-        print_json(_document(rates, entries))
-        return
+        print_json(state.document())
+    else:
+        _show(state)
+
+
+def _show(state: Flakiness) -> None:
     with stdout.capture() as shown:
-        stdout.print(_table(rates, evals, entries))
+        stdout.print(_table(state.rates, state.evals, state.entries))
     for row in map(Text.from_ansi, shown.get().splitlines()):
         row.rstrip()  # a table fills its columns up
         stdout.print(row, soft_wrap=True)
-    if entries != before:
-        stderr.print(f"wrote {evals.folder / FILE}; commit it", markup=False)
-    if shaky := failing(rates, evals.must_pass):
-        told = on_one_line(", ".join(shaky))
-        stderr.print(f"note: must-pass but passed in under half of its trials: {told}; mend it", markup=False)
-    for line in said(entries, today):
+    if state.written is not None:
+        stderr.print(f"wrote {state.written}; commit it", markup=False)
+    if state.shaky:
+        shaky = on_one_line(", ".join(state.shaky))
+        stderr.print(f"note: must-pass but passed in under half of its trials: {shaky}; mend it", markup=False)
+    for line in state.lines:
         stderr.print(on_one_line(line), markup=False)
-
-
-def _with(
-    entries: tuple[Quarantined, ...],
-    evals: Evals,
-    task: str,
-    reason: str | None,
-    days: int,
-    rates: Mapping[str, FlakeRate],
-) -> tuple[Quarantined, ...]:
-    from agentloop.gate.flaky import quarantine as quarantined
-
-    if task not in evals.tasks:
-        raise ConfigError(f"no task {task!r} in suite {evals.name!r}{did_you_mean(task, evals.tasks)}")
-    if not reason:
-        raise ConfigError(f"--quarantine {task} needs --reason: who reads a report must know why it decides nothing")
-    return quarantined(entries, task, reason, datetime.now(UTC).date(), days, rates.get(task))
-
-
-def _without(entries: tuple[Quarantined, ...], task: str) -> tuple[Quarantined, ...]:
-    names = [entry.task for entry in entries]
-    if task not in names:
-        there = ", ".join(names) or "none is"
-        raise ConfigError(f"task {task!r} is not in quarantine ({there}){did_you_mean(task, names)}")
-    return tuple(entry for entry in entries if entry.task != task)
-
-
-def _document(rates: Mapping[str, FlakeRate], entries: tuple[Quarantined, ...]) -> dict[str, Any]:
-    return {
-        "tasks": [rate.model_dump(mode="json") for rate in rates.values()],
-        "quarantine": [entry.model_dump(mode="json") for entry in entries],
-    }
 
 
 def _table(rates: Mapping[str, FlakeRate], evals: Evals, entries: tuple[Quarantined, ...]) -> Table:

@@ -116,7 +116,7 @@ def replayed(place: str, tenant: str, named: Named, figures: Figures, must_pass:
     Raises ConfigError for options that do not go with it.
     """
     from agentloop.gate.stored import compare_file, compare_stored
-    from agentloop_cli.stores import open_store
+    from agentloop_cli.stores import opened_store
 
     if not _is_store(place):
         if named.suites or named.baseline or named.candidate or named.out:
@@ -131,11 +131,8 @@ def replayed(place: str, tenant: str, named: Named, figures: Figures, must_pass:
             "--replay with stored runs needs --baseline FILTER and --candidate FILTER, and no SUITE or --out"
         )
     is_folder = "://" not in place and Path(place).is_dir()
-    store = open_store(None, project=Path(place), create=False) if is_folder else open_store(place, create=False)
-    try:
+    with opened_store(None if is_folder else place, project=Path(place) if is_folder else Path()) as store:
         return compare_stored(store, tenant, named.baseline, named.candidate, figures.settings(), must_pass)
-    finally:
-        store.close()
 
 
 def _is_store(place: str) -> bool:

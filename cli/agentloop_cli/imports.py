@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -16,10 +17,11 @@ from rich.table import Table
 
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.stores import Where, open_store
+from agentloop_cli.stores import Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.formats.importing import Account
+    from agentloop.store.store import Store
 
 FAILED, NOTHING = 1, 5
 MAX_FILES, MAX_TOLD, MAX_NAMES = 10, 3, 3
@@ -48,34 +50,37 @@ def import_traces(
     option is wrong, 5 nothing was found to import, 130 interrupted.
     """
     from agentloop.config.settings import known_secrets
-    from agentloop.formats.importing import load_formats, take, walk
 
-    files, formats = walk(paths), load_formats(format)
-    store = open_store(where, secrets=known_secrets(Path()))
-    try:
-        with LiveProgress() as progress, _until_interrupted() as interrupted:
-            progress.start(f"import: {counted(len(files), 'file')}", len(files))
-            account = take(
-                files,
-                formats,
-                lambda items: store.put_imported(tenant, items),
-                progress.advance,
-                lambda: bool(interrupted),
-            )
-    finally:
-        store.close()
+    with opened_store(where, create=True, secrets=known_secrets(Path())) as store:
+        account, is_interrupted = _take(paths, format, store, tenant)
     if as_json:
-        by_format = {name: {**vars(ours), "lost": dict(ours.lost)} for name, ours in account.by_format.items()}
-        failures = {path: vars(ours) for path, ours in account.failures.items()}
-        print_json({**vars(account), "by_format": by_format, "failures": failures})
+        _print_json(account)
     else:
         _show(account, where, tenant)
-    if interrupted:
+    if is_interrupted:
         raise KeyboardInterrupt
     if account.failed:
         raise typer.Exit(FAILED)
     if not account.imported and not account.known:
         raise typer.Exit(NOTHING)
+
+
+def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> tuple[Account, bool]:
+    """(what was imported, whether Ctrl-C ended it early)."""
+    from agentloop.formats.importing import load_formats, take, walk
+
+    files, formats = walk(paths), load_formats(format)
+    with LiveProgress() as progress, _until_interrupted() as interrupts:
+        progress.start(f"import: {counted(len(files), 'file')}", len(files))
+        put = partial(store.put_imported, tenant)
+        account = take(files, formats, put, progress.advance, lambda: bool(interrupts))
+    return account, bool(interrupts)
+
+
+def _print_json(account: Account) -> None:
+    by_format = {name: {**vars(ours), "lost": dict(ours.lost)} for name, ours in account.by_format.items()}
+    failures = {path: vars(ours) for path, ours in account.failures.items()}
+    print_json({**vars(account), "by_format": by_format, "failures": failures})
 
 
 @contextmanager

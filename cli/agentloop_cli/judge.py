@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,14 +17,15 @@ from typer.core import TyperGroup
 from agentloop.errors import counted
 from agentloop.printable import on_one_line
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Where, open_store, same_store
+from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 
 if TYPE_CHECKING:
-    from agentloop.judge.agreement import Figure
-    from agentloop.judge.reader import Reader
+    from agentloop.judge.agreement import Agreement, Figure
     from agentloop.judge.rejudge import Account
+    from agentloop.store.past import Past
     from agentloop.store.store import Store
-    from agentloop.types import Task
+    from agentloop.store.tables import TraceSummary
+    from agentloop.types import Score
 
 NOTHING = 5
 AGAIN = "again"
@@ -64,44 +67,28 @@ def judge_again(
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
-    from agentloop.failures.learned.scorer import load_scorer
-    from agentloop.judge.rejudge import rejudge
+    from agentloop.judge.project import rejudge_project
 
-    scorer, reader = load_scorer(project), _reader(project)
-    store, tasks = _open(project, where), _tasks(project)
-    try:
-        with LiveProgress() as progress:
-            progress.start("judge again", store.n_found(filter))
-            account = asyncio.run(
-                rejudge(
-                    store,
-                    tasks,
-                    filter,
-                    only=verifier or (),
-                    again=everything,
-                    scorer=scorer,
-                    reader=reader,
-                    on_batch=progress.advance,
-                )
-            )
-    finally:
-        store.close()
+    with _opened(project, where) as store, LiveProgress() as progress:
+        account = asyncio.run(rejudge_project(store, project, filter, verifier or (), everything, progress))
     if as_json:
         print_json(_document(account))
     else:
         _show(account)
-        if account.n_unknown:
-            same = same_store(project, where, None)
-            traces = counted(account.n_unknown, "trace")
-            stderr.print(
-                Text(
-                    f"{traces} from elsewhere without a reward, so `agentloop failures` does not count them. "
-                    f"Next: `agentloop judge resolve ID --reward 0 --why …{same}`, or send "
-                    "`PUT /api/v1/traces/ID/reward` to `agentloop serve`"
-                )
-            )
+        _hint_unknown(account.n_unknown, same_store(project, where, None))
     if not account.n:
         raise typer.Exit(NOTHING)
+
+
+def _hint_unknown(n: int, same: str) -> None:
+    if n:
+        stderr.print(
+            Text(
+                f"{counted(n, 'trace')} from elsewhere without a reward, so `agentloop failures` does not count them. "
+                f"Next: `agentloop judge resolve ID --reward 0 --why …{same}`, or send "
+                "`PUT /api/v1/traces/ID/reward` to `agentloop serve`"
+            )
+        )
 
 
 @judge.command("queue")
@@ -113,26 +100,33 @@ def queue(
     as_json: AsJson = False,
 ) -> None:
     """List what a person is asked about: disputed, waiting for one, and a sample."""
-    store = _open(project, where)
-    found = store.queue(tenant, sample=sample)
-    said = {trace.id: store.verdict(tenant, trace.id).scores for trace, _ in found}
-    store.close()
+    with _opened(project, where) as store:
+        waiting = store.queue(tenant, sample=sample)
+        scores = {trace.id: store.verdict(tenant, trace.id).scores for trace, _ in waiting}
     if as_json:
-        rows = [
-            {"id": t.id, "why": why, "task": t.task_id, "answer": t.answer, "reward": t.reward,
-             "scores": [score.model_dump(mode="json") for score in said[t.id]]}
-            for t, why in found
-        ]  # fmt: skip
-        print_json({"queue": rows})
-        return
-    if not found:
+        print_json({"queue": [_queued(trace, why, scores[trace.id]) for trace, why in waiting]})
+    elif not waiting:
         stderr.print("nobody is asked: nothing is disputed, and nothing waits for a person; --sample N takes some")
-        return
-    for trace, why in found:
-        gave = ", ".join(f"{s.verifier} {s.error if s.value is None else f'{s.value:g}'}" for s in said[trace.id])
+    else:
+        _print_queue(waiting, scores, same_store(project, where, None if tenant == "default" else tenant))
+
+
+def _queued(trace: TraceSummary, why: str, scores: Sequence[Score]) -> dict[str, Any]:
+    return {
+        "id": trace.id,
+        "why": why,
+        "task": trace.task_id,
+        "answer": trace.answer,
+        "reward": trace.reward,
+        "scores": [score.model_dump(mode="json") for score in scores],
+    }
+
+
+def _print_queue(waiting: Sequence[tuple[TraceSummary, str]], scores: Mapping[str, Sequence[Score]], same: str) -> None:
+    for trace, why in waiting:
+        gave = ", ".join(f"{s.verifier} {s.error if s.value is None else f'{s.value:g}'}" for s in scores[trace.id])
         stdout.print(on_one_line(f"{trace.id}  {why:9} {trace.task_id or ''}  {gave}"), soft_wrap=True)
-    first = found[0][0].id
-    same = same_store(project, where, None if tenant == "default" else tenant)
+    first = waiting[0][0].id
     resolve = f"agentloop judge resolve {first} --reward 1 --why …{same}"
     stderr.print(Text(f"next: `agentloop traces show {first}{same}`, then `{resolve}`"))
 
@@ -149,14 +143,13 @@ def resolve_trace(
     as_json: AsJson = False,
 ) -> None:
     """Say what a trace is worth. It stays in the history, with your name; the same again changes nothing."""
+    from agentloop.judge.project import project_tasks
     from agentloop.judge.settle import resolve
 
-    store = _open(project, where)
-    try:
+    tasks = project_tasks(project)
+    with _opened(project, where) as store:
         trace_id = store.named(trace_id, project=tenant).id
-        verdict = resolve(store, tenant, trace_id, reward, by=by or getpass.getuser(), why=why, tasks=_tasks(project))
-    finally:
-        store.close()
+        verdict = resolve(store, tenant, trace_id, reward, by=by or getpass.getuser(), why=why, tasks=tasks)
     if as_json:
         print_json({"verdict": verdict.model_dump(mode="json")})
     else:
@@ -172,26 +165,31 @@ def show_history(
     as_json: AsJson = False,
 ) -> None:
     """Show every verdict on a trace: when, by whom, with which versions."""
-    store = _open(project, where)
-    try:
-        found = store.history(tenant, store.named(trace_id, project=tenant).id)
-    finally:
-        store.close()
+    with _opened(project, where) as store:
+        history = store.history(tenant, store.named(trace_id, project=tenant).id)
     if as_json:
-        rows = [{**p._asdict(), "given_at": p.given_at.isoformat(), "verdict": p.verdict.model_dump(mode="json")}
-                for p in found]  # fmt: skip
-        print_json({"history": rows})
+        print_json({"history": [_past(past) for past in history]})
         return
-    for past in found:
-        verdict = past.verdict
-        worth = verdict.state.value if verdict.reward is None else f"{verdict.reward:g}"
-        gave = ", ".join(
-            f"{s.verifier}@{s.version} {'-' if s.value is None else f'{s.value:g}'}" for s in verdict.scores
-        )
-        critical = verdict.critical.type.value if verdict.critical else ""
-        by = past.by if past.supersedes is None else f"{past.by} (supersedes {past.supersedes})"
-        line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {by:8} {worth:9} {critical}  {gave}  {past.why}"
-        stdout.print(on_one_line(f"{line.rstrip()}  taxonomy {verdict.taxonomy or '-'}"), soft_wrap=True)
+    for past in history:
+        stdout.print(on_one_line(_past_line(past)), soft_wrap=True)
+
+
+def _past(past: Past) -> dict[str, Any]:
+    return {
+        **past._asdict(),
+        "given_at": past.given_at.isoformat(),
+        "verdict": past.verdict.model_dump(mode="json"),
+    }
+
+
+def _past_line(past: Past) -> str:
+    verdict = past.verdict
+    worth = verdict.state.value if verdict.reward is None else f"{verdict.reward:g}"
+    gave = ", ".join(f"{s.verifier}@{s.version} {'-' if s.value is None else f'{s.value:g}'}" for s in verdict.scores)
+    critical = verdict.critical.type.value if verdict.critical else ""
+    by = past.by if past.supersedes is None else f"{past.by} (supersedes {past.supersedes})"
+    line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {by:8} {worth:9} {critical}  {gave}  {past.why}"
+    return f"{line.rstrip()}  taxonomy {verdict.taxonomy or '-'}"
 
 
 @judge.command("agreement")
@@ -208,23 +206,24 @@ def show_agreement(
     """
     from agentloop.judge.agreement import document, measure
 
-    store = _open(project, where)
-    try:
-        found = measure(store, filter, project=tenant)
-    finally:
-        store.close()
+    with _opened(project, where) as store:
+        figures = measure(store, filter, project=tenant)
     if as_json:
-        print_json({"agreement": [document(each) for each in found]})
-    elif found:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("verifier", "version", "traces", "accuracy", "kappa", "Brier", "ECE"):
-            table.add_column(heading, justify="left" if heading == "verifier" else "right")
-        for a in found:
-            table.add_row(a.verifier, a.version, str(a.n), *map(_figure, (a.accuracy, a.kappa, a.brier, a.ece)))
-        stdout.print(table)
-    if not found:
+        print_json({"agreement": [document(each) for each in figures]})
+    elif figures:
+        stdout.print(_agreement(figures))
+    if not figures:
         stderr.print("no trace that a verifier and a person have judged; `agentloop judge queue --sample 50` has some")
         raise typer.Exit(NOTHING)
+
+
+def _agreement(figures: Sequence[Agreement]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("verifier", "version", "traces", "accuracy", "kappa", "Brier", "ECE"):
+        table.add_column(heading, justify="left" if heading == "verifier" else "right")
+    for a in figures:
+        table.add_row(a.verifier, a.version, str(a.n), *map(_figure, (a.accuracy, a.kappa, a.brier, a.ece)))
+    return table
 
 
 def _figure(figure: Figure) -> str:
@@ -233,33 +232,10 @@ def _figure(figure: Figure) -> str:
     return f"{figure.value:.2f}" + ("" if figure.low is None else f" ({figure.low:.2f} to {figure.high:.2f})")
 
 
-def _open(project: Path, where: str | None) -> Store:
+def _opened(project: Path, where: str | None) -> AbstractContextManager[Store]:
     from agentloop.config.settings import known_secrets
 
-    return open_store(where, project=project, create=False, secrets=known_secrets(project))
-
-
-def _reader(project: Path) -> Reader | None:
-    """The model that the settings name, remembering in the project's folder what it said."""
-    from agentloop.config.settings import CONFIG_FILE, load_config
-    from agentloop.costs.totals import price
-    from agentloop.failures.taxonomy import project_taxonomy
-    from agentloop.judge.reader import Reader
-
-    if not (project / CONFIG_FILE).is_file() or (named := (config := load_config(project)).failures.reader) is None:
-        return None
-    cache = str(project / "traces" / "reader")
-    return Reader(project_taxonomy(project), cache=cache, price=price(config.prices), **named.model_dump())
-
-
-def _tasks(project: Path) -> dict[str, Task]:
-    """Those of the project's suite, by id; none where there is no project, or it has no suite."""
-    from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
-    from agentloop.suites.suite import load_suite
-
-    if not (project / CONFIG_FILE).is_file() or not (config := load_config(project)).project.suite:
-        return {}
-    return {task.id: task for task in load_suite(suite_folder(project, config)).tasks}
+    return opened_store(where, project=project, secrets=known_secrets(project))
 
 
 def _document(account: Account) -> dict[str, Any]:

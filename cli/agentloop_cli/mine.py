@@ -23,7 +23,7 @@ from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.mining.mine import Mined
-    from agentloop.mining.project import ProjectMining
+    from agentloop.mining.project import Failures, ProjectMining
 
 LOST, NOTHING = 1, 5
 
@@ -63,8 +63,7 @@ def mine(
     2 something named is wrong, 4 no box can be made, 5 nothing was admitted.
     """
     from agentloop.mining.case import REGRESSIONS
-    from agentloop.mining.project import MineOptions, ProjectMining
-    from agentloop.sandbox.ladder import make_backend
+    from agentloop.mining.project import Failures, MineOptions, ProjectMining
 
     out = out or project / REGRESSIONS
     if check:
@@ -74,14 +73,19 @@ def mine(
     with opened_store(where, project=project) as store:
         check_types(filter, known_types(project, store))
         mining = ProjectMining(options, store)
-        ids = mining.ids(traces or (), filter)
-        backend = make_backend(sandbox, "--sandbox")
-        with LiveProgress() as progress, _shown(mining, as_json):
-            progress.start("mine: cases admitted", limit)
-            tell = partial(_tell, progress)
-            asyncio.run(mining.run(backend, ids, filter=filter, every=bool(traces), limit=limit, on_mined=tell))
+        choice = Failures(mining.ids(traces or (), filter), filter, every=bool(traces))
+        _try(mining, choice, sandbox, limit, as_json)
     if not mining.admitted:
         raise typer.Exit(NOTHING)
+
+
+def _try(mining: ProjectMining, choice: Failures, sandbox: str, limit: int, as_json: bool) -> None:
+    from agentloop.sandbox.ladder import make_backend
+
+    backend = make_backend(sandbox, "--sandbox")
+    with LiveProgress() as progress, _shown(mining, as_json):
+        progress.start("mine: cases admitted", limit)
+        asyncio.run(mining.run(backend, choice, limit, partial(_tell, progress)))
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from rich.text import Text
 from agentloop.errors import counted
 from agentloop.printable import clean, on_one_line
 from agentloop_cli.render import AsJson, print_block, print_json, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 from agentloop_cli.traces import GAP
 
 if TYPE_CHECKING:
+    from agentloop.otel.stored import StoredTrace
     from agentloop.store.tables import TraceSummary
     from agentloop.types import Failure, Step, SubTrace, ToolCall, Trace, Verdict
 
@@ -40,15 +41,16 @@ def show_trace(
     from agentloop.formats.jsonl import document
     from agentloop.otel.stored import StoredTrace
 
-    store = open_store(where, project=project, create=False)
-    try:
+    with opened_store(where, project=project) as store:
         stored = StoredTrace(store, store.named(trace_id, project=tenant))
         trace, verdict = stored.trace, stored.verdict
-    finally:
-        store.close()
     if as_json:
         print_json(document(stored))
-        return
+    else:
+        _print(stored, trace, verdict)
+
+
+def _print(stored: StoredTrace, trace: Trace, verdict: Verdict) -> None:
     print_block(NO_MARGIN, Text(trace.id, style="bold"))
     for facts in _facts(stored.row, trace):
         if facts:

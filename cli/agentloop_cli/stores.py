@@ -18,26 +18,13 @@ Where = Annotated[str | None, typer.Option("--store", help="A file, or postgresq
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project (tenant) of the service.")]
 
 
-def open_store(where: str | None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()) -> Store:
-    """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
-    from agentloop.config.settings import STORE
-    from agentloop.errors import StoreError
-    from agentloop.store.store import Store
-
-    place = (where if "://" in where else Path(where)) if where else project / STORE
-    if not create and isinstance(place, Path) and not place.exists():
-        raise StoreError(
-            f"no trace store at {place}; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
-            "`agentloop demo` make one; name another with --store, or its project's folder with -p"
-        )
-    return Store(place, create=create, secrets=secrets)
-
-
 @contextmanager
 def opened_store(
     where: str | None, *, project: Path = Path(), create: bool = False, secrets: Iterable[str] = ()
 ) -> Iterator[Store]:
-    """As `open_store`, for the length of the block."""
+    """As `store.place.open_store`, for the length of the block."""
+    from agentloop.store.place import open_store
+
     store = open_store(where, project=project, create=create, secrets=secrets)
     try:
         yield store

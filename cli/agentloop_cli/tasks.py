@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from pydantic import SecretStr
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.errors import ConfigError, counted
+from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-
-if TYPE_CHECKING:
-    from agentloop.config.sections import AgentSection, PolicySection
-    from agentloop.harbor.trial import TrialAgent
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
 
@@ -31,7 +26,7 @@ class Kind(StrEnum):
     litellm = "litellm"
 
 
-class Agent(StrEnum):
+class AgentChoice(StrEnum):
     """Who works on the tasks."""
 
     oracle = "oracle"
@@ -43,7 +38,7 @@ class Agent(StrEnum):
 def run(
     folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders that hold them.")],
     agent: Annotated[
-        Agent | None,
+        AgentChoice | None,
         typer.Option(
             help="Their own solution, nobody, the reference agent, or a program; default: \\[agent], else tool_loop."
         ),
@@ -89,106 +84,40 @@ def run(
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
     4 a trial gave no reward, 130 interrupted.
     """
-    from agentloop.config.sections import PolicySection
-    from agentloop.config.settings import STORE, known_secrets
-    from agentloop.harbor.run import document, refuse_images, run_tasks
-    from agentloop.harbor.task import find_tasks
-    from agentloop.sandbox.ladder import make_backend
-    from agentloop.store.store import Store
+    from agentloop.harbor.options import AgentOptions
+    from agentloop.harbor.run import RunOptions, run_folders
 
-    tasks = find_tasks(folders)
-    settings = _settings(agent, command, agent_files, tool, mcp, compaction)
-    agent = agent or Agent(settings.kind)
-    chosen = _agent(agent, settings, PolicySection(kind=policy.value, base_url=base_url, model=model))
-    for remark in (remark for task in tasks for remark in task.remarks):
-        stderr.print(f"note: {remark}", markup=False)
-    backend = make_backend(sandbox, "--sandbox")
-    refuse_images(tasks, backend)
+    chosen = AgentOptions(agent, policy, base_url, model, command, agent_files, tool, mcp or (), compaction)
+    options = RunOptions(folders, sandbox, out, trials, n_concurrent, canaries)
+    with _explained_interrupt(out), LiveProgress() as progress:
+        document = run_folders(options, chosen.make, progress, _note)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document, out)
+    raise typer.Exit(_exit_code(document, agent))
+
+
+def _note(line: str) -> None:
+    stderr.print(f"note: {line}", markup=False)
+
+
+@contextmanager
+def _explained_interrupt(out: Path) -> Iterator[None]:
     try:
-        (out / STORE).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: no folder can be made there ({error.strerror}); name another") from None
-    store = Store(out / STORE, secrets=known_secrets(Path()))
-    try:
-        with store.lock(), LiveProgress() as progress:
-            progress.start(f"run: {agent.value} on {counted(len(tasks), 'task')}", len(tasks) * trials)
-            done = asyncio.run(
-                run_tasks(
-                    tasks,
-                    chosen,
-                    backend,
-                    store,
-                    n_concurrent=n_concurrent,
-                    n_trials=trials,
-                    planted=canaries,
-                    on_done=lambda _: progress.advance(),
-                )
-            )
+        yield
     except KeyboardInterrupt:
         stderr.print(
             f"interrupted; trials that had ended are kept in {out}, and the same command starts anew", markup=False
         )
         raise typer.Exit(INTERRUPTED) from None
-    finally:
-        store.close()
-    found = document(done, agent.value, backend.name, out / STORE)
-    if as_json:
-        print_json(found)
-    else:
-        _show(found, out)
-    if found["n_scored"] < found["n_trials"]:
-        raise typer.Exit(INFRASTRUCTURE)
-    if agent is Agent.oracle and any(trial["reward"] < 1.0 for trial in found["trials"]):
-        raise typer.Exit(FAILED_CHECK)
 
 
-def _settings(
-    agent: Agent | None,
-    command: str | None,
-    files: Path | None,
-    tool: list[str] | None,
-    mcp: list[str] | None,
-    compaction: str | None,
-) -> AgentSection:
-    """The options before the settings of this folder before the defaults."""
-    from agentloop.config.settings import load_agent
-
-    was = load_agent(Path(), {})
-    kind = agent.value if agent else was.kind
-    if not (command or was.command) if kind == Agent.command else bool(command or files):
-        raise ConfigError("--agent command and --command belong together; give both, or neither")
-    servers = []
-    for given in mcp or ():
-        name, _, where = given.partition("=")
-        servers.append({"name": name, "url" if where.startswith(("http://", "https://")) else "command": where or None})
-    options: dict[str, Any] = {"tools": tool, "mcp": servers, "compaction": compaction}
-    options |= {"command": command, "files": files and files.resolve()}
-    chosen = {key: value for key, value in options.items() if value}
-    if kind == Agent.command and was.kind != kind:  # which has no use for the tools of another kind
-        chosen = {"kind": kind, "tools": ("shell",), "mcp": (), "compaction": "none", **chosen}
-    elif kind != was.kind:
-        chosen |= {"kind": "tool_loop", "command": None, "files": None}
-    return load_agent(Path(), chosen)
-
-
-def _agent(agent: Agent, settings: AgentSection, asked: PolicySection) -> TrialAgent:
-    from agentloop.harbor.agents import Nobody, Oracle, PolicyAgent
-
-    if agent is Agent.oracle:
-        return Oracle()
-    if agent is Agent.nop:
-        return Nobody()
-    if not asked.model or (asked.base_url is None and asked.kind != Kind.litellm):
-        needed = "--model" if asked.kind == Kind.litellm else "--base-url and --model"
-        raise ConfigError(f"--agent {agent.value} needs {needed}; or use --agent oracle, or nop")
-    from agentloop.agents.choose import choose_agent
-    from agentloop.config.sections import from_environment
-    from agentloop.config.settings import load_prices
-    from agentloop.policies.choose import choose_endpoint
-
-    key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
-    asked = asked.model_copy(update={"api_key": SecretStr(key) if key else None})
-    return PolicyAgent(choose_endpoint(asked, load_prices(Path())), choose_agent(settings))
+def _exit_code(document: Mapping[str, Any], agent: AgentChoice | None) -> int:
+    if document["n_scored"] < document["n_trials"]:
+        return INFRASTRUCTURE
+    is_broken = agent is AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"])
+    return FAILED_CHECK if is_broken else 0
 
 
 def _show(found: Mapping[str, Any], out: Path) -> None:

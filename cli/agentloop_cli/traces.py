@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.printable import on_one_line
 from agentloop_cli.leaves import check_types, known_types
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, open_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 # The store is imported when a command needs it: `--help` must answer at once.
 if TYPE_CHECKING:
@@ -60,12 +60,9 @@ def list_traces(
     asked = {"failure": failure, "task": task, "version": version, "stage": stage}
     options = {name: str(value) for name, value in asked.items() if value is not None}
     words = " ".join([*(filter or ()), *(_term(name, value) for name, value in options.items())])
-    store = open_store(where, project=project, create=False)
-    try:
+    with opened_store(where, project=project) as store:
         rows = list(islice(store.every(words, project=tenant), limit))
         why_none = "" if rows else _why_none(store, options, " ".join(filter or ()), known_types(project, store))
-    finally:
-        store.close()
     if as_json:
         print_json({"traces": [row.model_dump(mode="json", exclude={"key"}) for row in rows]})
     elif why_none:

@@ -1,0 +1,122 @@
+"""The trace service with the gateway, from its options to Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+
+from agentloop.api.app import make_app
+from agentloop.api.ending import Server
+from agentloop.config.sections import GatewaySection, from_environment
+from agentloop.config.settings import CONFIG_FILE, load_config, load_prices
+from agentloop.costs.totals import price
+from agentloop.errors import ConfigError
+from agentloop.gateway.offered import problems
+from agentloop.gateway.prices import Price, by_usage
+from agentloop.gateway.routes import Routes, Upstream
+from agentloop.policies.litellm import list_price, load_litellm
+from agentloop.registry.versions import Registry, versions_of
+from agentloop.store.pruning import Limits, pruning
+from agentloop.store.store import Store
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Where the service listens, and what it does beside taking traces."""
+
+    host: str
+    port: int
+    upstreams: Sequence[str]
+    """URLs of OpenAI-compatible endpoints whose models it serves, beside those of the settings."""
+    only_models: bool
+    limits: Limits
+    """What traces may stay."""
+
+    @property
+    def shown_host(self) -> str:
+        """As in a URL."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
+
+def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C. project: whose settings count. Raises ConfigError for what cannot be served."""
+    routes = _routes(project, store, options.upstreams)
+    if options.only_models and routes is None:
+        raise ConfigError("--only-models needs an --upstream, or [[gateway.upstream]] in agentloop.toml")
+    if options.host not in LOOPBACK and not store.n_keys():
+        raise ConfigError(
+            f"--host {options.host} can be reached from other machines and there is no key; "
+            "make one with `agentloop keys add PROJECT`, or leave --host out"
+        )
+    app = make_app(store, routes, _price(project, routes), only_models=options.only_models)
+    server = Server(app, options.host, options.port, say)
+    with _listening(options.host, options.port) as listening:
+        at = f"http://{options.shown_host}:{listening.getsockname()[1]}"
+        models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
+        traces = "" if options.only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
+        say(f"{models}{traces}Ctrl-C ends it")
+        with pruning(store, options.limits, say):
+            if routes:
+                Thread(target=_warn, args=(routes, say), daemon=True).start()
+            server.run(sockets=[listening])
+
+
+def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
+    """What the settings and the command line say of models; None for no gateway."""
+    settings = load_config(project).gateway if (project / CONFIG_FILE).exists() else GatewaySection()
+    upstreams = [Upstream(_host_of(url), url.rstrip("/")) for url in urls]
+    for each in settings.upstream:
+        options = each.model_dump(exclude={"api_key", "base_url", "dialects"})
+        upstreams.append(
+            Upstream(
+                **options,
+                base_url=each.base_url.rstrip("/"),
+                api_key=from_environment(each.api_key) or None,
+                dialects=frozenset(each.dialects),
+            )
+        )
+
+    if not upstreams:
+        return None
+    aliases = {alias.name: alias.to for alias in settings.alias}
+    return Routes(upstreams, aliases, versions_of(Registry(store)))
+
+
+def _host_of(url: str) -> str:
+    """What an upstream without a name is called. Raises ConfigError for a URL that cannot be parsed."""
+    try:
+        return urlsplit(url).netloc.rpartition("@")[2] or url
+    except ValueError as error:
+        raise ConfigError(f"--upstream {url!r} is not a URL ({error}); write http://HOST:PORT/v1") from None
+
+
+def _warn(routes: Routes, say: Callable[[str], None]) -> None:
+    """Of upstreams that cannot be asked now. They may be starting, so it stops nobody."""
+    for name, problem in asyncio.run(problems(routes)).items():
+        say(f"warning: upstream {name!r} {problem}; calls of its models fail until it answers")
+
+
+def _price(project: Path, routes: Routes | None) -> Price:
+    """`[[prices]]` of the settings, and litellm's list where calls go through litellm anyway: it takes 200 MB."""
+    own = load_prices(project)
+    listed = routes is not None and any(upstream.via == "litellm" for upstream in routes.upstreams)
+    if listed:
+        load_litellm()  # takes seconds, and says what is missing before anybody is served
+    return by_usage(price(own, list_price) if listed else price(own))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Raises ConfigError when nobody can listen there."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None

@@ -1,0 +1,93 @@
+"""Stored traces, all or some of them, into one file or stream, with an account of what was written."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.errors import ConfigError, NoSuchTrace
+from agentloop.formats.export import save
+from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.progress import Progress
+from agentloop.protocols import Exporter, Stored
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+
+STDOUT = Path("-")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which traces: those of `ids`, or else those for which `filter` holds."""
+
+    ids: Sequence[str] = ()
+    """Whole, or as much of each as is unique."""
+    filter: str = ""
+    project: str | None = None
+
+
+@dataclass
+class Account:
+    """What was written."""
+
+    format: str
+    out: str
+    traces: int = 0
+    gone: int = 0
+    """Traces that were removed while the export ran."""
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def forget(self, _: TraceSummary) -> None:
+        """One more that is gone."""
+        self.gone += 1
+
+
+def export(
+    exporter: Exporter,
+    store: Store,
+    choice: Choice,
+    out: Path,
+    to_stdout: Callable[[Exporter, Iterator[Stored]], int],
+    progress: Progress,
+) -> Account | None:
+    """Write the traces to `out`, or with `to_stdout` where that is `-`; None where there is none."""
+    account = Account(exporter.name, str(out))
+    started = time.monotonic()
+    rows, total = _chosen(store, choice)
+    if not total:
+        return None
+    progress.start(f"export: {exporter.name}", total)
+    traces = _counted(read_each(store, rows, account.forget), account, progress)
+    account.bytes = to_stdout(exporter, traces) if out == STDOUT else save(exporter, traces, out)
+    account.seconds = round(time.monotonic() - started, 3)
+    return account
+
+
+def _chosen(store: Store, choice: Choice) -> tuple[Iterator[TraceSummary], int]:
+    """The traces, and how many they are."""
+    if not choice.ids:
+        n = store.n_found(choice.filter, project=choice.project)
+        return store.every(choice.filter, project=choice.project), n
+    rows = {row.key: row for row in (_named(store, each, choice.project) for each in choice.ids)}
+    return iter(rows.values()), len(rows)
+
+
+def _named(store: Store, word: str, project: str | None) -> TraceSummary:
+    """As `Store.named`. Raises ConfigError for what reads like a filter and is no trace's id."""
+    try:
+        return store.named(word, project=project)
+    except NoSuchTrace:
+        if not set(word) & set(":<>="):
+            raise
+        raise ConfigError(f"{word!r} is no trace's id; for a filter, write --filter {shlex.quote(word)}") from None
+
+
+def _counted(traces: Iterator[StoredTrace], account: Account, progress: Progress) -> Iterator[StoredTrace]:
+    for trace in traces:
+        yield trace
+        account.traces += 1
+        progress.advance()

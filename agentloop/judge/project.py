@@ -1,0 +1,54 @@
+"""What a project's settings and suite add when its stored traces are judged again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
+from agentloop.costs.totals import price
+from agentloop.failures.learned.scorer import load_scorer
+from agentloop.failures.taxonomy import project_taxonomy
+from agentloop.judge.reader import Reader
+from agentloop.judge.rejudge import Account, rejudge
+from agentloop.progress import Progress
+from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
+from agentloop.types import Task
+
+READER = Path("traces") / "reader"
+"""Folder, in a project, of what a judge model answered before."""
+
+
+async def rejudge_project(
+    store: Store, project: Path, filter: str, only: Collection[str], again: bool, progress: Progress
+) -> Account:
+    """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them."""
+    scorer = load_scorer(project)
+    reader = _reader(project)
+    tasks = project_tasks(project)
+    progress.start("judge again", store.n_found(filter))
+    return await rejudge(
+        store, tasks, filter, only=only, again=again, scorer=scorer, reader=reader, on_batch=progress.advance
+    )
+
+
+def _reader(project: Path) -> Reader | None:
+    """The model that the settings name, remembering in the project's folder what it answered."""
+    if not (project / CONFIG_FILE).is_file():
+        return None
+    config = load_config(project)
+    if config.failures.reader is None:
+        return None
+    options = config.failures.reader.model_dump()
+    return Reader(project_taxonomy(project), cache=str(project / READER), price=price(config.prices), **options)
+
+
+def project_tasks(project: Path) -> dict[str, Task]:
+    """Those of the project's suite, by id; none where there is no project, or it has no suite."""
+    if not (project / CONFIG_FILE).is_file():
+        return {}
+    config = load_config(project)
+    if not config.project.suite:
+        return {}
+    return {task.id: task for task in load_suite(suite_folder(project, config)).tasks}

@@ -1,0 +1,149 @@
+"""A vLLM server for a version of a project, or for the folder of a model."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentloop.config.sections import ServingSection
+from agentloop.config.settings import CONFIG_FILE, Config, load_config
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.policies.engine import find_vllm, vllm_command
+from agentloop.policies.serving import Patience, Server, supervise
+from agentloop.registry.versions import Registry
+from agentloop.store.place import open_store
+from agentloop.types import PolicyVersion
+
+MODEL, ADAPTER = "config.json", "adapter_config.json"
+"""The file by which a folder is known to have a model, or an adapter of one."""
+WEIGHTS, LOG = "weights", "vllm.log"
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is served, and where."""
+
+    ref: str | None
+    """Folder of a model; or a version of the project: `live`, or its number."""
+    project: Path = Path()
+    more: Sequence[str] = ()
+    """Arguments for vLLM."""
+    lora: Sequence[str] = ()
+    """`NAME=FOLDER` of adapters."""
+    name: str | None = None
+    """What requests call the model; None is `policy-vN`, or its folder."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    log: Path | None = None
+
+
+def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C. Raises ConfigError for what cannot be served."""
+    if options.ref is None:
+        raise ConfigError("what is to be served? Name the folder of a model, or `live`, or a version's number")
+    folder, default_name = _model(options.ref, options.project)
+    adapters = dict(_adapter(text) for text in options.lora)
+    settings = _settings(options.project)
+    port = _free_port(options.host, options.port)
+    vllm = find_vllm(settings.python)
+    name = options.name or default_name
+    say(f"vLLM {vllm.version} on {vllm.device} serves {name}: {folder}")
+    command, variables = vllm_command(vllm, folder, name, host=options.host, port=port, more=options.more)
+    at = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
+    server = Server(command, at, log=options.log or options.project / "logs" / LOG, variables=variables)
+    server.adapters |= adapters
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
+    supervise(server, say, Patience(start_s=settings.start_timeout_s))
+
+
+def watch(url: str, say: Callable[[str], None]) -> None:
+    """Report when a server that is not ours comes and goes, until Ctrl-C."""
+    at = url.rstrip("/").removesuffix("/v1")
+    if not at.startswith(("http://", "https://")):
+        raise ConfigError(f"--url {url!r} must begin with http:// or https://")
+    server, was = Server((), at, log=Path(LOG)), None
+    while True:
+        is_up = server.is_healthy()
+        if is_up is not was:
+            say(f"{'ready' if is_up else 'no answer'}: {at}/v1")
+        was = is_up
+        time.sleep(2)
+
+
+def project_versions(project: Path) -> list[PolicyVersion]:
+    """Oldest first. Raises StoreError for a project without a store."""
+    store = open_store(project=project, create=False)
+    try:
+        return Registry(store).all()
+    finally:
+        store.close()
+
+
+def _model(ref: str, project: Path) -> tuple[Path, str]:
+    """(folder of the model that `ref` means, what it is called)."""
+    number = re.fullmatch(r"v?(\d+)", ref)
+    if ref != "live" and not number:
+        return _loadable(Path(ref), ref), Path(ref).resolve().name
+    versions = project_versions(project)
+    version = next((v for v in versions if (v.number == int(number[1]) if number else v.state == "live")), None)
+    if version is None:
+        known = ", ".join(f"v{v.number}" for v in versions) or "none"
+        raise ConfigError(f"no version {ref!r} in {project} (there: {known}); `agentloop policies ls` lists them")
+    if version.artifact is None:
+        raise ConfigError(f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model")
+    folder = project / version.artifact
+    return _loadable(folder, ref), f"policy-v{version.number}"
+
+
+def _loadable(folder: Path, ref: str) -> Path:
+    """Where in `folder` the model is."""
+    if place := _holding(folder, MODEL):
+        return place
+    if _holding(folder, ADAPTER):
+        raise ConfigError(f"{folder} is an adapter; serve its base model with --lora NAME={folder}")
+    if not folder.is_dir():
+        raise ConfigError(
+            f"no folder {folder}{did_you_mean(ref, ['live'])}; name one, or `live`, or a version's number"
+        )
+    raise ConfigError(f"{folder} has no {MODEL}; name the folder of a model in the Hugging Face layout")
+
+
+def _adapter(text: str) -> tuple[str, Path]:
+    name, is_there, folder = text.partition("=")
+    if not (name and is_there and folder):
+        raise ConfigError(f"--lora {text!r}: write NAME=FOLDER")
+    if place := _holding(Path(folder), ADAPTER):
+        return name, place
+    if _holding(Path(folder), MODEL):
+        raise ConfigError(
+            f"--lora {text!r}: {folder} is a whole model and no adapter; "
+            f"serve it by itself: `agentloop policies serve {folder} --name {name}`"
+        )
+    what = "is no folder" if not Path(folder).is_dir() else f"has no {ADAPTER}, nor has its folder {WEIGHTS}"
+    raise ConfigError(f"--lora {text!r}: {folder} {what}; name the folder of an adapter")
+
+
+def _holding(folder: Path, file: str) -> Path | None:
+    """Where in a folder that file is; a version keeps its own in `weights`."""
+    return next((place for place in (folder, folder / WEIGHTS) if (place / file).is_file()), None)
+
+
+def _settings(project: Path) -> ServingSection:
+    """Of the project; outside of one, the environment's."""
+    return (load_config(project) if (project / CONFIG_FILE).exists() else Config()).serving
+
+
+def _free_port(host: str, port: int) -> int:
+    """Raises ConfigError when nobody can listen there."""
+    try:
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise ConfigError(f"cannot listen at {host}:{port}: {why}; choose another --port") from None

@@ -1,0 +1,24 @@
+"""What stored traces took: tokens, money, and their share of the energy of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentloop.costs.totals import Spent, shares, spent
+from agentloop.otel.stored import read_each
+from agentloop.store.store import Store
+
+
+def stored_costs(store: Store, filter: str, project: str | None) -> Iterator[Spent]:
+    """What each trace for which `filter` holds took, with its share by time of the energy of its stage."""
+    stages = store.stages()
+    times: dict[str, list[float]] = {}
+    for stored in read_each(store, store.every(filter, project=project)):
+        stage = stages.get(stored.row.stage or "")
+        energy = {}
+        if stage is not None:
+            if stage.name not in times:
+                times[stage.name] = [row.duration_s for row in store.every(f'stage:"{stage.name}"')]
+            in_stage = times[stage.name]
+            energy = shares(stage.metrics, len(in_stage), stored.row.duration_s, sum(in_stage))
+        yield spent(stored.trace, stored.verdict, energy)

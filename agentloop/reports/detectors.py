@@ -1,0 +1,99 @@
+"""How often each detector is right: rules measured on labels, and a learned scorer as it was fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.failures.analysis.measure import Row, measure, read_folder
+from agentloop.failures.detectors.rules import ALL, MEASURED, is_on
+from agentloop.failures.learned.calibration import Trust
+from agentloop.failures.learned.scorer import DETECTOR, Scorer
+from agentloop.intervals import wilson
+from agentloop.judge.labels import Read, labelled, read_labels, stored_labels
+from agentloop.store.store import Store
+from agentloop.types import FailureType
+
+OpenStore = Callable[[], AbstractContextManager[Store]]
+
+
+def rule_rows(labels: Path | None, project: str, open_store: OpenStore) -> list[dict[str, Any]]:
+    """A row for each rule. labels: a file, or a folder of traces with labels of AgentRx's; None is stored labels.
+
+    Without any label the rows have what was measured when the rules were made.
+    """
+    if labels is None and not _n_stored(project, open_store):
+        return _unmeasured()
+    if labels is not None and labels.is_dir():
+        return [_of_rule(row) for row in measure(read_folder(labels))]
+    traces = [each.to_measure for each in labelled_traces(labels, project, open_store)]
+    return [_of_rule(row) for row in measure(traces, sayable=frozenset(FailureType))]
+
+
+def labelled_traces(path: Path | None, project: str, open_store: OpenStore) -> list[Read]:
+    """The traces that a file or people's stored labels are about."""
+    if path is not None and not path.is_file():
+        raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")
+    with open_store() as store:
+        labels = {label.trace: label for label in stored_labels(store, project=project)}
+        labels |= {label.trace: label for label in (read_labels(path) if path is not None else ())}
+        if not labels:
+            raise ConfigError("no labels are stored; `agentloop judge label TRACE --type … --step …` adds one")
+        return labelled(store, list(labels.values()), project=project)
+
+
+def _n_stored(project: str, open_store: OpenStore) -> int:
+    """How many traces people have labelled; 0 where there is no store yet."""
+    try:
+        with open_store() as store:
+            return len(store.person_labels(project))
+    except AgentLoopError:
+        return 0
+
+
+def _unmeasured() -> list[dict[str, Any]]:
+    """Every rule, with what is known of it without labels."""
+    rows = []
+    for rule in ALL:
+        before = MEASURED.get(rule.id)
+        judged = (before.n_right, before.n) if before else (0, 0)
+        rows.append(_row(rule.id, is_on(rule), rule.min_precision, judged, (0, 0), (0, 0)))
+    return rows
+
+
+def _of_rule(row: Row) -> dict[str, Any]:
+    judged = (row.n_right, row.n_judged)
+    recalled = (row.n_found, row.n_to_find)
+    return _row(row.detector, row.on, row.min_precision, judged, recalled, (row.n_silent, row.n_failed))
+
+
+def scorer_rows(scorer: Scorer) -> list[dict[str, Any]]:
+    """The step is named in every run, and is held against chance; types and outcomes against the promise."""
+    rows = []
+    if scorer.steps is not None:
+        rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))
+    for name, head in (("type", scorer.categories), ("outcome", scorer.outcomes)):
+        if head is not None:
+            rows.append(_of_head(name, head.trust, head.trust.cut is not None, scorer.precision))
+    return rows
+
+
+def _of_head(name: str, trust: Trust, on: bool, promised: float) -> dict[str, Any]:
+    judged = (trust.n_right, trust.n_said)
+    silent = (trust.n - trust.n_said, trust.n)
+    return _row(f"{DETECTOR} {name}", on, promised, judged, (trust.n_right, trust.n), silent)
+
+
+def _row(
+    name: str, on: bool, promised: float, judged: tuple[int, int], recalled: tuple[int, int], silent: tuple[int, int]
+) -> dict[str, Any]:
+    shares = {"precision": _share(*judged), "recall": _share(*recalled), "says_nothing": _share(*silent)}
+    return {"detector": name, "on": on, "promised": promised, "measured": judged[1] > 0, **shares}
+
+
+def _share(n_right: int, n: int) -> dict[str, Any] | None:
+    low, high = wilson(n_right, n)
+    return {"n_right": n_right, "n": n, "share": n_right / n, "low": low, "high": high} if n else None

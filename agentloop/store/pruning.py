@@ -1,0 +1,86 @@
+"""Old traces let go by age or size as a user writes them: once, or every few minutes beside a service."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from agentloop.errors import ConfigError, StoreError, counted
+from agentloop.store.query import TIMES, time_of
+from agentloop.store.retention import Forgotten
+from agentloop.store.store import Store
+
+EVERY_S = 600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What may stay, as it was written; checked, because it is asked for again and again."""
+
+    older_than: str | None
+    larger_than: str | None
+
+    def __post_init__(self) -> None:
+        self.before()
+        self.max_bytes()
+
+    def before(self) -> datetime | None:
+        """What nothing was added to since then goes."""
+        if self.older_than is None:
+            return None
+        try:
+            return time_of(self.older_than, datetime.now(UTC))
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{self.older_than!r} is no age; write {TIMES}") from None
+
+    def max_bytes(self) -> int | None:
+        """The oldest go until the store has as many."""
+        if self.larger_than is None:
+            return None
+        if self.larger_than[-1:].isdigit():  # which would be bytes, and never meant
+            raise ConfigError(f"{self.larger_than!r} has no unit; say {self.larger_than}GB, or write 500MB or 8GiB")
+        try:
+            return int(TypeAdapter(ByteSize).validate_python(self.larger_than))
+        except ValidationError:
+            raise ConfigError(f"{self.larger_than!r} is no size; write 500MB, 10GB or 8GiB") from None
+
+
+@contextmanager
+def pruning(store: Store, limits: Limits, say: Callable[[str], None]) -> Iterator[None]:
+    """While the block runs, prune now and every EVERY_S. say: gets a line for each removal, or failure."""
+    ended = threading.Event()
+
+    def prune() -> None:
+        while not ended.is_set():
+            try:
+                gone = store.forget(before=limits.before(), max_bytes=limits.max_bytes())
+                if gone.traces:
+                    say(f"pruned: {amount(gone)}")
+            except StoreError as error:  # of a disk that is full, say: it may be better the next time
+                say(f"pruning failed: {error}")
+            ended.wait(EVERY_S)
+
+    thread = threading.Thread(target=prune, name="prune")
+    if limits != Limits(None, None):
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()
+
+
+def amount(gone: Forgotten) -> str:
+    """In words."""
+    return f"{counted(gone.traces, 'trace')} ({counted(gone.spans, 'span')}, {sized(gone.bytes)})"
+
+
+def sized(n_bytes: int) -> str:
+    """1234567 -> 1.2 MB."""
+    return ByteSize(n_bytes).human_readable(decimal=True, separator=" ")
