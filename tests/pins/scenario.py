@@ -145,7 +145,7 @@ STEPS: tuple[Step, ...] = (
     Step("policies serve v9"),
     Step("policies serve live"),
     Step("policies serve --url ftp://x"),
-    Step("traces ls purpose:evaluate --limit 3 --json", compare="shape", keep={"trace": "traces.0.id"}),
+    Step("traces ls purpose:evaluate reward>=1 --limit 3 --json", compare="shape", keep={"trace": "traces.0.id"}),
     Step("traces ls --limit 0"),
     Step("traces ls --task none --json"),
     Step("traces ls no:such --json"),
