@@ -6,8 +6,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from . import outcomes, service
+from . import commands, demo, outcomes, scenario, service
 from .compare import write
 
 
@@ -21,7 +22,28 @@ def record_openapi(folder: Path) -> list[Path]:
     return [write(service.DOCUMENT_PIN, replies["document"]), write(service.ANSWERS_PIN, replies["answers"])]
 
 
-RECORDERS: dict[str, Callable[[Path], list[Path]]] = {"outcomes": record_outcomes, "openapi": record_openapi}
+def record_commands(folder: Path) -> list[Path]:
+    """Twice, in folders of different names: what differs depends on time or place."""
+    pins: dict[str, Any] = {"options": commands.options()}
+    for kind, steps in (("steps", scenario.STEPS), ("slow_steps", scenario.SLOW_STEPS)):
+        recordings = []
+        for name in (kind, f"{kind} again"):
+            (folder / name).mkdir()
+            recordings.append(commands.play(folder / name, steps))
+        pins[kind] = commands.merge(recordings[0], recordings[1])
+    return [write(commands.PIN, pins)]
+
+
+def record_demo(_: Path) -> list[Path]:
+    return [write(demo.PIN, demo.record())]
+
+
+RECORDERS: dict[str, Callable[[Path], list[Path]]] = {
+    "outcomes": record_outcomes,
+    "openapi": record_openapi,
+    "commands": record_commands,
+    "demo": record_demo,
+}
 
 
 def main(names: list[str]) -> None:
