@@ -153,8 +153,7 @@ N_HELDOUT, N_VALIDATION = 15, 10
 IGNORED = """# What runs leave behind; suites, baselines and settings belong in git.
 /traces/store.db*
 /traces/store.token
-/policies/
-/runs/
+/.agentloop/
 /report.html
 """
 

@@ -12,6 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Protocol
 
+from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError, counted
 from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, unknown_program
 from agentloop.gate.baselines import find_baselines, is_same_version
@@ -254,11 +255,11 @@ def _with_reason(result: GateResult, stopped: str | None, no_baseline: str | Non
 
 
 def folder_of(prepared: Prepared) -> Path:
-    """Where this gate goes on, or begins: a new folder in runs/ once the last one has said PASS, FAIL or INFRA.
+    """Where this gate goes on, or begins: a new folder once the last one has said PASS, FAIL or INFRA.
 
     A verdict is of the moment: an endpoint's model, or agentloop itself, may have changed since, which no key tells.
     """
-    first = Path("runs") / f"gate-{prepared.key}"
+    first = RUNS / f"gate-{prepared.key}"
     folders = chain([first], (Path(f"{first}-{n}") for n in count(2)))
     return next(folder for folder in folders if not _is_decided(folder / RESULT))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError
 from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, new_head
 from agentloop.gate.flaky import failing, flake_rates
@@ -35,7 +36,7 @@ class BankOptions:
     sandbox: str | None = None
     n_concurrent: int = 4
     project: Path = Path()
-    out: Path = Path("runs/bank")
+    out: Path = RUNS / "bank"
 
 
 @dataclass(frozen=True)

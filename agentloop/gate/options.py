@@ -49,7 +49,7 @@ class GateOptions:
     """Kind; None takes it from the settings of `project`."""
     on_divergence: OnDivergence = OnDivergence.live
     out: Path | None = None
-    """Folder of the run; None makes or continues one in `runs/`."""
+    """Folder of the run; None makes or continues one in `.agentloop/runs/`."""
     n_concurrent: int = 4
     max_usd: float | None = None
     max_minutes: float | None = None

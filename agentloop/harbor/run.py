@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agentloop.config.layout import RUNS
 from agentloop.config.settings import STORE, known_secrets
 from agentloop.costs.energy import Meter
 from agentloop.errors import CapabilityError, ConfigError, counted
@@ -54,7 +55,7 @@ class RunOptions:
     folders: Sequence[Path]
     """Task folders, or folders that hold them."""
     sandbox: str = "auto"
-    out: Path = Path("runs")
+    out: Path = RUNS
     """Folder for the traces."""
     n_trials: int = 1
     """Of each task."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from agentloop.config.layout import READER
 from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
 from agentloop.costs.totals import price
 from agentloop.failures.learned.scorer import load_scorer
@@ -15,9 +16,6 @@ from agentloop.progress import Progress
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
 from agentloop.types import Task
-
-READER = Path("traces") / "reader"
-"""Folder, in a project, of what a judge model answered before."""
 
 
 async def rejudge_project(

@@ -12,6 +12,7 @@ from random import Random
 
 import torch
 
+from agentloop.config.layout import STATE
 from agentloop.errors import ConfigError, TrainingError, boundary, counted
 from agentloop.loop.control import is_due, run_control
 from agentloop.loop.project import Project, Stage
@@ -205,7 +206,7 @@ class TinyLearner:
             number=number,
             parent=parent,
             kind="weights",
-            artifact=str(self.project.version_folder(number).relative_to(self.project.folder)),
+            artifact=str(self.project.version_folder(number).relative_to(self.project.folder / STATE)),
             sha256=sha256,
             config_hash=self.project.config.hash,
             note=note,

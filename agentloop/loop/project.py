@@ -2,7 +2,7 @@
 
 agentloop.toml        what is set                    evals/      suites, failed/ and regressions/
 sandboxes/            what boxes are made of         traces/     store.db: every trace
-policies/v0001/       one folder a version           report.html what came of it
+.agentloop/policies/  one folder a version           report.html what came of it
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
+from agentloop.config.layout import POLICIES, refuse_earlier_layout
 from agentloop.config.settings import STORE, Config, known_secrets, load_config, suite_folder
 from agentloop.costs.energy import Meter, Used
 from agentloop.errors import ConfigError, counted
@@ -43,7 +44,6 @@ from agentloop.store.tables import StageRow
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Episode, EpisodeState, Purpose, RewardState, Split, Task, Verdict
 
-POLICIES = Path("policies")
 REPORT = Path("report.html")
 EVALS = Path("evals")
 
@@ -236,6 +236,7 @@ def open_project(
 ) -> Iterator[Project]:
     """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError."""
     config = load_config(folder, **overrides)
+    refuse_earlier_layout(folder)
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
     if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
         backend = Recording(backend, folder / config.sandbox.journals)

@@ -14,8 +14,9 @@ from itertools import islice
 from random import Random
 from statistics import fmean
 
+from agentloop.config.layout import POLICIES
 from agentloop.errors import TrainingError
-from agentloop.loop.project import POLICIES, Project, Stage, mean_reward
+from agentloop.loop.project import Project, Stage, mean_reward
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
+from agentloop.config.layout import artifact_folder
 from agentloop.config.sections import AgentSection, PolicySection, PriceSection
 from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, load_policy, load_prices
 from agentloop.costs.totals import Price, free, price
@@ -126,7 +127,7 @@ def _tiny(version: PolicyVersion, project: Path, temperature: float) -> Policy:
             from agentloop.policies.tiny import TinyPolicy
     except ImportError as error:
         raise ConfigError(f"policy v{version.number} needs {error.name}; {extra('train')}") from None
-    folder = project / (version.artifact or "") / WEIGHTS
+    folder = artifact_folder(project, version.artifact or "") / WEIGHTS
     policy = TinyPolicy(folder, temperature=temperature)
     if folder_hash(folder) != version.sha256:
         raise ConfigError(f"{folder}: these are not the weights of v{version.number}; bring back what was there")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentloop.config.layout import LOGS, artifact_folder
 from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
 from agentloop.errors import ConfigError, did_you_mean
@@ -56,7 +57,7 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     say(f"vLLM {vllm.version} on {vllm.device} serves {name}: {folder}")
     command, variables = vllm_command(vllm, folder, name, host=options.host, port=port, more=options.more)
     at = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    server = Server(command, at, log=options.log or options.project / "logs" / LOG, variables=variables)
+    server = Server(command, at, log=options.log or options.project / LOGS / LOG, variables=variables)
     server.adapters |= adapters
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
     supervise(server, say, Patience(start_s=settings.start_timeout_s))
@@ -97,7 +98,7 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
         raise ConfigError(f"no version {ref!r} in {project} (there: {known}); `agentloop policies ls` lists them")
     if version.artifact is None:
         raise ConfigError(f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model")
-    folder = project / version.artifact
+    folder = artifact_folder(project, version.artifact)
     return _loadable(folder, ref), f"policy-v{version.number}"
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from agentloop.config.layout import RUNS
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, percent, print_json, stderr, stdout
 
@@ -25,7 +26,7 @@ def bank(
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 4,
     project: Annotated[Path, typer.Option("--project", "-p", help="Where vN and paths of policies start.")] = Path(),
-    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs/bank"),
+    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = RUNS / "bank",
     as_json: AsJson = False,
 ) -> None:
     """Fill the baseline bank of a suite: every task, the same number of times, with one policy.

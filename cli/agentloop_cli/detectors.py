@@ -74,7 +74,7 @@ def fit_scorer(
     ] = None,
     precision: Annotated[float, typer.Option(min=0, max=1, help="Share of what it says that shall be right.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides every random draw.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Default: traces/scorer.json of the project.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: .agentloop/scorer.json of the project.")] = None,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
@@ -88,8 +88,8 @@ def fit_scorer(
 
     Exit codes: 0 fitted, 2 too few labels or a wrong one.
     """
+    from agentloop.config.layout import SCORER
     from agentloop.failures.learned.fitting import fit
-    from agentloop.failures.learned.scorer import SCORER
     from agentloop.reports.detectors import labelled_traces, scorer_rows
 
     labelled = labelled_traces(labels, tenant, partial(opened_store, where, project=project))

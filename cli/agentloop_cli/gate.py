@@ -107,7 +107,7 @@ def gate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(rich_help_panel=OUTPUT, help="Folder of this run; by default one in runs/ of its own."),
+        typer.Option(rich_help_panel=OUTPUT, help="Folder of this run; default: a new one in .agentloop/runs/."),
     ] = None,
     inconclusive: Annotated[
         Inconclusive,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from agentloop.config.layout import RUNS
 from agentloop.errors import NoSuchTrace, counted
 from agentloop.output_files import write_text
 from agentloop.printable import on_one_line
@@ -27,7 +28,7 @@ REPORT = "report.html"
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
 MAX_TRACED, MAX_EACH = 12, 8
 """Tasks whose traces are looked up for the report, and traces of each: it shows one beside another."""
-BANKS = Path("runs") / "bank"
+BANKS = RUNS / "bank"
 """Where `agentloop bank` leaves its traces, which the report shows beside the candidate's."""
 
 

@@ -33,6 +33,7 @@ from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
+from agentloop_cli.upgrade import upgrade
 
 INTERRUPTED = 130
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -123,6 +124,7 @@ app.command()(mine)
 app.command()(failures)
 app.command()(costs)
 app.command()(doctor)
+app.command()(upgrade)
 app.command()(serve)
 traces.command("show")(show_trace)
 traces.command("import")(import_traces)

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentloop.config.layout import RUNS
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
@@ -55,7 +56,7 @@ def run(
         Path | None, typer.Option(help="Folder with the agent's program, which the boxes show as /agent.")
     ] = None,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = Path("runs"),
+    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = RUNS,
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each task.")] = 1,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
     canaries: Annotated[

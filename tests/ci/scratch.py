@@ -56,7 +56,7 @@ def make(folder: Path) -> Path:
             }
             file.write(json.dumps(row) + "\n")
     (folder / "policy.py").write_text(POLICY)
-    (folder / ".gitignore").write_text("runs/\nagentloop-gate/\n")
+    (folder / ".gitignore").write_text(".agentloop/\nagentloop-gate/\n")
     git(folder, "init", "--quiet", "--initial-branch=main")
     filled = ["bank", "evals/coin", "--policy", "scripted:policy.py:policy", "--as", "main", "--trials", str(TRIALS)]
     subprocess.run(

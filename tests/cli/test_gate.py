@@ -289,9 +289,12 @@ def test_without_a_folder_a_verdict_is_not_taken_for_the_next_run_s(here: Path, 
     named = ("gate", "evals/read", "--baseline", "main", "--candidate", "scripted:p.py:bad", "--sandbox", "bubblewrap")
     assert agentloop(*named, "--max-rollouts", "12").returncode == 3
     assert agentloop(*named).returncode == 1
-    [first] = (here / "runs").glob("gate-*")
+    [first] = (here / ".agentloop" / "runs").glob("gate-*")
     assert agentloop(*named).returncode == 1
-    assert sorted(folder.name for folder in (here / "runs").glob("gate-*")) == [first.name, f"{first.name}-2"]
+    assert sorted(folder.name for folder in (here / ".agentloop" / "runs").glob("gate-*")) == [
+        first.name,
+        f"{first.name}-2",
+    ]
     assert json.loads((first / "gate.result.json").read_text())["verdict"] == "FAIL"
 
 

@@ -26,8 +26,8 @@ def project(tmp_path: Path) -> Path:
     registry.add(number=2, parent=1, kind="remote", artifact=None, note="", **common)
     registry.add(number=3, parent=1, kind="weights", artifact="policies/v0003", note="", **common)
     store.close()
-    (tmp_path / "policies" / "v0001" / "weights").mkdir(parents=True)
-    (tmp_path / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
+    (tmp_path / ".agentloop" / "policies" / "v0001" / "weights").mkdir(parents=True)
+    (tmp_path / ".agentloop" / "policies" / "v0001" / "weights" / "config.json").write_text("{}")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
     (tmp_path / "kept" / "weights").mkdir(parents=True)
@@ -59,7 +59,7 @@ def test_versions_are_listed(agentloop: Run) -> None:
         (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
         (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
         (["2"], "v2 has no weights of ours (remote); serve the folder of a model"),
-        (["3"], "no folder policies/v0003; name one, or `live`, or a version's number"),
+        (["3"], "no folder .agentloop/policies/v0003; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
         (
             ["live", "--lora", "a=empty"],
@@ -67,9 +67,10 @@ def test_versions_are_listed(agentloop: Run) -> None:
         ),
         (["live", "--lora", "a=nowhere"], "--lora 'a=nowhere': nowhere is no folder; name the folder of an adapter"),
         (
-            ["live", "--lora", "policy-v1=policies/v0001"],
-            "--lora 'policy-v1=policies/v0001': policies/v0001 is a whole model and no adapter; serve it by itself: "
-            "`agentloop policies serve policies/v0001 --name policy-v1`",
+            ["live", "--lora", "policy-v1=.agentloop/policies/v0001"],
+            "--lora 'policy-v1=.agentloop/policies/v0001': .agentloop/policies/v0001 is a whole model and no adapter; "
+            "serve it by itself: "
+            "`agentloop policies serve .agentloop/policies/v0001 --name policy-v1`",
         ),
         (["kept"], "kept is an adapter; serve its base model with --lora NAME=kept"),
         (["live", "--url", "http://x"], "--url starts nothing: leave out what is to be served, or leave out --url"),

@@ -89,7 +89,7 @@ def test_interrupted_it_ends_in_the_same_versions(
     assert status == 0, last.said
     assert decided(json.loads(shown)) == decided(two_runs[0])
     assert counted(json.loads(shown)) == counted(two_runs[0])
-    litter = [path for path in (folder / "policies").iterdir() if path.name.startswith(".")]
+    litter = [path for path in (folder / ".agentloop" / "policies").iterdir() if path.name.startswith(".")]
     assert litter == []
 
 

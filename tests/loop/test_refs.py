@@ -164,7 +164,7 @@ def test_a_version_of_our_weights(tmp_path: Path) -> None:
     (tmp_path / "agentloop.toml").write_text('[policy]\nkind = "tiny"\n')
     tokenizer = train_tokenizer(["how many lines", "wc -l < a0"])
     policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
-    sha256 = save_version(tmp_path / "policies" / "v0001", policy, None, {})
+    sha256 = save_version(tmp_path / ".agentloop" / "policies" / "v0001", policy, None, {})
     store = Store(tmp_path / STORE)
     Registry(store).add(
         number=1, parent=None, kind="weights", artifact="policies/v0001", sha256=sha256, config_hash="", note=""
@@ -185,7 +185,7 @@ def test_a_version_of_our_weights(tmp_path: Path) -> None:
         ConfigError, match="v1 has been trained on tasks of suite 'words', such as 'a'; what it does on"
     ):
         evals_at(suite).resolve("v1", tmp_path)
-    weights = tmp_path / "policies" / "v0001" / "weights"
+    weights = tmp_path / ".agentloop" / "policies" / "v0001" / "weights"
     (weights / "extra.json").write_text("{}")
     with pytest.raises(ConfigError, match="these are not the weights of v1; bring back what was there"):
         named("v1", tmp_path)

@@ -92,7 +92,7 @@ def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) 
     with opened(folder, last) as project:
         assert train(project, tmp_path / "resumed") == expected
     assert last.n_steps == SETTLE_STEPS - CHECK_EVERY
-    assert not list((folder / "policies").glob(".warm-start*"))
+    assert not list((folder / ".agentloop" / "policies").glob(".warm-start*"))
 
 
 def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path) -> None:

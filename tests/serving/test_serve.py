@@ -104,4 +104,4 @@ def test_a_model_is_served_until_ctrl_c(installed: Installed, model: Path, tmp_p
     assert code == 130
     assert len(started) > 4
     assert [pid for pid in started if Path(f"/proc/{pid}").exists()] == []
-    assert "EngineCore" in (tmp_path / "logs" / "vllm.log").read_text()
+    assert "EngineCore" in (tmp_path / ".agentloop" / "logs" / "vllm.log").read_text()

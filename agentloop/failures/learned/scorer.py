@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 from pydantic import Field, FiniteFloat, ValidationError, model_validator
 
+from agentloop.config.layout import SCORER, refuse_earlier_layout
 from agentloop.errors import ConfigError
 from agentloop.failures.closing import blamable
 from agentloop.failures.evidence import quote_at
@@ -32,7 +33,6 @@ from agentloop.intervals import wilson
 from agentloop.types import Failure, FailureType, Frozen, Trace
 
 DETECTOR = "learned.critical@2"
-SCORER = Path("traces") / "scorer.json"
 """In a project: what `agentloop judge fit` writes, and what is asked where the rules leave a cause open."""
 FAILED = "failed"
 """The outcome model's second class; its first is `""`."""
@@ -204,6 +204,7 @@ class Scorer(Frozen):
 
 def load_scorer(project: Path) -> Scorer | None:
     """That of a project's folder, where there is one. Raises ConfigError for a file that is none, and without numpy."""
+    refuse_earlier_layout(project)
     if not (project / SCORER).is_file():
         return None
     library("numpy")  # now, and not when the first run has failed

@@ -1,0 +1,75 @@
+"""Folders of a project: what runs leave behind is in `.agentloop/`, beside the store under `traces/`.
+
+Projects of an earlier layout kept versions, the fitted scorer and the reader's answers among the files that belong in
+git. `upgrade` copies them; it removes nothing, so that the earlier layout stays usable.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentloop.errors import ConfigError
+
+STATE = Path(".agentloop")
+POLICIES = STATE / "policies"
+"""A folder for each version of weights."""
+RUNS = STATE / "runs"
+"""A folder for each gate, and the results of `agentloop run` and `agentloop bank`."""
+LOGS = STATE / "logs"
+SCORER = STATE / "scorer.json"
+"""The learned scorer, as `agentloop judge fit` writes it."""
+READER = STATE / "reader"
+"""Remembered answers of the model that reads failed runs."""
+EARLIER = {Path("traces") / "scorer.json": SCORER, Path("traces") / "reader": READER}
+"""Earlier place -> place."""
+
+
+def artifact_folder(project: Path, artifact: str) -> Path:
+    """The folder of a version's weights. artifact: as the registry has it, relative to `.agentloop/`."""
+    return project / STATE / artifact
+
+
+def refuse_earlier_layout(project: Path) -> None:
+    """Raise ConfigError where state lies in an earlier place and its present place has none."""
+    for earlier, place in _moves(project):
+        if not place.exists():
+            raise ConfigError(
+                f"{earlier} is where agentloop kept its state before .agentloop/; copy it with `agentloop upgrade "
+                f"{project}`, which leaves the original as it is"
+            )
+
+
+def upgrade(project: Path) -> list[tuple[Path, Path]]:
+    """Copy state from its earlier places; each copy appears whole. Returns (original, copy) of what was copied.
+
+    Raises ConfigError for a folder that is none, and where a copy cannot be written.
+    """
+    if not project.is_dir():
+        raise ConfigError(f"no folder {project}; name the folder of a project")
+    copies = [(earlier, place) for earlier, place in _moves(project) if not place.exists()]
+    for earlier, place in copies:
+        draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            copy = shutil.copytree if earlier.is_dir() else shutil.copy2
+            copy(earlier, draft)
+            draft.rename(place)
+        except OSError as error:
+            raise ConfigError(f"cannot copy {earlier} to {place}: {error.strerror}; make room or rights") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+            if draft.is_file():
+                draft.unlink()
+    return copies
+
+
+def _moves(project: Path) -> Iterator[tuple[Path, Path]]:
+    """(earlier place, place) of all state that lies in an earlier place."""
+    for folder in sorted((project / "policies").glob("v[0-9][0-9][0-9][0-9]")):
+        yield folder, project / POLICIES / folder.name
+    for earlier, place in EARLIER.items():
+        if (project / earlier).exists():
+            yield project / earlier, project / place
