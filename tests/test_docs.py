@@ -20,7 +20,8 @@ import httpx
 import pytest
 from parts import Run
 
-from agentloop.plugins import installed
+from agentloop.config.sections import SandboxSection
+from agentloop.plugins import METHODS, installed
 from agentloop.store.verdicts import REWARDS
 from tests.api.serving import serving
 from tests.formats.recorded import SHARED
@@ -28,7 +29,8 @@ from tests.formats.recorded import SHARED
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROJECT = (ROOT / "docs" / "01-project.md").read_text()
-ARCHITECTURE = (ROOT / "docs" / "10-architecture.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "11-architecture.md").read_text()
+EXTENDING = (ROOT / "docs" / "10-extending.md").read_text()
 INDEX = (ROOT / "docs" / "README.md").read_text()
 PAGES = sorted(
     page
@@ -248,24 +250,39 @@ def test_the_python_of_the_sandboxes_page_runs(tmp_path: Path, bubblewrap: objec
     assert (tmp_path / "out" / "note").read_text() == "text"
 
 
+def test_the_secret_of_the_sandboxes_page_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "x")
+    (table,) = blocks((ROOT / "sandboxes" / "README.md").read_text(), "toml")
+    (secret,) = SandboxSection.model_validate(tomllib.loads(table)["sandbox"]).secrets
+    assert (secret.host, secret.value.get_secret_value()) == ("api.example.com", "Bearer x")
+
+
 def test_the_index_lists_every_page_in_reading_order() -> None:
     pages = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name != "README.md")
     assert re.findall(r"^\| \[.*?\]\((.*?)\)", INDEX, re.MULTILINE) == pages
 
 
-def test_the_architecture_has_every_part_of_the_engine_and_its_layers() -> None:
+def test_the_architecture_has_every_package_of_the_engine() -> None:
     table = ARCHITECTURE.partition("## Folders")[2].partition("\n## ")[0]
-    places = set(re.findall(r"`agentloop/([\w.]+)/?`", "".join(row.split("|")[1] for row in table.splitlines() if row)))
-    parts = {
-        path.name for path in (ROOT / "agentloop").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
-    assert places == parts - {"__init__.py"}
-    (contract,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    assert blocks(ARCHITECTURE, "layers")[0].splitlines() == contract["layers"]
+    packages = {path.parent.name for path in (ROOT / "agentloop").glob("*/__init__.py")}
+    assert set(re.findall(r"`agentloop/(\w+)/`", table)) == packages
+
+
+def test_a_policy_of_ones_own_is_a_file_and_a_table(agentloop: Run, tmp_path: Path) -> None:
+    """The page's class and its settings, in a project; and its table of groups is the engine's."""
+    assert set(re.findall(r"`agentloop\.(\w+)` \|", EXTENDING)) == {*METHODS, "detectors"}
+    project = scripted_project(agentloop, tmp_path / "p")
+    (project / "my_policy.py").write_text(blocks(EXTENDING, "python")[0])
+    settings = (project / "agentloop.toml").read_text()
+    settings = re.sub(r"\[policy\].*?(?=\n\[)", blocks(EXTENDING, "toml")[0], settings, flags=re.DOTALL)
+    (project / "agentloop.toml").write_text(settings)
+    done = agentloop("loop", str(project), "--sandbox", "bubblewrap", "--json")
+    assert done.returncode == 0, done.stderr
+    assert 0 < json.loads(done.stdout)["heldout"]["after"]["success"] < 0.5
 
 
 def test_who_comes_from_another_tool_finds_its_importer_and_which_scores_are_rewards() -> None:
-    page = (ROOT / "docs" / "11-coming-from.md").read_text()
+    page = (ROOT / "docs" / "12-coming-from.md").read_text()
     assert set(re.findall(r"source:(\w+)", page)) == {"langfuse", "langsmith", "inspect", "verifiers"}
     assert {"langfuse", "langsmith", "inspect", "verifiers"} <= set(installed("formats"))
     (rewards,) = re.findall(r"A score called (.*?) becomes", page)

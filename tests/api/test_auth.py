@@ -131,7 +131,7 @@ def test_what_is_kept_does_not_open_the_door() -> None:
 
 
 def test_scopes_of_routes() -> None:
-    """By hand, from the table of routes in docs/10-architecture.md; what is not in it needs `admin`."""
+    """By hand, from the table of routes in docs/11-architecture.md; what is not in it needs `admin`."""
     assert needed_scope("POST", "/v1/traces") == needed_scope("POST", "/v1/logs") == "ingest"
     assert needed_scope("PUT", "/api/v1/traces/1/scores/human") == "judge"
     assert needed_scope("GET", "/api/v1/traces") == "read"
