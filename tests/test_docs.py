@@ -194,6 +194,7 @@ def test_guard_my_ci_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert_prints("Guard my CI", done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TAU_BENCH.exists(), reason="needs ../shared/data: public runs of tau-bench")
 def test_look_at_my_traces_prints_what_the_readme_shows(tmp_path: Path) -> None:
     shutil.copy(TAU_BENCH, tmp_path)
@@ -268,6 +269,7 @@ def test_the_architecture_has_every_package_of_the_engine() -> None:
     assert set(re.findall(r"`agentloop/(\w+)/`", table)) == packages
 
 
+@pytest.mark.slow
 def test_a_policy_of_ones_own_is_a_file_and_a_table(agentloop: Run, tmp_path: Path) -> None:
     """The page's class and its settings, in a project; and its table of groups is the engine's."""
     assert set(re.findall(r"`agentloop\.(\w+)` \|", EXTENDING)) == {*METHODS, "detectors"}
