@@ -24,7 +24,7 @@ from agentloop.config.sections import SandboxSection
 from agentloop.plugins import METHODS, installed
 from agentloop.store.verdicts import REWARDS
 from tests.api.serving import serving
-from tests.formats.recorded import SHARED
+from tests.formats.samples import SHARED
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
