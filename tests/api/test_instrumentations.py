@@ -124,7 +124,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.soak] if setup.extra else []) for name, setup in SETUPS.items()]
+)
 def test_an_instrumented_agent(name: str, url: str) -> None:
     setup = SETUPS[name]
     need("openai", "anthropic", *setup.modules)

@@ -64,8 +64,8 @@ def as_another_user(port: int, method: str, path: str, body: Any = None) -> tupl
     return int(status), text
 
 
-def reward_of(server: Server, **headers: str) -> tuple[float | None, str]:
-    summary = httpx.get(f"{server.url}/api/v1/traces/{ID}", headers=headers).json()["summary"]
+def reward_of(url: str, **headers: str) -> tuple[float | None, str]:
+    summary = httpx.get(f"{url}/api/v1/traces/{ID}", headers=headers).json()["summary"]
     return summary["reward"], summary["reward_state"]
 
 
@@ -93,7 +93,7 @@ def test_without_a_key_nobody_judges(server: Server, what: str, tmp_path: Path) 
     assert refused.status_code == 403
     assert "scope 'judge'" in refused.json()["error"]
     assert str(tmp_path / "traces.token") in refused.json()["error"], "where the token is"
-    assert reward_of(server) == (None, "unscored")
+    assert reward_of(server.url) == (None, "unscored")
     token = (tmp_path / "traces.token").read_text().strip()
     assert httpx.put(path, json=JUDGEMENTS[what], headers=bearer(token)).status_code == 200
     wrong = token[:-1] + ("A" if token[-1] != "A" else "B")
@@ -133,18 +133,19 @@ def test_the_token_opens_nothing_to_another_user(server: Server, tmp_path: Path)
 def test_a_key_for_spans_does_not_judge_and_one_that_judges_writes_no_spans(tmp_path: Path) -> None:
     store = tmp_path / "traces.db"
     ingests, judges, reads = (make_key(store, "team", scope)[0] for scope in ("ingest", "judge", "read"))
-    with serving(store) as server:
-        sent = httpx.post(f"{server.url}/v1/traces", json=request(SPAN), headers=bearer(ingests))
+    with serving_here(store) as port:
+        url = f"http://127.0.0.1:{port}"
+        sent = httpx.post(f"{url}/v1/traces", json=request(SPAN), headers=bearer(ingests))
         assert sent.status_code == 200
         for what, body in JUDGEMENTS.items():
-            path = f"{server.url}/api/v1/traces/{ID}/{what}"
+            path = f"{url}/api/v1/traces/{ID}/{what}"
             refused = httpx.put(path, json=body, headers=bearer(ingests))
             assert refused.status_code == 403
             assert "needs a key with the scope 'judge'" in refused.json()["error"]
             assert httpx.put(path, json=body, headers=bearer(judges)).status_code == 200
-        assert httpx.post(f"{server.url}/v1/traces", json=request(SPAN), headers=bearer(judges)).status_code == 403
-        assert httpx.get(f"{server.url}/api/v1/traces", headers=bearer(judges)).status_code == 403
-        assert reward_of(server, **bearer(reads)) == (1.0, "scored")
+        assert httpx.post(f"{url}/v1/traces", json=request(SPAN), headers=bearer(judges)).status_code == 403
+        assert httpx.get(f"{url}/api/v1/traces", headers=bearer(judges)).status_code == 403
+        assert reward_of(url, **bearer(reads)) == (1.0, "scored")
 
 
 @pytest.mark.slow
@@ -160,16 +161,17 @@ def test_a_reward_that_a_span_claims_counts_only_with_the_scope(
     if place == "resource":
         body = request(SPAN)
         body["resourceSpans"][0]["resource"] = {"attributes": REWARDED["attributes"]}
-    with serving(store) as server:
-        sent = httpx.post(f"{server.url}/v1/traces", json=body, headers=headers)
+    with serving_here(store) as port:
+        url = f"http://127.0.0.1:{port}"
+        sent = httpx.post(f"{url}/v1/traces", json=body, headers=headers)
         assert sent.status_code == 200
         may_judge = not {"judge", "admin"}.isdisjoint(scopes)
-        assert reward_of(server, **reads) == ((1.0, "scored") if may_judge else (None, "unscored"))
+        assert reward_of(url, **reads) == ((1.0, "scored") if may_judge else (None, "unscored"))
         warned = sent.json().get("partialSuccess", {})
         assert ("agentloop.reward" in warned.get("errorMessage", "")) is not may_judge
         assert warned.get("rejectedSpans", "0") == "0", "the span itself is stored"
         # Exported and sent again by somebody who may judge, the claim is still none.
-        exported = httpx.get(f"{server.url}/api/v1/export", params={"format": "otlp"}, headers=reads).text
+        exported = httpx.get(f"{url}/api/v1/export", params={"format": "otlp"}, headers=reads).text
         assert ("agentloop.reward" in exported) is may_judge
 
 

@@ -150,6 +150,7 @@ def test_must_pass_cases_that_always_crash_fail(tmp_path: Path, agentloop: Run) 
     assert {task["task_id"] for task in result["tasks"] if task["broken"]} & {"q0", "q1"}
 
 
+@pytest.mark.soak
 def test_a_program_that_exits_non_zero_when_it_would_be_wrong_fails(tmp_path: Path, agentloop: Run) -> None:
     files = {"kind": "files", "expected": {"answer.txt": {"content": "right"}}}
     lay(tmp_path, verifier=files, read_only=False)

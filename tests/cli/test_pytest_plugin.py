@@ -297,6 +297,7 @@ def test_recording_is_one_process_s(pytester: pytest.Pytester, project: Path) ->
     assert not (project / "evals" / "words" / "baseline" / "main.jsonl").exists()
 
 
+@pytest.mark.first(mark=2)
 @pytest.mark.parametrize(
     ("mark", "why"),
     [

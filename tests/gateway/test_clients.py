@@ -82,6 +82,7 @@ def check(gateway: Gateway, model: ModelServer, n: int, episode: str | None = No
     return trace
 
 
+@pytest.mark.first(either=1, dialect=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("dialect", clients.DIALECTS)
@@ -173,6 +174,7 @@ def run(name: str, packages: tuple[str, ...], gateway: Gateway) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.soak  # each is installed from the index
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "packages"), [("pydantic-ai", PYDANTIC_AI), ("agents", AGENTS), ("langgraph", LANGGRAPH)]

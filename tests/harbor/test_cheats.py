@@ -109,6 +109,7 @@ def test_what_scores_unprotected_does_not_with_us(
     assert not done.verdict.reward, why(done)
 
 
+@pytest.mark.first(test=1)
 @pytest.mark.parametrize(("test", "names"), [(FILES, THEIRS), (CODE, IN_PROCESS)], ids=["files", "code"])
 def test_what_only_tests_can_prevent_is_reported(
     bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, test: str, names: tuple[str, ...]

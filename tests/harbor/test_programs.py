@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from agents.programs import MINI, installed, program
+from parts import Run
 from sandbox.roots import packed, python_root, with_libraries_of
 
 from agentloop.protocols import SandboxBackend
@@ -205,7 +206,7 @@ def test_a_phase_s_time_is_the_program_s(bubblewrap: BubblewrapBackend, image: P
         ),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_one_line(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_what_is_missing_is_one_line(agentloop: Run, tmp_path: Path, arguments: list[str], words: str) -> None:
     done = agentloop("run", make_task(tmp_path / "task", toml=""), *arguments, "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
@@ -228,7 +229,7 @@ def mini_image(mini: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packed(root, folder / "root.tar")
 
 
-@pytest.mark.first(backend=1)
+@pytest.mark.soak  # it is installed from the index
 def test_mini_swe_agent_does_a_task(backend: SandboxBackend, mini_image: Path, mini: Path, tmp_path: Path) -> None:
     """The agent as PyPI has it; the model plays the solution, and a mistake before it."""
 

@@ -73,6 +73,7 @@ def train(project: Project, folder: Path) -> tuple[str, float, list[tuple[str, i
     return weights, n_steps, [(row.id, row.n) for row in project.store.stage_traces("warm-start")]
 
 
+@pytest.mark.soak
 def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) -> None:
     folder = project_folder(tmp_path / "whole")
     whole = Stopwatch()

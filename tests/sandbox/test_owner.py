@@ -53,7 +53,7 @@ def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
         assert comes_true(lambda: not with_word(mark)), f"still running: {with_word(mark)}"
 
 
-@pytest.mark.first(backend=1, kind=1)
+@pytest.mark.first(kind=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["host", "image"])
 def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(
