@@ -21,7 +21,7 @@ from zlib import crc32
 import httpx._transports.default as httpx_transports
 import pytest
 from agentloop_cli.main import main
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from outside import RESEARCH_FORMATS, install
 from parts import Done, Run, lacking
 
@@ -31,7 +31,10 @@ from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
 from agentloop.testing import postgresql as postgresql_server
 
-settings.register_profile("quick", max_examples=20)
+settings.register_profile("quick", max_examples=10)
+settings.register_profile("test", max_examples=30)
+settings.register_profile("soak", max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("test")
 STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
 """Fixtures that start a command or a server, each for a second or more."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
@@ -75,7 +78,9 @@ def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever starts a process is slow, past the first values of a parameter all is soak; the longest come first."""
     if part := config.getoption("--slice"):
-        items[:] = part_of(items, part)
+        chosen = part_of(items, part)
+        config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
+        items[:] = chosen
     for item in items:
         if is_past_first(item) or SOAKS & set(getattr(item, "fixturenames", ())):
             item.add_marker("soak")

@@ -385,7 +385,7 @@ class Gives:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(any_trace(), st.sampled_from([0.0, 0.5, 1.0, 2.0, None]), st.booleans())
 def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool) -> None:
     task = TASK if has_solution else TASK.model_copy(update={"solution": ()})
@@ -410,7 +410,7 @@ def test_laws_of_a_verdict(seen: Trace, value: float | None, has_solution: bool)
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(any_trace())
 def test_only_infrastructure_masks_and_a_crash_is_0(seen: Trace) -> None:
     verdict = asyncio.run(judge(TASK, seen, [Exact("95")]))
@@ -423,7 +423,7 @@ def test_only_infrastructure_masks_and_a_crash_is_0(seen: Trace) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(deadline=None)
 @given(any_trace(), st.sampled_from([0.0, 1.0]))
 def test_what_is_stored_and_read_again_is_classified_the_same(seen: Trace, reward: float) -> None:
     assert failures(seen, reward) == failures(Trace.model_validate_json(seen.model_dump_json()), reward)

@@ -291,7 +291,7 @@ def anything(draw: st.DrawFn, depth: int = 0) -> Imported:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(anything())
 def test_laws_of_a_foreign_verdict(item: Imported) -> None:
     found = classify_imported(item, rules=ALL)

@@ -183,7 +183,7 @@ calls = st.tuples(
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(words, st.lists(calls, max_size=2)), min_size=1, max_size=6),
     st.sampled_from([None, "", "1913"]),
@@ -327,7 +327,7 @@ schemas = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(schemas, st.dictionaries(st.sampled_from("wxyz"), values, max_size=3))
 def test_it_agrees_with_jsonschema(schema: dict[str, Any], arguments: dict[str, Any]) -> None:
     """The validator of the library, as it comes, is the oracle."""

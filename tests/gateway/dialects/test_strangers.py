@@ -114,7 +114,7 @@ def spoilt(draw: st.DrawFn, value: Any) -> Any:
 
 @pytest.mark.slow
 @each
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), record=st.booleans())
 def test_a_request_is_translated_or_refused(dialect: Dialect, body: Json, data: st.DataObject, record: bool) -> None:
     given_body = data.draw(spoilt(body))
