@@ -58,6 +58,15 @@ FUNCTIONS = ("agents", "policies")
 """Groups whose parts a function may make, too."""
 
 
+_PROVIDED: dict[tuple[str, str], Callable[..., Any]] = {}
+"""(group, kind) -> parts that this process itself has made; see `provide`."""
+
+
+def provide(group: str, kind: str, make: Callable[..., Any]) -> None:
+    """Let `kind` name `make` in this process: a part of a script that runs is not loaded from its file again."""
+    _PROVIDED[group, kind] = make
+
+
 def load_part(group: str, kind: str, options: Mapping[str, Any] | None = None, *, base: Path | None = None) -> Any:
     """The part `kind` of `agentloop.<group>`, made with `options`.
 
@@ -88,6 +97,8 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
     base: folder of the project that names it; the current one by default. An absolute path is not checked against it.
     Raises PluginError, also for a name that reaches something else than a part (see above).
     """
+    if (group, kind) in _PROVIDED:
+        return _PROVIDED[group, kind]
     if ":" in kind:
         return _from_path(group, kind, (base or Path()).resolve())
     found = installed(group)

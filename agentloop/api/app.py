@@ -21,7 +21,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from agentloop import __version__
 from agentloop.api.auth import Guard
 from agentloop.api.bounded import Bounded
 from agentloop.api.committer import Committer
@@ -38,6 +37,7 @@ from agentloop.gateway.calls import Calls
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes
 from agentloop.store.store import Store
+from agentloop.version import __version__
 
 RETRY_S = 5
 """Retry-After, when the store fails."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from itertools import chain, count
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError, counted
@@ -24,7 +24,7 @@ from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
 from agentloop.gate.result import result_of
-from agentloop.gate.suites import EvalSuite, evals_at, project_backend, rolling, run_store
+from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling, run_store
 from agentloop.gate.summary import ENDS
 from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import one_a_visit, playing
@@ -32,8 +32,11 @@ from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.store.store import Store
+from agentloop.suites.suite import Suite
 from agentloop.types import content_hash
 
+Stopped: TypeAlias = "str | None"
+"""Why a run stopped before a verdict, if it did."""
 RESULT = "gate.result.json"
 """In the run's folder: what it came to, as `--json` prints it."""
 
@@ -116,23 +119,22 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
 
     Raises ConfigError for banks and policies that do not fit, NoTasks for a suite without any, SandboxUnavailable.
     """
-    weights = [_weighed(text) for text in options.suites]
-    suites, banks = _suites(options, [path for path, _ in weights])
-    candidates = {one.evals.name: one.resolve(options.candidate, options.project) for one in suites}
+    weighed = [_weighed(one) for one in options.suites]
+    weights = [weight for _, weight in weighed]
+    suites, banks = _suites(options, [source for source, _ in weighed])
+    candidates = {one.evals.name: one.actor(options.candidate, options.project) for one in suites}
     for one, bank in zip(suites, banks, strict=True):
         if not bank.head.is_of_known_program:
             note(unknown_program(bank_path(one.evals, options.baseline), one.evals))
     backend = project_backend(options.sandbox, options.project)
     environments = _environments(suites, banks, backend)
     taped = playing(suites, banks, candidates, environments, options, note)
-    parts = [
-        _part(one.evals, weight, options.must_pass, note) for one, (_, weight) in zip(suites, weights, strict=True)
-    ]
+    parts = [_part(one.evals, weight, options.must_pass, note) for one, weight in zip(suites, weights, strict=True)]
     header = Header(
         settings=one_a_visit(options.settings) if taped else options.settings,
         suites=tuple(parts),
         baseline=options.baseline,
-        candidate=options.candidate,
+        candidate=name_of(options.candidate),
         bank_trials=max(bank.head.trials for bank in banks),
         environment=_change(banks, environments, note),
     )
@@ -145,13 +147,13 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
     return Prepared(options, suites, header, banks, candidates, taped, backend, baselines, no_baseline)
 
 
-def _suites(options: GateOptions, paths: Sequence[Path]) -> tuple[tuple[EvalSuite, ...], tuple[Bank, ...]]:
+def _suites(options: GateOptions, sources: Sequence[Path | Suite]) -> tuple[tuple[EvalSuite, ...], tuple[Bank, ...]]:
     """The suites, each with its bank."""
-    if options.baseline.endswith(".jsonl") and len(paths) > 1:
+    if options.baseline.endswith(".jsonl") and len(sources) > 1:
         raise ConfigError(
             f"--baseline {options.baseline}: one bank for several suites; give the name that each has one by"
         )
-    suites = tuple(evals_at(path) for path in paths)
+    suites = tuple(evals_of_source(source) for source in sources)
     names = [one.evals.name for one in suites]
     if len(set(names)) < len(names):
         raise ConfigError(f"two suites of one name ({', '.join(names)}); rename one, or gate them apart")
@@ -205,8 +207,10 @@ def _part(evals: Evals, weight: float, patterns: Sequence[str], note: Callable[[
     )
 
 
-def _weighed(text: str) -> tuple[Path, float]:
+def _weighed(text: str | Suite) -> tuple[Path | Suite, float]:
     """`SUITE` or `SUITE=WEIGHT`."""
+    if isinstance(text, Suite):
+        return text, 1.0
     path, separator, weight = text.rpartition("=")
     if not separator or Path(text).exists():
         return Path(text), 1.0
@@ -219,10 +223,15 @@ def _weighed(text: str) -> tuple[Path, float]:
     return Path(path), number
 
 
-def run_gate(prepared: Prepared, display: GateDisplay) -> tuple[GateResult, Path]:
+def run_gate(
+    prepared: Prepared,
+    display: GateDisplay,
+    *,
+    start: Callable[[Coroutine[Any, Any, str | None]], str | None] = asyncio.run,
+) -> tuple[GateResult, Path]:
     """(the result, the folder of the run): rolls out until there is a verdict, or goes on where a run stopped.
 
-    A reason that ended it before a verdict stands first in the result.
+    start: runs the coroutine to its end. A reason that ended it before a verdict stands first in the result.
     """
     options = prepared.options
     folder = options.out or folder_of(prepared)
@@ -237,7 +246,7 @@ def run_gate(prepared: Prepared, display: GateDisplay) -> tuple[GateResult, Path
                 display.say(f"{folder} has this gate's verdict already, and nothing was run; {more}")
                 stopped = None
             else:
-                stopped = _rolled_out(prepared, fold, run, store, display)
+                stopped = start(_roll_out(prepared, fold, run, store, display))
         finally:
             run.close()
     result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
@@ -272,8 +281,7 @@ def _is_decided(path: Path) -> bool:
     return verdict in (GateVerdict.passed.value, GateVerdict.failed.value, GateVerdict.infra.value)
 
 
-def _rolled_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> str | None:
-    """Why it stopped before a verdict, if it did."""
+async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> Stopped:
     options, header = prepared.options, prepared.header
     budget = Budget(options.max_usd, options.max_minutes, spent_usd=run.spent_usd)
     n_done = len(run.outcomes) - run.n_banked
@@ -283,26 +291,23 @@ def _rolled_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display:
         display.say(f"continuing {run.folder}: {counted(n_done, 'trial')} are there already")
     display.begin(f"gate: {header.candidate} against {header.baseline}", header.settings.max_rollouts, n_done)
 
-    async def work() -> str | None:
-        sides = {Side.candidate: prepared.candidates, Side.baseline: prepared.baselines}
-        run_name = f"gate/{header.settings.seed}/{prepared.made_of['candidate'][:16]}"
-        async with rolling(
-            prepared.suites,
-            sides,
-            prepared.backend,
-            store,
-            project=options.project,
-            run=run_name,
-            tapes=prepared.taped,
-        ) as runner:
-            return await roll_out(
-                fold,
-                runner,
-                run,
-                n_concurrent=options.n_concurrent,
-                budget=budget,
-                no_baseline=prepared.no_baseline,
-                on_added=lambda _: display.advance(fold),
-            )
-
-    return asyncio.run(work())
+    sides = {Side.candidate: prepared.candidates, Side.baseline: prepared.baselines}
+    run_name = f"gate/{header.settings.seed}/{prepared.made_of['candidate'][:16]}"
+    async with rolling(
+        prepared.suites,
+        sides,
+        prepared.backend,
+        store,
+        project=options.project,
+        run=run_name,
+        tapes=prepared.taped,
+    ) as runner:
+        return await roll_out(
+            fold,
+            runner,
+            run,
+            n_concurrent=options.n_concurrent,
+            budget=budget,
+            no_baseline=prepared.no_baseline,
+            on_added=lambda _: display.advance(fold),
+        )

@@ -20,7 +20,6 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
-from agentloop import __version__
 from agentloop.abilities import is_paid, waits
 from agentloop.errors import PluginError, SandboxError
 from agentloop.identity import Identity, files_hash, identity
@@ -33,6 +32,7 @@ from agentloop.sandbox.images import Kind
 from agentloop.sandbox.replay import ReplayBackend
 from agentloop.source import package
 from agentloop.types import Frozen, Task, content_hash
+from agentloop.version import __version__
 
 Change: TypeAlias = Literal["same", "unknown", "changed"]
 OURS = Path(__file__).parents[1]

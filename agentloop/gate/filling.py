@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +15,22 @@ from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, ne
 from agentloop.gate.flaky import failing, flake_rates
 from agentloop.gate.outcomes import Side
 from agentloop.gate.reference import banked_a_visit
-from agentloop.gate.suites import evals_at, project_backend, rolling, run_store
+from agentloop.gate.suites import evals_of_source, name_of, project_backend, rolling, run_store
 from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import recording
 from agentloop.progress import Progress, Silent
+from agentloop.rollout.actors import Actor
+from agentloop.suites.suite import Suite
 
 
 @dataclass(frozen=True)
 class BankOptions:
     """Which suite, with whom, and how often."""
 
-    suite: Path
-    policy: str
-    """REF of the policy (`registry/refs.py`)."""
+    suite: Path | Suite
+    """Or the folder of one."""
+    policy: str | Actor
+    """Or the REF of one (`registry/refs.py`)."""
     name: str
     trials: int = 16
     """Of each task."""
@@ -71,21 +74,30 @@ class FilledBank:
         }
 
 
-def fill(options: BankOptions, progress: Progress | None = None) -> FilledBank:
-    """Roll out every task, or those that an interrupted run left. The bank is on disk when it is whole."""
+def fill(
+    options: BankOptions,
+    progress: Progress | None = None,
+    *,
+    start: Callable[[Coroutine[Any, Any, Bank]], Bank] = asyncio.run,
+) -> FilledBank:
+    """Roll out every task, or those that an interrupted run left. The bank is on disk when it is whole.
+
+    start: runs the coroutine to its end.
+    """
     progress = progress or Silent()
-    suite = evals_at(options.suite)
+    suite = evals_of_source(options.suite)
     path = bank_path(suite.evals, options.name)
-    actor = suite.resolve(options.policy, options.project)
+    actor = suite.actor(options.policy, options.project)
+    policy = name_of(options.policy)
     before = _before(path, suite.evals)
     backend = project_backend(options.sandbox, options.project)
     environment = suite.environment(backend, actor.packages, actor.identity)
-    head = new_head(suite.evals, options.policy, actor.identity, options.trials, environment)
+    head = new_head(suite.evals, policy, actor.identity, options.trials, environment)
     recorder: AbstractContextManager[dict[str, SuiteTape]] = nullcontext({})
     if options.tape:
         recorder = recording(suite, path, options.project, actor, environment)
     with run_store(options.out, options.project) as store, recorder as tapes:
-        progress.start(f"bank: {options.policy} on {suite.evals.name}", len(suite.evals.tasks) * options.trials)
+        progress.start(f"bank: {policy} on {suite.evals.name}", len(suite.evals.tasks) * options.trials)
 
         async def work() -> Bank:
             sides = {Side.baseline: {suite.evals.name: actor}}
@@ -100,7 +112,7 @@ def fill(options: BankOptions, progress: Progress | None = None) -> FilledBank:
                     on_done=_advancing(progress),
                 )
 
-        return FilledBank(asyncio.run(work()), path, suite.evals, before)
+        return FilledBank(start(work()), path, suite.evals, before)
 
 
 def _advancing(progress: Progress) -> Callable[[object], None]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import Settings
+    from agentloop.rollout.actors import Actor
+    from agentloop.suites.suite import Suite
 
 
 class OnDivergence(StrEnum):
@@ -32,12 +34,12 @@ class Sampling(StrEnum):
 class GateOptions:
     """One comparison of a candidate with a baseline."""
 
-    suites: Sequence[str]
-    """Folders; `FOLDER=2` has twice the weight."""
+    suites: Sequence[str | Suite]
+    """Folders, of which `FOLDER=2` has twice the weight, or suites."""
     baseline: str
     """Name of a bank in each suite's `baseline` folder, or the path of one."""
-    candidate: str
-    """REF of the policy on trial (`registry/refs.py`)."""
+    candidate: str | Actor
+    """The actor on trial, or the REF of one (`registry/refs.py`)."""
     settings: Settings
     must_pass: Sequence[str] = ()
     """Patterns of ids of tasks that must pass, beside those tagged so."""

@@ -66,6 +66,10 @@ class EvalSuite:
             )
         return actor
 
+    def actor(self, chosen: str | Actor, project: Path) -> Actor:
+        """`chosen`, or who the REF is here; see `resolve`."""
+        return self.resolve(chosen, project) if isinstance(chosen, str) else chosen
+
     def environment(
         self, backend: SandboxBackend, packages: Sequence[str] = (), acting: Identity | None = None
     ) -> Environment:
@@ -86,6 +90,16 @@ def evals_at(folder: Path) -> EvalSuite:
         raise NoTasks(f"{folder}: no {HEAD} and no folders of Harbor tasks, so there is nothing to run; name a suite")
     tasks = tuple(find_tasks([folder]))
     return EvalSuite(harbor_evals(folder, tasks), None, tasks)
+
+
+def evals_of_source(source: Path | Suite) -> EvalSuite:
+    """Of a folder, or of a suite that is loaded already."""
+    return checked_evals(source) if isinstance(source, Suite) else evals_at(source)
+
+
+def name_of(chosen: str | Actor) -> str:
+    """What reports call an actor, or a REF."""
+    return chosen if isinstance(chosen, str) else chosen.ref
 
 
 def checked_evals(suite: Suite) -> EvalSuite:

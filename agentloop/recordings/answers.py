@@ -31,7 +31,6 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field, ValidationError
 
-from agentloop import __version__
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.output_files import write_text
 from agentloop.policies.replay import difference
@@ -39,6 +38,7 @@ from agentloop.protocols import Policy
 from agentloop.store.redact import Redactor
 from agentloop.suites.suite import read_jsonl
 from agentloop.types import Completion, Frozen, Message, ToolSpec, content_hash
+from agentloop.version import __version__
 
 SUFFIX = ".tape.jsonl"
 HEAD, MESSAGE, TRIAL = "tape", "message", "trial"

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from agentloop import __version__
 from agentloop.gate.findings import broken, failure_type, tally
 from agentloop.gate.outcomes import GateResult, TaskLine
 from agentloop.printable import clean
 from agentloop.reports.loop import clip
 from agentloop.suites.suite import TASKS, read_jsonl
 from agentloop.types import content_hash
+from agentloop.version import __version__
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 Place = tuple[Path, int]

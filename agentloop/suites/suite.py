@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from agentloop.errors import ConfigError, boundary, did_you_mean
 from agentloop.input_files import parse_json, parse_toml
@@ -60,13 +60,13 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Suite(Frozen):
-    """Tasks that are done in the same kind of box under the same limits."""
+    """Tasks that are done in the same kind of box under the same limits, read from a folder or made in Python."""
 
     name: str
     tasks: tuple[Task, ...]
-    folder: Path
-    """Absolute."""
-    hash: str
+    folder: Path = Field(default_factory=lambda made: (Path("evals") / made["name"]).resolve())
+    """Absolute; of one made in Python, where its banks are: `evals/NAME` of the current folder."""
+    hash: str = Field(default_factory=lambda made: _suite_hash(made["tasks"]))
     """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
 
     def split(self, name: Split | str) -> tuple[Task, ...]:
@@ -91,9 +91,9 @@ class _Head(Frozen):
 # --------------------------------------------------------------------------------------- reading
 
 
-def load_suite(path: Path) -> Suite:
+def load_suite(path: Path | str) -> Suite:
     """The suite in the folder `path`. Raises ConfigError: one line with file, line, key and the next move."""
-    folder = path.resolve()
+    folder = Path(path).resolve()
     head = _parse_head(_read(folder / HEAD, _where_suites_are(folder)), folder)
     cases = _case_tasks(folder, head)
     tasks: tuple[Task, ...] = ()

@@ -6,7 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.step import Step
@@ -25,6 +25,14 @@ class Part(Frozen):
 
     kind: str
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_name(cls, value: Any) -> Any:
+        """A kind alone, or a class that says which part it is (`library/parts.py`)."""
+        if isinstance(value, str):
+            return {"kind": value}
+        return dict(value.part()) if isinstance(value, type) and hasattr(value, "part") else value
 
 
 class RewardRule(Frozen):

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from agentloop import __version__
 from agentloop.errors import SandboxUnavailable
+from agentloop.version import __version__
 from agentloop_cli.render import AsJson, print_json, stderr, stdout
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from agentloop import __version__
 from agentloop.errors import AgentLoopError, ConfigError
+from agentloop.version import __version__
 from agentloop_cli.audit import audit
 from agentloop_cli.bank import bank
 from agentloop_cli.costs import costs

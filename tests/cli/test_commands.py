@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop import __version__
+from agentloop.version import __version__
 
 from .conftest import COMMAND, Run
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentloop
-from agentloop import __version__
+from agentloop.version import __version__
 from agentloop.gate import environment
 from agentloop.gate.environment import Environment, compare, environment_of
 from agentloop.identity import Outside, Value, identity

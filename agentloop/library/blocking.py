@@ -1,0 +1,49 @@
+"""Coroutines run to their end from ordinary code, also where an event loop is running already, as in Jupyter."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. Ctrl-C cancels it, waits until its sandboxes are gone, and raises KeyboardInterrupt."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    return _run_in_thread(work)
+
+
+def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """The same beside the loop that runs in this thread, which waits."""
+    result: Future[T] = Future()
+    running: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = Future()
+
+    async def noted() -> T:
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - a coroutine runs as a task here
+        running.set_result((asyncio.get_running_loop(), task))
+        return await work
+
+    def target() -> None:
+        try:
+            result.set_result(asyncio.run(noted()))
+        except BaseException as error:  # handed to the thread that waits, whatever it is
+            result.set_exception(error)
+
+    thread = threading.Thread(target=target, name="agentloop")
+    thread.start()
+    try:
+        return result.result()
+    except KeyboardInterrupt:
+        loop, task = running.result()
+        loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join()

@@ -1,0 +1,86 @@
+"""Gates from Python: a bank of a baseline's attempts, and whether a candidate is worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentloop.errors import ConfigError
+from agentloop.gate.bank import Bank
+from agentloop.gate.comparison import NoDisplay, prepare, run_gate
+from agentloop.gate.filling import BankOptions, fill
+from agentloop.gate.options import GateOptions
+from agentloop.gate.outcomes import GateResult, Settings
+from agentloop.library.blocking import run_blocking
+from agentloop.library.policies import AgentLike, PolicyLike, actor_of
+from agentloop.library.rollouts import as_suite
+from agentloop.suites.suite import Suite
+from agentloop.types import Task
+
+
+def bank(
+    suite: Suite | Sequence[Task],
+    policy: PolicyLike = None,
+    *,
+    name: str,
+    agent: AgentLike = None,
+    trials: int = 16,
+    sandbox: str | None = None,
+    n_concurrent: int = 4,
+) -> Bank:
+    """Let `policy` do every task of `suite` `trials` times, as the baseline called `name` for `gate`.
+
+    The bank is the file `baseline/NAME.jsonl` in the suite's folder. The same call again continues.
+    """
+    whole = as_suite(suite)
+    options = BankOptions(
+        whole,
+        actor_of(policy, agent, whole),
+        name,
+        trials=trials,
+        sandbox=sandbox,
+        n_concurrent=n_concurrent,
+    )
+    return fill(options, start=run_blocking).bank
+
+
+def gate(
+    suite: Suite | Sequence[Task],
+    *,
+    baseline: str,
+    candidate: PolicyLike = None,
+    agent: AgentLike = None,
+    sandbox: str | None = None,
+    out: str | Path | None = None,
+    n_concurrent: int = 4,
+    max_usd: float | None = None,
+    **figures: Any,
+) -> GateResult:
+    """Compare `candidate` with the bank called `baseline`, until the evidence is enough.
+
+    The result's `verdict` is PASS, FAIL, INCONCLUSIVE or INFRA, and `reasons` says why. figures: fields of
+    `gate.outcomes.Settings`, such as `delta=0.05` (the drop that PASS rules out) and `max_rollouts`. The same call
+    again continues a gate that was interrupted. Raises ConfigError for banks and policies that do not fit.
+    """
+    whole = as_suite(suite)
+    try:
+        settings = Settings.model_validate(figures)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"gate: {first['loc'][0]}: {first['msg']}") from None
+    options = GateOptions(
+        suites=(whole,),
+        baseline=baseline,
+        candidate=actor_of(candidate, agent, whole),
+        settings=settings,
+        sandbox=sandbox,
+        out=None if out is None else Path(out),
+        n_concurrent=n_concurrent,
+        max_usd=max_usd,
+    )
+    display = NoDisplay()
+    result, _ = run_gate(prepare(options, display.note), display, start=run_blocking)
+    return result

@@ -1,0 +1,26 @@
+"""Verdicts from Python, on traces of any origin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentloop.judge.score import judge as judge_trace
+from agentloop.library.blocking import run_blocking
+from agentloop.types import Attempt, Task, Trace, Verdict
+
+
+def judge(trace: Trace | Attempt, task: Task | None = None, *, verifiers: Sequence[Any] = ()) -> Verdict:
+    """What `trace` is worth, and why it failed if it did. Nothing is stored.
+
+    task: whose verifiers are asked; None is the attempt's own, or one with `verifiers`: kinds, parts, or functions
+    under `al.verifier`. A verifier that looks into a sandbox has none to look into.
+    """
+    if isinstance(trace, Attempt):
+        task = task or trace.task
+        trace = trace.trace
+    if task is None or verifiers:
+        words = trace.messages[0].content if trace.messages else ""
+        base = task or Task(id=trace.task_id or "task", instruction=words)
+        task = Task.model_validate({**dict(base), "verifiers": tuple(verifiers)})
+    return run_blocking(judge_trace(task, trace))

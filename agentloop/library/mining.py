@@ -1,0 +1,39 @@
+"""Regression cases from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentloop.library.blocking import run_blocking
+from agentloop.library.stores import StoreLike, opened
+from agentloop.mining.case import REGRESSIONS
+from agentloop.mining.mine import Mined
+from agentloop.mining.project import Failures, MineOptions, ProjectMining
+from agentloop.sandbox.ladder import make_backend
+
+
+def mine(
+    filter: str = "",
+    *,
+    project: str | Path = ".",
+    store: StoreLike = None,
+    policy: str | None = None,
+    fixed: str | None = None,
+    out: str | Path | None = None,
+    limit: int = 20,
+    sandbox: str = "auto",
+) -> list[Mined]:
+    """Turn failed traces for which `filter` holds into must-pass cases, and admit those that hold.
+
+    policy, fixed: REF of who failed, and of who passes. out: folder of the cases; None is `evals/regressions` of
+    `project`. store: None is that of `project`. Returns every case that was tried; `folder` is None for one that was
+    not admitted, and `why` says the reason.
+    """
+    folder = Path(project)
+    options = MineOptions(folder, Path(out) if out else folder / REGRESSIONS, policy, fixed)
+    where = store if store is not None else folder / "traces" / "store.db"
+    with opened(where, create=False) as source:
+        mining = ProjectMining(options, source)
+        failures = Failures(mining.ids((), filter), filter)
+        run_blocking(mining.run(make_backend(sandbox, "sandbox"), failures, limit))
+        return mining.done

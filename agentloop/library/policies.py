@@ -1,0 +1,146 @@
+"""Who acts, from Python: a policy, an agent, or a REF, as the `Actor` that the engine rolls out with."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeAlias, cast
+
+from agentloop.agents.choose import choose_agent
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.agents.tools.shell import Submit
+from agentloop.config.sections import AgentSection, PolicySection
+from agentloop.config.settings import load_prices
+from agentloop.costs.totals import Price, free, price
+from agentloop.errors import ConfigError
+from agentloop.identity import Part as IdentityPart
+from agentloop.identity import Value, identity
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.protocols import Agent, Policy
+from agentloop.registry.parts import agent_parts
+from agentloop.registry.policies import fixed_policy
+from agentloop.registry.refs import OURS, resolve
+from agentloop.rollout.actors import Actor
+from agentloop.suites.suite import Suite
+from agentloop.types import Message
+
+SCRIPTED = "scripted"
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """What `policy` makes: settings that become a policy when the tasks are known."""
+
+    section: PolicySection
+    script: Callable[..., Message | str] | None = field(default=None, repr=False)
+
+    @property
+    def ref(self) -> str:
+        """What reports call it."""
+        if self.script is not None:
+            return f"{SCRIPTED}:{self.script.__name__}"
+        return self.section.model or self.section.kind
+
+
+PolicyLike: TypeAlias = "PolicyChoice | Policy | str | None"
+"""`al.policy(...)`, an object with `complete`, a REF such as `v3` or `oracle`, or None."""
+AgentLike: TypeAlias = "Agent | Callable[..., Any] | str | Sequence[type] | None"
+"""An agent, a function that acts, a kind of `[agent]`, the tools of the reference agent, or None for that agent."""
+
+
+def policy(kind: str | Callable[..., Message | str], **options: Any) -> PolicyChoice:
+    """A policy: what chooses an agent's next action.
+
+    kind: `openai`, `vllm`, `litellm`, `replay`, an installed name, or a function `(messages, rng)` that plays a model:
+    it returns the next message, or its text. options: as in `[policy]` of agentloop.toml, such as
+    `base_url`, `model`, `api_key` and `temperature`. Raises ConfigError for options that do not fit.
+    """
+    if callable(kind):
+        return PolicyChoice(PolicySection(kind=SCRIPTED), kind)
+    try:
+        return PolicyChoice(PolicySection.model_validate({"kind": kind, **options}))
+    except ValueError as error:
+        raise ConfigError(f"policy {kind!r}: {_first_line(error)}") from None
+
+
+def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path = Path()) -> Actor:
+    """Who works on `suite`. Raises ConfigError for what cannot act."""
+    if isinstance(chosen, str):
+        named = resolve(chosen, project, suite.tasks, suite.name)
+        return named if agent is None else replace(named, agent=_agent(agent, project))
+    acting = _agent(agent, project)
+    ref, model, parts, cost = _policy(chosen, suite, project)
+    if agent is None:
+        parts |= agent_parts(AgentSection(), project, suite.tasks)
+    else:
+        parts["agent"] = _content(agent)
+    return Actor(ref, acting, model, identity(parts), cost)
+
+
+def _policy(
+    chosen: PolicyChoice | Policy | None, suite: Suite, project: Path
+) -> tuple[str, Policy, dict[str, IdentityPart], Price]:
+    """(what reports call it, the policy, the parts of its identity, what an answer costs)."""
+    if chosen is None:
+        return "no policy", ScriptedPolicy(_refuse, "no policy"), {"policy": Value({"kind": None})}, free
+    if not isinstance(chosen, PolicyChoice):
+        name = getattr(chosen, "name", type(chosen).__name__)
+        return name, chosen, {"policy": _content(chosen)}, price(())
+    if chosen.script is not None:
+        scripted = ScriptedPolicy(_messages(chosen.script), chosen.ref)
+        return chosen.ref, scripted, {"policy": _content(chosen.script)}, free
+    prices = load_prices(project)
+    made, parts = fixed_policy(chosen.section, project, suite.tasks, suite.name, prices)
+    return chosen.ref, made, parts, free if chosen.section.kind in OURS else price(prices)
+
+
+def _agent(agent: AgentLike, project: Path) -> Agent:
+    if agent is None:
+        return ToolLoop()
+    if isinstance(agent, str):
+        return choose_agent(AgentSection(kind=agent), project)
+    if isinstance(agent, list | tuple):
+        return ToolLoop((*(make() for make in agent), Submit()))
+    if hasattr(agent, "run") and hasattr(agent, "first_messages"):
+        return cast("Agent", agent)
+    raise ConfigError(f"agent {agent!r} cannot act; give an agent, the name of one, or a list of tools")
+
+
+def _content(part: object) -> IdentityPart:
+    """A function, or a list of tools, by its source; any other object is its own version in this process alone."""
+    functions = [getattr(one, "function", one) for one in part] if isinstance(part, list | tuple) else [part]
+    try:
+        sources = [inspect.getsource(one) for one in functions if inspect.isfunction(one)]
+    except (OSError, TypeError):
+        sources = []
+    if not sources or len(sources) < len(functions):
+        return Value({"object": type(part).__name__, "process": _PROCESS})
+    return Value({"source": hashlib.sha256("\n".join(sources).encode()).hexdigest()})
+
+
+_PROCESS = token_hex(8)
+
+
+def _messages(script: Callable[..., Message | str]) -> Callable[[Sequence[Message], random.Random], Message]:
+    def play(messages: Sequence[Message], rng: random.Random) -> Message:
+        said = script(messages, rng)
+        return Message(role="assistant", content=said) if isinstance(said, str) else said
+
+    return play
+
+
+def _refuse(messages: Sequence[Message], rng: random.Random) -> Message:
+    raise ConfigError("no policy was named; give al.run one, such as al.policy('openai', base_url=..., model=...)")
+
+
+def _first_line(error: ValueError) -> str:
+    errors: Callable[[], Sequence[Mapping[str, Any]]] | None = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    first = errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -1,0 +1,109 @@
+"""A trace of the caller's own agent, written step by step and stored at the end."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from agentloop.faults import words_of
+from agentloop.formats.steps import Steps
+from agentloop.library.stores import StoreLike, opened
+from agentloop.types import Imported, Message, Score, StopReason, ToolCall, Trace
+
+SOURCE = "python"
+PERSON_VERSION = "1"
+
+
+class Recorder:
+    """What `record` gives: say what happens, in the order in which it happens."""
+
+    def __init__(self, agent: str, task: str | None, session: str | None) -> None:
+        self.id = uuid.uuid4().hex
+        """Of the trace."""
+        self._agent = agent
+        self._task = task
+        self._session = session
+        self._steps = Steps()
+        self._n_calls = 0
+        self._answer: str | None = None
+        self._scores: list[Score] = []
+        self._started_at = datetime.now(UTC)
+        self._started = time.perf_counter()
+
+    def system(self, text: str) -> None:
+        """The system prompt."""
+        self._steps.hear(Message(role="system", content=text))
+
+    def user(self, text: str) -> None:
+        """What the user, or the task, asks."""
+        self._steps.hear(Message(role="user", content=text))
+
+    def assistant(self, text: str, *, model: str | None = None, **usage: Any) -> None:
+        """What the model answers. usage: further fields of `Completion`, such as `n_prompt_tokens` and `cost_usd`."""
+        self._steps.answer(Message(role="assistant", content=text), model=model, **usage)
+
+    def tool(self, name: str, arguments: Mapping[str, Any], result: object, *, ok: bool = True) -> None:
+        """A tool that the model called, and what it gave back. ok: False for an error."""
+        call = ToolCall(id=f"call_{self._n_calls}", name=name, arguments=json.dumps(dict(arguments), default=str))
+        self._n_calls += 1
+        self._steps.answer(Message(role="assistant", tool_calls=(call,)))
+        content = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        self._steps.result(call.id, content, name=name, ok=ok)
+
+    def answer(self, text: str) -> None:
+        """What the agent hands in at the end."""
+        self._answer = text
+
+    def score(self, value: float, *, name: str = "python", why: str = "") -> None:
+        """What the run was worth, from 0 to 1; without a score its outcome is unknown."""
+        self._scores.append(Score(verifier=name, version=PERSON_VERSION, value=value, why=why))
+
+    def imported(self, error: BaseException | None) -> Imported:
+        """The whole, as it is stored. error: what ended the block, if anything did."""
+        ended = StopReason.submitted if self._answer is not None else StopReason.no_tool_call
+        trace = Trace(
+            id=self.id,
+            task_id=self._task,
+            source=SOURCE,
+            session=self._session,
+            agent=self._agent,
+            messages=self._steps.first,
+            steps=self._steps.done(),
+            answer=self._answer,
+            stop_reason=StopReason.error if error is not None else ended,
+            error=None if error is None else words_of(error),
+            started_at=self._started_at,
+            duration_s=time.perf_counter() - self._started,
+        )
+        return Imported(trace=trace, scores=tuple(self._scores))
+
+
+@contextmanager
+def record(
+    agent: str,
+    *,
+    task: str | None = None,
+    session: str | None = None,
+    store: StoreLike = None,
+    project: str = "default",
+) -> Iterator[Recorder]:
+    """Store one trace of an agent of your own when the block ends, also where an error ends it.
+
+    agent: its name. task: id of the task that it works on, so that runs of the same task are compared. session: the
+    conversation that the trace belongs to. project: the tenant.
+    """
+    recorder = Recorder(agent, task, session)
+    problem: BaseException | None = None
+    try:
+        yield recorder
+    except BaseException as error:
+        problem = error
+        raise
+    finally:
+        with opened(store) as target:
+            target.put_imported(project, [recorder.imported(problem)])

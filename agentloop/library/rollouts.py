@@ -1,0 +1,181 @@
+"""Attempts from Python: rolled out, judged, stored as they end, and continued where a run stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, overload
+
+from agentloop.errors import ConfigError, NoSuchTrace
+from agentloop.failures.learned.scorer import load_scorer
+from agentloop.gate.outcomes import Side
+from agentloop.gate.suites import checked_evals
+from agentloop.gate.trials import Trials
+from agentloop.library.blocking import run_blocking
+from agentloop.library.policies import AgentLike, PolicyLike, actor_of
+from agentloop.library.stores import StoreLike, opened
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.episode import plan, stable_id
+from agentloop.sandbox.ladder import make_backend
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.store import Store
+from agentloop.suites.suite import Suite
+from agentloop.types import Attempt, Purpose, RewardState, Task
+
+
+@dataclass(frozen=True)
+class Results(Sequence[Attempt]):
+    """The attempts of one run, task by task, those of one task together."""
+
+    stage: str
+    """The name under which they are stored: `al.load(f"stage:{results.stage}")`."""
+    attempts: tuple[Attempt, ...]
+
+    def __len__(self) -> int:
+        return len(self.attempts)
+
+    def __iter__(self) -> Iterator[Attempt]:
+        return iter(self.attempts)
+
+    @overload
+    def __getitem__(self, index: int) -> Attempt: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Attempt, ...]: ...
+    def __getitem__(self, index: int | slice) -> Attempt | tuple[Attempt, ...]:
+        return self.attempts[index]
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Of the attempts that have one; None when none has."""
+        rewards = [one.verdict.reward for one in self.attempts if one.verdict.reward is not None]
+        return fmean(rewards) if rewards else None
+
+    @property
+    def n_unscored(self) -> int:
+        """Attempts without a reward: lost to the infrastructure, disputed, or not scored by the verifiers."""
+        return sum(one.verdict.state is not RewardState.scored for one in self.attempts)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A dict for each attempt, as for a table."""
+        return [
+            {
+                "task": one.task.id,
+                "reward": one.verdict.reward,
+                "state": one.verdict.state.value,
+                "failure": one.verdict.critical.type.value if one.verdict.critical else None,
+                "answer": one.trace.answer,
+                "error": one.trace.error,
+                "n_steps": len(one.trace.steps),
+                "duration_s": one.trace.duration_s,
+                "trace": one.trace.id,
+            }
+            for one in self.attempts
+        ]
+
+
+def run(
+    suite: Suite | Sequence[Task],
+    policy: PolicyLike = None,
+    *,
+    agent: AgentLike = None,
+    trials: int = 1,
+    store: StoreLike = None,
+    sandbox: str = "auto",
+    n_concurrent: int = 4,
+) -> Results:
+    """Let `policy` work on every task of `suite`, `trials` times each; judge every attempt, and store it when it ends.
+
+    The same call again continues: attempts that are stored are read and not made again, unless they were lost to the
+    infrastructure. Works inside a running event loop, such as Jupyter's, and Ctrl-C ends it with nothing left behind.
+    Raises ConfigError and PluginError for tasks and parts that do not fit, SandboxUnavailable.
+    """
+    whole = as_suite(suite)
+    actor = actor_of(policy, agent, whole)
+    with opened(store) as target:
+        return run_blocking(_Run(whole, actor, target, trials).attempts(sandbox, n_concurrent))
+
+
+def as_suite(suite: Suite | Sequence[Task]) -> Suite:
+    """A list of tasks is the suite `tasks`. Raises ConfigError for a suite that cannot be run."""
+    whole = suite if isinstance(suite, Suite) else Suite(name="tasks", tasks=tuple(suite))
+    ids = [task.id for task in whole.tasks]
+    twice = next((name for name in ids if ids.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"suite {whole.name!r} has two tasks {twice!r}; give each its own id")
+    if not ids:
+        raise ConfigError(f"suite {whole.name!r} has no task; give it some")
+    checked_evals(whole)
+    return whole
+
+
+class _Run:
+    """One run of an actor on a suite."""
+
+    def __init__(self, suite: Suite, actor: Actor, store: Store, n_trials: int) -> None:
+        self._suite = suite
+        self._actor = actor
+        self._store = store
+        self._n_trials = n_trials
+        self._name = f"run/{actor.identity.hash[:16]}/{suite.hash[:16]}"
+        self._stage = f"run-{suite.name}-{stable_id(self._name)[:8]}"
+
+    async def attempts(self, sandbox: str, n_concurrent: int) -> Results:
+        """All of them, in order, those of a task together."""
+        scorer = load_scorer(Path())
+        pool = SandboxPool(make_backend(sandbox, "sandbox"))
+        done: dict[str, Attempt] = {}
+        trials = Trials(
+            self._suite.tasks,
+            {Side.candidate: self._actor},
+            pool,
+            run=self._name,
+            keep=lambda attempt: self._keep(attempt, done),
+            guess=scorer.guess if scorer else None,
+        )
+        slots = asyncio.Semaphore(n_concurrent)
+
+        async def one(task: Task, trial: int) -> None:
+            async with slots:
+                await trials(task.id, Side.candidate, trial)
+
+        planned = [(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]
+        ids = {(task.id, trial): self._trace_id(task, trial) for task, trial in planned}
+        for task, trial in planned:
+            before = self._stored(task, trial)
+            if before is not None:
+                done[before.trace.id] = before
+        try:
+            async with asyncio.TaskGroup() as group:
+                for task, trial in planned:
+                    if ids[task.id, trial] not in done:
+                        group.create_task(one(task, trial))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            await pool.close()
+        return Results(self._stage, tuple(done[ids[task.id, trial]] for task, trial in planned))
+
+    def _keep(self, attempt: Attempt, done: dict[str, Attempt]) -> None:
+        self._store.put_judged(self._stage, [attempt], first=len(done))
+        done[attempt.trace.id] = attempt
+
+    def _trace_id(self, task: Task, trial: int) -> str:
+        return stable_id("trace", self._episode(task, trial).id)
+
+    def _episode(self, task: Task, trial: int) -> Any:
+        stage = f"{Side.candidate}/{trial}"
+        [(_, episode)] = plan([task], run=self._name, stage=stage, purpose=Purpose.evaluate, policy_version=0)
+        return episode
+
+    def _stored(self, task: Task, trial: int) -> Attempt | None:
+        """The attempt of an earlier run, unless the infrastructure ended it."""
+        try:
+            _, trace, verdict = self._store.trace(self._trace_id(task, trial))
+        except NoSuchTrace:
+            return None
+        if verdict.state is RewardState.infra_failed:
+            return None
+        return Attempt(task=task, episode=self._episode(task, trial), trace=trace, verdict=verdict)

@@ -1,0 +1,53 @@
+"""Stores from Python: opened by path or URL, and their traces as rows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentloop.config.settings import known_secrets
+from agentloop.store import place
+from agentloop.store.store import Store
+
+StoreLike = Store | str | Path | None
+"""A store, its file or URL, or None for `traces/store.db` in the current folder."""
+
+
+def open_store(where: str | Path | None = None, *, create: bool = True) -> Store:
+    """The store in the file `where`, or at a URL such as `postgresql://…`; close it when you are done.
+
+    None is `traces/store.db` in the current folder. Secrets of the project in this folder are never stored. Raises
+    StoreError where no store is and `create` is False.
+    """
+    return place.open_store(None if where is None else str(where), create=create, secrets=known_secrets(Path()))
+
+
+@contextmanager
+def opened(store: StoreLike, *, create: bool = True) -> Iterator[Store]:
+    """`store`, which stays open when it was open before."""
+    if isinstance(store, Store):
+        yield store
+        return
+    own = open_store(store, create=create)
+    try:
+        yield own
+    finally:
+        own.close()
+
+
+def load(filter: str = "", *, store: StoreLike = None, project: str | None = None) -> Any:
+    """The stored traces for which `filter` holds, a row each, those first that were stored last.
+
+    filter: terms as in `agentloop traces ls`, such as `"task:t1 reward<1"`. project: the tenant whose traces count;
+    None is all. Returns a pandas DataFrame where pandas is installed, else a list of dicts.
+    """
+    with opened(store, create=False) as source:
+        rows = [row.model_dump(mode="json", exclude={"key"}) for row in source.every(filter, project=project)]
+    if importlib.util.find_spec("pandas") is None:
+        return rows
+    import pandas
+
+    return pandas.DataFrame(rows)
