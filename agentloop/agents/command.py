@@ -2,34 +2,28 @@
 
     the box: program ─▶ 127.0.0.1:3128 ─▶ the box's one connection ─▶ egress ─▶ unix socket ─▶ gateway ─▶ the policy
 
-It finds the usual variables of the OpenAI and Anthropic libraries, and nothing that is worth stealing: the key is no
-key, and the token in the base URL is good for this episode alone. The gateway lives in this process, while any
-episode of this agent does. What the program does without a model is not seen; what it printed last is a result of
-the last step.
+The gateway lives in this process, while any episode of this agent does. How its calls become steps: `calls.py`.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from agentloop.agents.calls import asked, crash_of, record_calls, sdk_variables, stop_of
 from agentloop.agents.program import ProgramSandbox, Ran, ran_to_its_end
-from agentloop.costs.totals import unpriced
-from agentloop.errors import AgentCrashed, CapabilityError, ConfigError, PathError, UpstreamUnavailable
+from agentloop.errors import CapabilityError, ConfigError, PathError
 from agentloop.gateway.grants import Grant
-from agentloop.gateway.local import LocalGateway
-from agentloop.otel.spans import trace_of
+from agentloop.gateway.local import LocalGateway, served_on_socket
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.sandbox.inside.frames import PROXY_PORT
-from agentloop.types import Completion, Message, Step, StopReason, Task, ToolCall, ToolResult, Trace
+from agentloop.types import Message, StopReason, Task, Trace
 
 INSTRUCTION = "/tmp/instruction.md"  # noqa: S108 - the box's own
 MAX_VARIABLE = 16_384
 """Characters of an instruction that is a variable, too: programs with one of 128 KiB cannot be started."""
-KEY = "no-key-is-needed"
 
 
 class Command:
@@ -58,7 +52,7 @@ class Command:
         self.program = True
         self._command, self._answer_file = command, answer_file
         self._env, self._timeout_s = dict(env or {}), timeout_s
-        self._gateway = LocalGateway()
+        self._gateway = LocalGateway(served_on_socket)
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction: what the program makes of it, its first step heard."""
@@ -86,33 +80,21 @@ class Command:
                 async with grants.granted(grant):
                     sandbox.set_gateway(socket)
                     try:
-                        ran = await ran_to_its_end(
-                            sandbox,
-                            await self._prepared(task, sandbox, grant),
-                            limit_s,
-                            task.limits.max_output,
-                            grant.stopped,
-                        )
+                        process = sandbox.start(await self._prepared(task, sandbox, grant))
+                        process.stdin.close()
+                        ran = await ran_to_its_end(process, limit_s, task.limits.max_output, grant.stopped)
                     finally:
                         sandbox.set_gateway(None)
             finally:
-                told = trace_of(grant.spans) if grant.spans else None
-                # A call that was cut when the program ended is nobody's turn; how that was, its last result says.
-                told = told and told.model_copy(update={"steps": told.answered})
-                _record(told, ran, self._command, record)
-        return await self._outcome(ran, grant, told, sandbox)
+                calls = asked(grant)
+                record_calls(calls, ran, self.name, {"command": self._command}, record)
+        return await self._outcome(ran, grant, calls, sandbox)
 
     async def _prepared(self, task: Task, box: ProgramSandbox, grant: Grant) -> str:
         """Bring what it needs; the line that starts it."""
         await box.write(INSTRUCTION, task.instruction.encode())
-        way = f"http://127.0.0.1:{PROXY_PORT}/e/{grant.token}"
         variables = {
-            "OPENAI_BASE_URL": f"{way}/v1",
-            "OPENAI_API_BASE": f"{way}/v1",
-            "OPENAI_API_KEY": KEY,
-            "ANTHROPIC_BASE_URL": way,
-            "ANTHROPIC_API_KEY": KEY,
-            "AGENTLOOP_MODEL": grant.target.model,
+            **sdk_variables(f"http://127.0.0.1:{PROXY_PORT}", grant),
             "AGENTLOOP_INSTRUCTION_FILE": INSTRUCTION,
             **({"AGENTLOOP_INSTRUCTION": task.instruction} if len(task.instruction) <= MAX_VARIABLE else {}),
             **self._env,
@@ -120,59 +102,23 @@ class Command:
         return "".join(f"export {k}={shlex.quote(v)}; " for k, v in variables.items()) + self._command
 
     async def _outcome(
-        self, ran: Ran, grant: Grant, told: Trace | None, box: ProgramSandbox
+        self, ran: Ran, grant: Grant, calls: Trace | None, box: ProgramSandbox
     ) -> tuple[StopReason, str | None]:
-        if grant.unpriced:
-            raise unpriced(grant.target.model)
-        if grant.failed is not None:
-            raise UpstreamUnavailable(grant.failed.error or "the last call of the model got no answer")
-        if ran.timed_out:
-            return StopReason.time_limit, None
-        if grant.stop is not None:
-            return grant.stop, None
-        if ran.exit_code or ran.flooded:
-            if grant.overflowed:
-                return StopReason.context_limit, None
-            unanswered = told is None or not told.steps
-            how = "printed too much and was killed" if ran.flooded else f"ended with exit code {ran.exit_code}"
-            when = " before a model answered it" if unanswered else ""
-            raise AgentCrashed(f"agent 'command' {how}{when}: {ran.said[-500:]}")
-        answer = await self._answer(told, box)
+        stop = stop_of(ran, grant)
+        if stop is None and (ran.exit_code or ran.flooded):
+            if not grant.overflowed:
+                raise crash_of(ran, calls, self.name)
+            stop = StopReason.context_limit
+        if stop is not None:
+            return stop, None
+        answer = await self._answer(calls, box)
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 
-    async def _answer(self, told: Trace | None, box: ProgramSandbox) -> str | None:
+    async def _answer(self, calls: Trace | None, box: ProgramSandbox) -> str | None:
         if self._answer_file is not None:
             try:
                 return (await box.read(self._answer_file, max_bytes=1 << 20)).decode(errors="replace").rstrip("\n")
             except PathError:
                 return None
-        said = (step.completion.message.content for step in reversed(told.steps if told else ()))
+        said = (step.completion.message.content for step in reversed(calls.steps if calls else ()))
         return next((text for text in said if text.strip()), None)
-
-
-def _record(told: Trace | None, ran: Ran | None, command: str, record: Record) -> None:
-    """The steps; on the last one, how the program ended. One that never asked has a step that is nobody's turn."""
-    result = ran and ToolResult(
-        call_id=Command.name,
-        name=Command.name,
-        content=ran.said,
-        ok=not (ran.exit_code or ran.timed_out or ran.flooded),
-        exit_code=ran.exit_code,
-        timed_out=ran.timed_out,
-        duration_s=ran.duration_s,
-    )
-    if told is None or not told.steps:
-        if result is not None:
-            call = ToolCall(id=Command.name, name=Command.name, arguments=json.dumps({"command": command}))
-            nobody = Completion(message=Message(role="assistant", tool_calls=(call,)), finish_reason="stop")
-            record(Step(index=0, completion=nobody, results=(result,), copied=True))
-        return
-    # What the program was told, the model was not: its context begins with the program's own words.
-    heard = (*told.messages, *told.steps[0].heard)
-    steps = [told.steps[0].model_copy(update={"heard": heard, "context": heard}), *told.steps[1:]]
-    if result is not None:
-        steps[-1] = steps[-1].model_copy(update={"results": (*steps[-1].results, result)})
-    for step in steps:
-        record(step)
-    for child in told.children:  # its ids are of the gateway's calls: the token is nobody's episode
-        record(child.model_copy(update={"trace": child.trace.model_copy(update={"episode_id": None})}))

@@ -1,4 +1,4 @@
-"""A program in a box, from its start to its end, whichever of them brings that about: itself, its time, its output."""
+"""An agent program, from its start to its end, whichever of them brings that about: itself, its time, its output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from asyncio import FIRST_COMPLETED
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from agentloop.abilities import ByteSource, Files, LeadsToGateway, Streams
+from agentloop.abilities import ByteSource, Files, LeadsToGateway, LiveProcess, Streams
 
 GRACE_S = 10.0
 """How long a program may go on that was refused a call because a limit was reached."""
@@ -34,17 +34,13 @@ class Ran(NamedTuple):
     duration_s: float
 
 
-async def ran_to_its_end(
-    box: ProgramSandbox, line: str, limit_s: float, max_output: int, stopped: asyncio.Event
-) -> Ran:
-    """Start `line`, and wait for its end or bring that about.
+async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, stopped: asyncio.Event) -> Ran:
+    """Wait for the end of a process that was started, or bring that about.
 
     limit_s: math.inf is none. max_output: bytes of each output that are kept, the last ones. stopped: set when it
     should come to an end by itself, and soon. Raises SandboxGone.
     """
     started = time.monotonic()
-    process = box.start(line)
-    process.stdin.close()
     outputs = [_End(process.stdout, max_output), _End(process.stderr, max_output)]
     reading = [asyncio.ensure_future(output.read()) for output in outputs]
     ending, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stopped.wait())

@@ -1,4 +1,4 @@
-"""A gateway on a unix socket, served by the event loop that is running: boxes are led there."""
+"""A gateway served by the event loop that is running: on a unix socket, where sandboxes are led, or on a port."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -19,6 +20,8 @@ from uvicorn.server import ServerState
 from agentloop.errors import SandboxUnavailable, boundary
 from agentloop.gateway.grants import Grants
 
+Address = TypeVar("Address")
+LOOPBACK = "127.0.0.1"
 FOLDERS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 KEPT_S = 3600
 """How long a connection may be idle; it is the box's, which may have so many at once and ends them all with itself."""
@@ -26,20 +29,22 @@ END_S = 10.0
 """For answers that are under way at the end."""
 
 
-class LocalGateway:
+class LocalGateway(Generic[Address]):
     """One for all episodes that use it at once: the first one opens it, the last one closes it."""
 
-    def __init__(self) -> None:
-        self._open: dict[asyncio.AbstractEventLoop, _Open] = {}
+    def __init__(self, serve: Callable[[ASGIApp], AbstractAsyncContextManager[Address]]) -> None:
+        """serve: `served_on_socket` or `served_on_port`."""
+        self._serve = serve
+        self._open: dict[asyncio.AbstractEventLoop, _Open[Address]] = {}
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[tuple[Path, Grants]]:
-        """(its socket, who may ask)."""
+    async def opened(self) -> AsyncIterator[tuple[Address, Grants]]:
+        """(where it is, who may ask)."""
         loop = asyncio.get_running_loop()
-        mine = self._open.setdefault(loop, _Open())
+        mine = self._open.setdefault(loop, _Open(self._serve))
         mine.n_users += 1
         try:
-            with boundary(SandboxUnavailable, "the gateway's socket cannot be opened"):
+            with boundary(SandboxUnavailable, "the gateway cannot be opened"):
                 ready = await mine.ready()
             yield ready
         finally:
@@ -49,45 +54,59 @@ class LocalGateway:
                 await mine.stack.aclose()
 
 
-class _Open:
-    def __init__(self) -> None:
-        self.n_users, self.stack = 0, AsyncExitStack()
+class _Open(Generic[Address]):
+    def __init__(self, serve: Callable[[ASGIApp], AbstractAsyncContextManager[Address]]) -> None:
+        self.n_users, self.stack, self._serve = 0, AsyncExitStack(), serve
         self._lock = asyncio.Lock()
-        self._found: tuple[Path, Grants] | None = None
+        self._found: tuple[Address, Grants] | None = None
 
-    async def ready(self) -> tuple[Path, Grants]:
+    async def ready(self) -> tuple[Address, Grants]:
         async with self._lock:
             if self._found is None:
                 grants = Grants()
                 self.stack.push_async_callback(grants.close)
-                self._found = await self.stack.enter_async_context(served(grants)), grants
+                self._found = await self.stack.enter_async_context(self._serve(grants)), grants
             return self._found
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[Path]:
-    """The socket's path, in a folder that no other user can enter; at the end, nothing of it is left.
+async def served_on_socket(app: ASGIApp) -> AsyncIterator[Path]:
+    """The socket's path, in a folder that no other user can enter; at the end, nothing of it is left."""
+    folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=FOLDERS))
+    try:
+        loop, path = asyncio.get_running_loop(), folder / "gateway"
+        async with _serving(app, lambda protocol: loop.create_unix_server(protocol, path)):
+            yield path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    Not `uvicorn.Server`, which takes over the process' signals and needs a tenth of a second to end.
-    """
+
+@asynccontextmanager
+async def served_on_port(app: ASGIApp) -> AsyncIterator[str]:
+    """The URL, on a free port of this machine's loopback. Other users can reach it: what they need is a token."""
+    loop = asyncio.get_running_loop()
+    async with _serving(app, lambda protocol: loop.create_server(protocol, LOOPBACK, 0)) as server:
+        yield f"http://{LOOPBACK}:{server.sockets[0].getsockname()[1]}"
+
+
+@asynccontextmanager
+async def _serving(
+    app: ASGIApp, listen: Callable[[Callable[[], asyncio.Protocol]], Awaitable[asyncio.Server]]
+) -> AsyncIterator[asyncio.Server]:
+    """Not `uvicorn.Server`, which takes over the process' signals and needs a tenth of a second to end."""
     config = uvicorn.Config(
         app, ws="none", lifespan="off", log_config=None, access_log=False,
         server_header=False, date_header=False, timeout_keep_alive=KEPT_S,
     )  # fmt: skip
     config.load()
     state = ServerState()
-    protocol = partial(HttpToolsProtocol, config, state, {})
-    folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=FOLDERS))
+    server = await listen(partial(HttpToolsProtocol, config, state, {}))
     try:
-        server = await asyncio.get_running_loop().create_unix_server(protocol, folder / "gateway")
-        try:
-            yield folder / "gateway"
-        finally:
-            server.close()
-            for connection in list(state.connections):
-                connection.shutdown()
-            if state.tasks:
-                await asyncio.wait(list(state.tasks), timeout=END_S)
-            await server.wait_closed()
+        yield server
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        if state.tasks:
+            await asyncio.wait(list(state.tasks), timeout=END_S)
+        await server.wait_closed()

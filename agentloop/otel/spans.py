@@ -101,6 +101,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         task_id=_task(spans),
         policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
         isolation=_text(get("agentloop.isolation")),
+        answers_readable=get("agentloop.answers_readable") is True,
         source=(_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
         source_id=_text(get("agentloop.source_id")),
         session=next((span.session for span in spans if span.session), None),

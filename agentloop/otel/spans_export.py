@@ -46,6 +46,7 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
         TASK: trace.task_id,
         VERSION: trace.policy_version,
         "agentloop.isolation": trace.isolation,
+        "agentloop.answers_readable": trace.answers_readable or None,
         "agentloop.source": trace.source,
         "agentloop.source_id": trace.source_id,
         "agentloop.answer": trace.answer,

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from agentloop.abilities import runs_program, with_files
+from agentloop.abilities import is_on_host, runs_program, with_files
 from agentloop.errors import ConfigError, PolicyError, SandboxError
 from agentloop.faults import event_of, fault_in, fault_of, words_of
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
@@ -150,6 +150,7 @@ async def run_episode(
         error=problem,
         broke=broke,
         program=runs_program(agent),
+        answers_readable=is_on_host(agent),
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )

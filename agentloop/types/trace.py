@@ -41,6 +41,8 @@ class Trace(Frozen):
     """Facts about `error`, from which follows whose fault it was; None for imported traces and older ones of ours."""
     program: bool = False
     """The agent was a program with tools of its own, whose results are known as the model was sent them: in words."""
+    answers_readable: bool = False
+    """The agent acted on the machine where the suite lies, and could read its verifiers and solutions."""
     started_at: datetime | None = None
     duration_s: float = 0.0
 

@@ -1,0 +1,191 @@
+"""A callable of the user's as agent, in a process of its own on this machine, in the user's own environment.
+
+    agentloop ─▶ python runner.py TARGET ─▶ any OpenAI or Anthropic SDK ─▶ 127.0.0.1:PORT ─▶ gateway ─▶ the policy
+
+    [agent]
+    kind = "python"
+    target = "my_package:run"
+
+`run(task)` returns the answer, a text or what JSON can write; None is no answer. It may be async. `task` has `id`,
+`instruction`, `model`, `base_url`, `api_key`, `seed`, `max_steps`, `max_tokens`, and `folder`: a copy of the task's
+files, where it has any. It has neither the verifiers nor the solution, but it is no secret from a program on this
+machine where the suite lies: its traces say `isolation = "none"` and `answers_readable`.
+
+It needs no sandbox (`abilities.OnHost`). Verifiers that look at files of the sandbox have nothing to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.agents.calls import asked, crash_of, record_calls, sdk_variables, stop_of
+from agentloop.agents.host_process import HostProcess, started
+from agentloop.agents.program import Ran, ran_to_its_end
+from agentloop.errors import AgentCrashed, ConfigError
+from agentloop.gateway.grants import Grant
+from agentloop.gateway.local import LocalGateway, served_on_port
+from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.types import Message, StopReason, Task, Trace
+
+RUNNER = Path(__file__).with_name("runner.py")
+ALWAYS = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP",
+    "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "SYSTEMROOT", "APPDATA", "LOCALAPPDATA",
+    "USERPROFILE",
+)  # fmt: skip
+"""Variables of this process that every callable has. Keys of model providers are not among them."""
+NO_CALL = (
+    "no call arrived at the gateway: make its client without a base URL, so that it takes OPENAI_BASE_URL or "
+    "ANTHROPIC_BASE_URL, or use task.base_url; an agent that asks no model has expects_calls = false"
+)
+
+
+class PythonAgent:
+    """One callable, named as `module:name` or `file.py:name`."""
+
+    name = "python"
+    program = True
+    on_host = True
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        python: Path | None = None,
+        env: tuple[str, ...] = (),
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float = 3600.0,
+        expects_calls: bool = True,
+        project: Path | None = None,
+    ) -> None:
+        """target: what is called with the task, in the folder `project`, the current one by default.
+
+        python: the interpreter of the environment that it is installed in; the one that runs agentloop by default.
+        env: names of variables of this process that it has besides `ALWAYS`. variables: further ones, with values.
+        timeout_s: where the task sets no time. expects_calls: an attempt in which no call arrives at the gateway is an
+        error. Raises ConfigError.
+        """
+        source, _, name = target.rpartition(":")
+        if not source or not name:
+            raise ConfigError(f"agent 'python': {target!r} names no callable; write my_package:run, or file.py:run")
+        self._folder = (project or Path()).resolve()
+        if source.endswith(".py") and not (self._folder / source).is_file():
+            raise ConfigError(f"agent 'python': no file {self._folder / source}; name one below {self._folder}")
+        # Not resolved: the interpreter of a virtual environment is a link, and finds its packages by its own path.
+        self._python = self._folder / python if python else Path(sys.executable)
+        if not self._python.is_file():
+            raise ConfigError(f"agent 'python': no interpreter {self._python}; name the one of your environment")
+        unset = next((each for each in env if each not in os.environ), None)
+        if unset is not None:
+            raise ConfigError(f"agent 'python': env names {unset}, which is not set; set it, or leave it out")
+        self.target, self._expects_calls, self._timeout_s = target, expects_calls, timeout_s
+        self._variables = {name: os.environ[name] for name in (*ALWAYS, *env) if name in os.environ}
+        self._variables |= variables or {}
+        self._gateway = LocalGateway(served_on_port)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], **options: Any) -> PythonAgent:
+        """The agent that calls `function`, a plain function of a module or of a script. Raises ConfigError.
+
+        options: as of the constructor. The new process imports the function's file, so a script that also starts a run
+        must do that below `if __name__ == "__main__":`.
+        """
+        name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
+        file = getattr(module, "__file__", None)
+        if not name.replace(".", "").isidentifier() or not inspect.isfunction(function) or not file:
+            raise ConfigError(
+                f"agent {name or function!r} cannot be imported by another process; define a plain function at the top "
+                'level of a file, and pass it or "file.py:name"'
+            )
+        source = str(Path(file).resolve()) if module is None or module.__name__ == "__main__" else module.__name__
+        variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **options.pop("variables", {})}
+        return cls(f"{source}:{name}", variables=variables, **options)
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """The instruction: what the callable makes of it, its first step heard."""
+        return (Message(role="user", content=task.instruction),)
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
+    ) -> tuple[StopReason, str | None]:
+        """Call it in a new process and wait for its end; see `protocols.Agent`. The sandbox is not used.
+
+        Raises AgentCrashed when it raises, exits or prints too much, ConfigError where it cannot be imported or never
+        asked a model, and what `calls.stop_of` raises.
+        """
+        limit_s, ran = min(self._timeout_s, task.limits.max_wall_s or math.inf), None
+        folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-"))
+        try:
+            async with self._gateway.opened() as (url, grants):
+                grant = Grant(policy, task.limits, seed)
+                try:
+                    async with grants.granted(grant):
+                        process = await self._started(task, grant, url, folder)
+                        ran = await ran_to_its_end(process, limit_s, task.limits.max_output, grant.stopped)
+                finally:
+                    calls = asked(grant)
+                    record_calls(calls, ran, self.name, {"target": self.target}, record)
+            return self._outcome(ran, grant, calls, _report(folder))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+
+    async def _started(self, task: Task, grant: Grant, url: str, folder: Path) -> HostProcess:
+        variables = {"PYTHONUNBUFFERED": "1", **self._variables, **sdk_variables(url, grant)}
+        files = None
+        if task.sandbox.files is not None:
+            files = folder / "files"
+            await asyncio.to_thread(shutil.copytree, task.sandbox.files, files, symlinks=True)
+        told = {
+            "id": task.id,
+            "instruction": task.instruction,
+            "model": variables["AGENTLOOP_MODEL"],
+            "base_url": variables["OPENAI_BASE_URL"],
+            "api_key": variables["OPENAI_API_KEY"],
+            "seed": grant.seed,
+            "max_steps": task.limits.max_steps,
+            "max_tokens": task.limits.max_tokens,
+            "folder": files and str(files),
+        }
+        command = (str(self._python), str(RUNNER), self.target, str(folder / "result.json"))
+        process = await started(command, self._folder, variables)
+        await process.stdin.write(json.dumps(told).encode() + b"\n")
+        return process
+
+    def _outcome(
+        self, ran: Ran, grant: Grant, calls: Trace | None, report: Mapping[str, Any]
+    ) -> tuple[StopReason, str | None]:
+        who = f"agent 'python' ({self.target})"
+        if report.get("problem") == "import":
+            raise ConfigError(f"{who} cannot be imported by {self._python}: {report['error']}")
+        stop = stop_of(ran, grant)
+        if stop is not None:
+            return stop, None
+        if ran.flooded or "answer" not in report:
+            if grant.overflowed:
+                return StopReason.context_limit, None
+            if "problem" in report:
+                raise AgentCrashed(f"{who}: {report['error']}")
+            raise crash_of(ran, calls, self.name)
+        if calls is None and self._expects_calls:
+            raise ConfigError(f"{who}: {NO_CALL}")
+        answer: str | None = report["answer"]
+        return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
+
+
+def _report(folder: Path) -> Mapping[str, Any]:
+    """What the runner wrote; nothing of a process that ended before."""
+    try:
+        report: Mapping[str, Any] = json.loads((folder / "result.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return report

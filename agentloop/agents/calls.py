@@ -1,0 +1,98 @@
+"""What a program asked of its model through the gateway, as the steps of an episode, and what its end means.
+
+For agents that are programs: in a sandbox (`command.py`) or on this machine (`callable.py`). The program finds the
+usual variables of the OpenAI and Anthropic libraries and nothing that is worth stealing: the key is no key, and the
+token in the base URL is good for this episode alone. What it does without a model is not seen; what it printed last is
+a result of the last step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from agentloop.agents.program import Ran
+from agentloop.costs.totals import unpriced
+from agentloop.errors import AgentCrashed, UpstreamUnavailable
+from agentloop.gateway.grants import Grant
+from agentloop.otel.spans import trace_of
+from agentloop.protocols import Record
+from agentloop.types import Completion, Message, Step, StopReason, ToolCall, ToolResult, Trace
+
+KEY = "no-key-is-needed"
+
+
+def sdk_variables(gateway: str, grant: Grant) -> dict[str, str]:
+    """The environment by which a program's model library finds the gateway, whose URL is `gateway`."""
+    base = f"{gateway}/e/{grant.token}"
+    return {
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",
+        "OPENAI_API_KEY": KEY,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": KEY,
+        "AGENTLOOP_MODEL": grant.target.model,
+    }
+
+
+def asked(grant: Grant) -> Trace | None:
+    """The calls of an episode that is over; None where none arrived."""
+    if not grant.spans:
+        return None
+    trace = trace_of(grant.spans)
+    # A call that was cut when the program ended is nobody's turn; how that was, its last result says.
+    return trace.model_copy(update={"steps": trace.answered})
+
+
+def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Mapping[str, str], record: Record) -> None:
+    """The steps; on the last one, how the program ended. One that never asked has a step that is nobody's turn.
+
+    name, arguments: of the agent, as a tool call that has the program's own words for a result.
+    """
+    result = ran and ToolResult(
+        call_id=name,
+        name=name,
+        content=ran.said,
+        ok=not (ran.exit_code or ran.timed_out or ran.flooded),
+        exit_code=ran.exit_code,
+        timed_out=ran.timed_out,
+        duration_s=ran.duration_s,
+    )
+    if calls is None or not calls.steps:
+        if result is not None:
+            call = ToolCall(id=name, name=name, arguments=json.dumps(dict(arguments)))
+            nobody = Completion(message=Message(role="assistant", tool_calls=(call,)), finish_reason="stop")
+            record(Step(index=0, completion=nobody, results=(result,), copied=True))
+        return
+    # What the program was told, the model was not: its context begins with the program's own words.
+    heard = (*calls.messages, *calls.steps[0].heard)
+    steps = [calls.steps[0].model_copy(update={"heard": heard, "context": heard}), *calls.steps[1:]]
+    if result is not None:
+        steps[-1] = steps[-1].model_copy(update={"results": (*steps[-1].results, result)})
+    for step in steps:
+        record(step)
+    for child in calls.children:  # its ids are of the gateway's calls: the token is nobody's episode
+        record(child.model_copy(update={"trace": child.trace.model_copy(update={"episode_id": None})}))
+
+
+def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
+    """The limit that ended a program; None where it ended by itself.
+
+    Raises ConfigError where money is limited and the price of an answer is not known, and UpstreamUnavailable when the
+    upstream of the last call was unreachable or answered 429 or 5xx.
+    """
+    if grant.unpriced:
+        raise unpriced(grant.target.model)
+    if grant.failed is not None:
+        raise UpstreamUnavailable(grant.failed.error or "the last call of the model got no answer")
+    if ran.timed_out:
+        return StopReason.time_limit
+    return grant.stop
+
+
+def crash_of(ran: Ran, calls: Trace | None, name: str) -> AgentCrashed:
+    """The error for a program that ended badly, with its last words."""
+    unanswered = calls is None or not calls.steps
+    how = "printed too much and was killed" if ran.flooded else f"ended with exit code {ran.exit_code}"
+    when = " before a model answered it" if unanswered else ""
+    return AgentCrashed(f"agent {name!r} {how}{when}: {ran.said[-500:]}")

@@ -1,0 +1,123 @@
+"""Run one callable of the user's: `python runner.py TARGET RESULT`, with the task as a line of JSON on stdin.
+
+This file runs in the user's own Python environment, where agentloop need not be installed: it imports the standard
+library alone. Its answer goes into the file RESULT, so the callable may print what it likes. stdin stays open as a
+lifeline: when its other end closes, agentloop is gone, and this process ends with everything it started.
+"""
+
+from __future__ import annotations
+
+import sys
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder: its modules are agentloop's, and must not hide the user's
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import signal
+import threading
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+EXIT_S = 5.0
+"""How long the process may take to end once the callable has returned."""
+PLAIN = (str, int, float, bool, dict, list)
+"""Types of an answer; what is no text is written as JSON."""
+
+
+def main(target: str, result: str) -> None:
+    """Call `target` and write {answer} or {problem, error} to `result`."""
+    task = SimpleNamespace(**json.loads(sys.stdin.buffer.readline()))
+    _hold_lifeline()
+    report = outcome(target, task)
+    draft = f"{result}.draft"
+    with open(draft, "w", encoding="utf-8") as file:
+        json.dump(report, file)
+    os.replace(draft, result)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    timer = threading.Timer(EXIT_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+def outcome(target: str, task: Any) -> dict[str, Any]:
+    """What came of the call: an answer, or the problem in a word and the error in a line."""
+    try:
+        run = load(target)
+    except BaseException as error:
+        return {"problem": "import", "error": _line(error)}
+    try:
+        answer = run(task)
+        if inspect.isawaitable(answer):
+            answer = asyncio.run(_awaited(answer))
+    except SystemExit as error:
+        return {"problem": "exit", "error": f"it called sys.exit({error.code!r})"}
+    except BaseException as error:
+        traceback.print_exc()
+        return {"problem": "raised", "error": _line(error)}
+    if answer is None or isinstance(answer, str):
+        return {"answer": answer}
+    try:
+        if isinstance(answer, PLAIN):
+            return {"answer": json.dumps(answer)}
+    except (TypeError, ValueError):
+        pass
+    return {"problem": "answer", "error": f"it returned a {type(answer).__name__}; return a text"}
+
+
+def load(target: str) -> Any:
+    """The callable `module:name` or `file.py:name`; a name may have dots. Raises whatever the import raises."""
+    source, _, name = target.rpartition(":")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(source)) if source.endswith(".py") else os.getcwd())
+    if source.endswith(".py"):
+        stem = os.path.splitext(os.path.basename(source))[0]
+        spec = importlib.util.spec_from_file_location(stem, source)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{source} is no Python file")
+        found = sys.modules[stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(found)
+    else:
+        found = importlib.import_module(source)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not callable(found):
+        raise TypeError(f"{name} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+async def _awaited(answer: Any) -> Any:
+    return await answer
+
+
+def _line(error: BaseException) -> str:
+    """`ValueError: no such file (agent.py:12)`: the last place that is not this file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<")]
+    where = f" ({os.path.basename(inside[-1].filename)}:{inside[-1].lineno})" if inside else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{where}"
+
+
+def _hold_lifeline() -> None:
+    """stdin is empty for the callable; a thread waits for its true end."""
+    lifeline, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+    def wait() -> None:
+        while os.read(lifeline, 1):
+            pass
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
