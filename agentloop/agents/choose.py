@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentloop.abilities import is_on_host
 from agentloop.agents.compaction import COMPACTIONS
 from agentloop.agents.mcp import Mcp
 from agentloop.agents.tool_loop import ToolLoop
@@ -29,6 +30,11 @@ def choose_agent(settings: AgentSection, base: Path | None = None) -> Agent:
     from agentloop.agents.command import Command  # with a server of HTTP
 
     return Command(settings.command, files=settings.files and folder / settings.files)
+
+
+def needs_sandbox(settings: AgentSection, base: Path | None = None) -> bool:
+    """False for an agent that acts on this machine. Raises what `choose_agent` raises."""
+    return settings.is_built_in or not is_on_host(choose_agent(settings, base))
 
 
 def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:

@@ -12,6 +12,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from agentloop.abilities import is_on_host
 from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError, counted
 from agentloop.gate.bank import MIN_TRIALS, Bank, Evals, bank_path, load_bank, unknown_program
@@ -140,7 +141,10 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
     )
     baselines, no_baseline = find_baselines(suites, banks, candidates, options)
     is_same = is_same_version(banks, candidates)
-    header = header.model_copy(update={"is_same_version": is_same, "no_baseline": no_baseline})
+    readable = any(is_on_host(actor.agent) for actor in (*candidates.values(), *baselines.values()))
+    header = header.model_copy(
+        update={"is_same_version": is_same, "no_baseline": no_baseline, "answers_readable": readable}
+    )
     if not taped:  # a recording meets the banked trial of its own number
         controls = controls_for(header.environment, has_baseline=no_baseline is None)
         header = header.model_copy(update={"controls": controls})

@@ -140,6 +140,8 @@ class Header(Frozen):
     """
     is_same_version: bool = False
     """Whether the candidate is the version that filled the bank, as far as content hashes show."""
+    answers_readable: bool = False
+    """Whether an agent acts on the machine where the suite lies, and could read its answers."""
     no_baseline: str | None = None
     """Why the baseline's policy cannot be rolled out; None where it can, and in files from before."""
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 
+from agentloop.agents.choose import needs_sandbox
 from agentloop.config.sections import SandboxSection
 from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
@@ -114,10 +115,14 @@ def project_backend(kind: str | None, project: Path) -> SandboxBackend:
 
     Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
     """
-    settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
+    config = load_config(project) if (project / CONFIG_FILE).is_file() else None
+    settings = config.sandbox if config else SandboxSection()
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
     journals = project / settings.journals if settings.journals else None
-    backend = make_backend(kind or settings.kind, where, recording=journals, secrets=settings.secrets)
+    is_needed = config is None or needs_sandbox(config.agent, project)
+    backend = make_backend(
+        kind or settings.kind, where, recording=journals, secrets=settings.secrets, is_needed=is_needed
+    )
     refuse_unconfined(backend, allowed=settings.allow_unconfined)
     return backend
 

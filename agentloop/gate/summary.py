@@ -282,6 +282,8 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
         n_conflicts = fold.arrivals.n_conflicts
         differing = f"; in {n_conflicts} the reward differs" if n_conflicts else ""
         yield f"{counted(fold.arrivals.n_duplicates, 'outcome')} came more than once and the first counts{differing}."
+    if fold.header.answers_readable:
+        yield "An agent acts on this machine without a sandbox and could read the suite's answers."
     yield from fold.notes
     if (stop := fold.stopped_at) is not None and verdict is GateVerdict.inconclusive:
         yield (

@@ -9,7 +9,7 @@ import re
 import shlex
 import time
 
-from agentloop.abilities import BringsFiles, runs_program
+from agentloop.abilities import BringsFiles, is_on_host, runs_program
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import from_environment
 from agentloop.errors import ConfigError
@@ -94,7 +94,12 @@ class PolicyAgent:
     """An agent with a policy: the reference agent, or another; its phase's time is the limit."""
 
     def __init__(self, policy: Policy, agent: Agent | None = None, *, seed: int = 0) -> None:
-        """seed: of its sampling; trials that are to be independent need one each."""
+        """seed: of its sampling; trials that are to be independent need one each. Raises ConfigError for `OnHost`."""
+        if is_on_host(agent):
+            raise ConfigError(
+                "the agent acts on this machine, and a Harbor task is done in its sandbox; run a program in there, with "
+                '[agent] kind = "command"'
+            )
         self._policy, self._agent, self._seed = policy, agent or ToolLoop(), seed
         self.name = self._agent.name
         self.files = agent.files if isinstance(agent, BringsFiles) else None

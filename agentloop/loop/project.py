@@ -19,6 +19,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from agentloop.abilities import is_on_host
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
 from agentloop.config.layout import POLICIES, refuse_earlier_layout
@@ -238,6 +239,7 @@ def open_project(
     config = load_config(folder, **overrides)
     refuse_earlier_layout(folder)
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
+    _refuse_training_on_host(config, folder)
     if config.sandbox.journals is not None and backend.name != ReplayBackend.name:
         backend = Recording(backend, folder / config.sandbox.journals)
     suite = load_suite(suite_folder(folder, config))
@@ -253,6 +255,16 @@ def open_project(
             yield Project(folder, config, suite, store, SandboxPool(backend), progress, meter)
     finally:
         store.close()
+
+
+def _refuse_training_on_host(config: Config, folder: Path) -> None:
+    """Raises ConfigError where weights would learn from an agent that can read the answers, unless that is allowed."""
+    is_trained = config.policy.kind == "tiny" and not config.agent.is_built_in
+    if is_trained and not config.sandbox.allow_unconfined and is_on_host(choose_agent(config.agent, folder)):
+        raise ConfigError(
+            f"[agent] kind = {config.agent.kind!r} acts on this machine and can read the answers of the suite, so no "
+            "weights are trained on it; choose another agent, or accept that: [sandbox] allow_unconfined = true"
+        )
 
 
 def _groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:

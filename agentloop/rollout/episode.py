@@ -12,7 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -21,6 +21,7 @@ from agentloop.errors import ConfigError, PolicyError, SandboxError
 from agentloop.faults import event_of, fault_in, fault_of, words_of
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
 from agentloop.protocols import Agent, Policy, Pool, Sandbox
+from agentloop.sandbox.absent import AbsentSandbox
 from agentloop.types import (
     AttemptPhase,
     Break,
@@ -122,9 +123,9 @@ async def run_episode(
     broke: Break | None = None
     phase, leased = AttemptPhase.sandbox, math.inf
     try:
-        async with pool.lease(with_files(task.sandbox, agent), episode.id) as sandbox:
+        async with _leased(task, episode, agent, pool) as sandbox:
             leased = time.perf_counter()
-            if on_start is not None:
+            if on_start is not None and not is_on_host(agent):
                 await on_start(task, episode, sandbox)
             phase = AttemptPhase.agent
             stop, answer = await agent.run(task, policy, sandbox, seed=episode.seed, record=recorded.append)
@@ -141,7 +142,7 @@ async def run_episode(
         episode_id=episode.id,
         task_id=task.id,
         policy_version=episode.policy_version,
-        isolation=pool.isolation if task.environment is None else NO_ISOLATION,
+        isolation=pool.isolation if task.environment is None and not is_on_host(agent) else NO_ISOLATION,
         messages=agent.first_messages(task),
         steps=tuple(one for one in recorded if isinstance(one, Step)),
         children=tuple(one for one in recorded if isinstance(one, SubTrace)),
@@ -156,6 +157,13 @@ async def run_episode(
     )
     state = state_after(broke)
     return Rollout(task, episode.model_copy(update={"state": state}), trace)
+
+
+def _leased(task: Task, episode: Episode, agent: Agent, pool: Pool) -> AbstractAsyncContextManager[Sandbox]:
+    """The sandbox of one attempt; of an agent that acts on this machine one in which nothing runs."""
+    if is_on_host(agent):
+        return nullcontext(AbsentSandbox())
+    return pool.lease(with_files(task.sandbox, agent), episode.id)
 
 
 def state_after(broke: Break | None) -> EpisodeState:

@@ -13,6 +13,7 @@ from agentloop.config.sections import SecretSection
 from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
 from agentloop.plugins import installed, load_part
 from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.egress import Secret
 from agentloop.sandbox.replay import ReplayBackend
 
@@ -45,21 +46,32 @@ def choose_backend(
 
 
 def make_backend(
-    kind: str, where: str, recording: Path | None = None, secrets: Sequence[SecretSection] = ()
+    kind: str,
+    where: str,
+    recording: Path | None = None,
+    secrets: Sequence[SecretSection] = (),
+    *,
+    is_needed: bool = True,
 ) -> SandboxBackend:
     """The backend that a user named. Raises ConfigError for a `kind` that is not known, with `where` it was set.
 
-    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests.
+    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests. is_needed: False for an
+    agent that acts on this machine; where no sandbox can be made, `auto` is then AbsentBackend.
     """
     names = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
     if ":" not in kind and kind not in names:
         raise ConfigError(f"{where}: no sandbox {kind!r} (known: {', '.join(names)}){did_you_mean(kind, names)}")
-    return choose_backend(kind, recording=recording, secrets=secrets)
+    try:
+        return choose_backend(kind, recording=recording, secrets=secrets)
+    except SandboxUnavailable:
+        if is_needed or kind != "auto":
+            raise
+        return AbsentBackend()
 
 
 def refuse_unconfined(backend: SandboxBackend, *, allowed: bool) -> None:
     """Raises ConfigError for boxes that hold nothing, unless that is allowed: what learns tries everything."""
-    if backend.isolation == "none" and not allowed:
+    if backend.isolation == "none" and backend.name != AbsentBackend.name and not allowed:
         raise ConfigError(
             f"the sandbox {backend.name!r} runs what a policy tries on this machine itself, as you; use docker or "
             "bubblewrap, or accept that: [sandbox] allow_unconfined = true"

@@ -100,6 +100,7 @@ def loop(
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
+    from agentloop.agents.choose import needs_sandbox
     from agentloop.config.settings import CONFIG_FILE, load_config, place
     from agentloop.sandbox.ladder import make_backend
     from agentloop_cli.run import run_project
@@ -112,6 +113,7 @@ def loop(
         where,
         recording=folder / journals if journals else None,
         secrets=config.sandbox.secrets,
+        is_needed=needs_sandbox(config.agent, folder),
     )
     run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
 
