@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from agentloop.loop.acting import agent_parts, policy_parts
 from pydantic import SecretStr
 
 from agentloop.agents.choose import choose_agent
@@ -14,8 +13,9 @@ from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.config.settings import known_secrets, load_config
 from agentloop.errors import ConfigError, PluginError
 from agentloop.identity import identity
-from agentloop.loop.learners import fixed_policy
 from agentloop.options import load_kind
+from agentloop.registry.parts import agent_parts, policy_parts
+from agentloop.registry.policies import fixed_policy
 
 MINE = """\
 from __future__ import annotations

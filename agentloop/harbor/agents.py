@@ -97,7 +97,7 @@ class PolicyAgent:
         """seed: of its sampling; trials that are to be independent need one each. Raises ConfigError for `OnHost`."""
         if is_on_host(agent):
             raise ConfigError(
-                "the agent acts on this machine, and a Harbor task is done in its sandbox; run a program in there, with "
+                "the agent acts on this machine, and a Harbor task is done in its sandbox; run a program there, with "
                 '[agent] kind = "command"'
             )
         self._policy, self._agent, self._seed = policy, agent or ToolLoop(), seed

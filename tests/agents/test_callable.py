@@ -26,6 +26,8 @@ from agentloop.types import AttemptPhase, Limits, Part, Purpose, SandboxSpec, St
 
 from .scripted import Ended, Exact, echo
 
+pytestmark = pytest.mark.slow
+
 ASK = """
 import json, os, sys, time, urllib.error, urllib.request
 

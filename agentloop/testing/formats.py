@@ -1,0 +1,110 @@
+"""The contracts of `protocols.Format` and `protocols.Exporter`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from agentloop.errors import FormatError
+from agentloop.formats.source import Source
+from agentloop.protocols import Exporter, Format, Stored
+from agentloop.testing import expect
+from agentloop.types import Imported
+
+FormatLaw: TypeAlias = Callable[[Format, Path, Path], None]
+"""Takes a format, a file of that format with at least one trace, and an empty folder."""
+ExporterLaw: TypeAlias = Callable[[Exporter, Sequence[Stored]], None]
+"""Takes an exporter, and traces of a store, at least two."""
+
+
+def _read(format_: Format, path: Path) -> tuple[list[Imported], list[FormatError]]:
+    items = list(format_.read(Source(path)))
+    return [item for item in items if isinstance(item, Imported)], [i for i in items if isinstance(i, FormatError)]
+
+
+def it_recognises_its_own(format_: Format, sample: Path, folder: Path) -> None:
+    """By what is in the file, whatever it is called."""
+    renamed = folder / "renamed"
+    renamed.write_bytes(sample.read_bytes())
+    expect(format_.recognises(Source(sample)), f"{sample.name} is not recognised")
+    expect(format_.recognises(Source(renamed)), "the same file under another name is not recognised")
+
+
+def it_leaves_other_files_alone(format_: Format, sample: Path, folder: Path) -> None:
+    """A format that takes any file keeps others from theirs."""
+    for n, text in enumerate(("", "{}", "[]", "[1, 2]", '{"agentloop-contract": true}\n', "no JSON at all")):
+        path = folder / f"other-{n}"
+        path.write_text(text)
+        try:
+            claimed = format_.recognises(Source(path))
+        except FormatError:
+            continue
+        expect(not claimed, f"a file with {text!r} is taken for its own")
+
+
+def its_traces_are_whole(format_: Format, sample: Path, folder: Path) -> None:
+    """Each has an id of its own, the same each time, and words."""
+    traces, errors = _read(format_, sample)
+    expect(traces and not errors, f"{len(traces)} traces and {[str(e) for e in errors[:1]]} of a good sample")
+    ids = [item.trace.id for item in traces]
+    expect(len(set(ids)) == len(ids), "two traces have one id")
+    expect(ids == [item.trace.id for item in _read(format_, sample)[0]], "ids differ when the file is read again")
+    expect(all(item.trace.messages or item.trace.steps for item in traces), "a trace has neither messages nor steps")
+    again = [json.loads(item.trace.model_dump_json()) for item in traces]
+    expect(all(again), "a trace cannot be written as JSON")
+
+
+def a_broken_record_harms_no_other(format_: Format, sample: Path, folder: Path) -> None:
+    """Of a file of lines: the broken one is a FormatError in its place, and those after it follow."""
+    lines = sample.read_text().splitlines()
+    if sample.suffix != ".jsonl":
+        return
+    broken = folder / sample.name
+    broken.write_text("\n".join([lines[0][: len(lines[0]) // 2], *lines]) + "\n")
+    traces, errors = _read(format_, broken)
+    expect(len(errors) == 1, f"one broken line gave {len(errors)} errors")
+    expect(len(traces) == len(_read(format_, sample)[0]), "a broken line cost another trace")
+
+
+FORMAT_LAWS: tuple[FormatLaw, ...] = (
+    it_recognises_its_own,
+    it_leaves_other_files_alone,
+    its_traces_are_whole,
+    a_broken_record_harms_no_other,
+)
+
+
+def it_says_what_it_writes(exporter: Exporter, traces: Sequence[Stored]) -> None:
+    """A name, a suffix with a dot, a media type."""
+    expect(exporter.name and exporter.suffix.startswith("."), f"name {exporter.name!r}, suffix {exporter.suffix!r}")
+    expect("/" in exporter.media_type, f"media type {exporter.media_type!r}")
+
+
+def it_writes_bytes(exporter: Exporter, traces: Sequence[Stored]) -> None:
+    """The same for the same traces, and no error for none."""
+    first, second = (b"".join(exporter.write(traces[:1])) for _ in range(2))
+    expect(first, "a trace became no bytes")
+    expect(len(first) == len(second), "the same trace was written in two ways")
+    b"".join(exporter.write([]))
+
+
+def it_takes_one_trace_after_another(exporter: Exporter, traces: Sequence[Stored]) -> None:
+    """A store is larger than memory: nothing is taken before it is asked for."""
+    taken = 0
+
+    def counted() -> Iterator[Stored]:
+        nonlocal taken
+        for stored in traces:
+            taken += 1
+            yield stored
+
+    parts = exporter.write(counted())
+    expect(taken == 0, "traces are taken before the first part is asked for")
+    for _ in parts:
+        pass
+    expect(taken == len(traces), f"{taken} of {len(traces)} traces were taken")
+
+
+EXPORTER_LAWS: tuple[ExporterLaw, ...] = (it_says_what_it_writes, it_writes_bytes, it_takes_one_trace_after_another)

@@ -1,0 +1,114 @@
+"""A package of somebody else's with one part of each kind: no class of agentloop's is a parent, types are data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from agentloop.agents.tools.toolset import Place, Tool, schema
+from agentloop.failures.reading import Reading
+from agentloop.protocols import Policy, Record, Sandbox
+from agentloop.types import (
+    Completion,
+    Failure,
+    FailureType,
+    Message,
+    Step,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trace,
+)
+
+
+class OutsidePolicy:
+    """Submits what the task says after `answer`."""
+
+    name = "outside"
+
+    def __init__(self, greeting: str = "hello", limit: int = 3, token: SecretStr | None = None) -> None:
+        self.greeting, self.limit, self.token = greeting, limit, token
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        found = re.search(r"answer (\S+)", messages[0].content)
+        answer = found[1] if found else self.greeting
+        call = ToolCall(id="call_0", name="submit", arguments=f'{{"answer": "{answer}"}}')
+        return Completion(message=Message(role="assistant", content=answer, tool_calls=(call,)), finish_reason="stop")
+
+
+class OutsideAgent:
+    """Asks until the model submits or the steps are over; does nothing else."""
+
+    name = "outside"
+
+    def __init__(self, project: Path, prompt: str = "Be brief.") -> None:
+        self.project, self._prompt = project, prompt
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        return (Message(role="system", content=self._prompt), Message(role="user", content=task.instruction))
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
+    ) -> tuple[StopReason, str | None]:
+        messages = self.first_messages(task)[1:]
+        for index in range(task.limits.max_steps):
+            completion = await policy.complete(messages, [], max_tokens=task.limits.max_tokens, seed=seed + index)
+            record(Step(index=index, completion=completion))
+            if any(call.name == "submit" for call in completion.message.tool_calls):
+                return StopReason.submitted, completion.message.content
+            messages = (*messages, completion.message, Message(role="user", content="go on"))
+        return StopReason.step_limit, None
+
+
+class OutsideVerifier:
+    """1.0 when the answer is `expected`."""
+
+    name, version = "outside", "1"
+
+    def __init__(self, expected: str = "yes") -> None:
+        self._expected = expected
+
+    async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
+        return float(trace.answer == self._expected)
+
+
+class OutsideTools:
+    """One tool, which says which sandbox it works in."""
+
+    name = "outside"
+
+    @asynccontextmanager
+    async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
+        async def where(call: ToolCall, arguments: dict[str, object]) -> str:
+            return place.sandbox.id
+
+        yield [Tool(ToolSpec(name="where", description="Where am I?", parameters=schema({})), where)]
+
+
+class OutsideDetector:
+    """Finds answers that apologise."""
+
+    id = "outside.sorry@1"
+
+    def __call__(self, reading: Reading) -> list[Failure]:
+        answer = reading.trace.answer or ""
+        if "sorry" not in answer:
+            return []
+        step = reading.trace.steps[-1].index if reading.trace.steps else None
+        return [
+            Failure(type=FailureType.outcome_wrong_or_unverified, step=step, evidence=answer, detector=self.id),
+        ]
+
+
+class OutsideRedactor:
+    """Takes out customer numbers, such as CUST-000123."""
+
+    def text(self, text: str) -> str:
+        return re.sub(r"CUST-\d{6}", "[redacted:customer]", text)

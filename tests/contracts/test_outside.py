@@ -1,0 +1,247 @@
+"""A package of somebody else's, installed: each of its parts keeps the laws, and is used like a built-in one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parts import need
+from store.rows import judged
+
+from agentloop.abilities import FileSandbox, WholeSandbox
+from agentloop.agents.choose import choose_agent
+from agentloop.agents.command import Command
+from agentloop.agents.program import ProgramSandbox
+from agentloop.config.sections import AgentSection, PolicySection
+from agentloop.errors import PluginError
+from agentloop.failures.critical import classify
+from agentloop.failures.detectors.outside import outside_detectors
+from agentloop.failures.reading import Reading
+from agentloop.formats.export import load_exporter
+from agentloop.formats.importing import load_formats
+from agentloop.judge.artifacts import collect, fresh_boxes
+from agentloop.judge.score import judge
+from agentloop.otel.stored import read_each
+from agentloop.plugins import load_part
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+from agentloop.protocols import SandboxBackend
+from agentloop.registry.policies import fixed_policy
+from agentloop.sandbox.box import Box
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.redact import Redactor
+from agentloop.store.redactors import outside_redactors
+from agentloop.store.store import Store
+from agentloop.testing import SANDBOX_LAWS, SandboxLaw, opened
+from agentloop.testing.agents import AGENT_LAWS, AgentLaw
+from agentloop.testing.boxes import files_come_back_as_they_went, kill_all_leaves_the_files
+from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
+from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
+from agentloop.testing.policies import POLICY_LAWS
+from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
+from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
+
+OUTSIDE = Path(__file__).with_name("outside")
+FOLDER_LAWS = (files_come_back_as_they_went, kill_all_leaves_the_files)
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package as pip leaves it: its modules and its metadata in a folder on sys.path."""
+    site = tmp_path_factory.mktemp("site")
+    shutil.copytree(OUTSIDE / "outside_parts", site / "outside_parts", ignore=shutil.ignore_patterns("__pycache__"))
+    install(site, tomllib.loads((OUTSIDE / "pyproject.toml").read_text())["project"])
+    monkeypatch.syspath_prepend(site)
+    caches: tuple[Any, ...] = (outside_detectors, outside_redactors)
+    for cache in caches:
+        cache.cache_clear()
+    yield site
+    for cache in caches:
+        cache.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("outside_parts")]:
+        del sys.modules[name]
+
+
+def install(site: Path, project: dict[str, Any]) -> None:
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [line for group, points in groups for line in (f"[{group}]", *(f"{k} = {v}" for k, v in points.items()))]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def backend() -> SandboxBackend:
+    made: SandboxBackend = load_part("sandboxes", "outside")
+    need("bubblewrap")
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", SANDBOX_LAWS, ids=lambda law: law.__name__)
+def test_sandbox_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
+    asyncio.run(law(backend, tmp_path))
+
+
+def test_a_sandbox_of_another_package_serves_files_artifacts_and_programs(
+    backend: SandboxBackend, tmp_path: Path
+) -> None:
+    """No class of ours, and still a verifier of files, a fresh sandbox, and an agent program with the gateway."""
+    (tmp_path / "run.py").write_text(
+        "import json, os, urllib.request\n"
+        "body = json.dumps({'model': 'm', 'messages': [{'role': 'user', 'content': 'x'}]}).encode()\n"
+        "request = urllib.request.Request(os.environ['OPENAI_BASE_URL'] + '/chat/completions', body,\n"
+        "                                 {'content-type': 'application/json'})\n"
+        "answer = json.load(urllib.request.urlopen(request))['choices'][0]['message']['content']\n"
+        "open('/work/out', 'w').write(answer)\n"
+    )
+    tmp_path.chmod(0o755)
+    agent = Command("python3 /agent/run.py", files=tmp_path)
+    task = Task(
+        id="t",
+        instruction="x",
+        verifiers=(
+            Part(kind="files", options={"expected": {"out": {"content": "said"}}}),
+            Part(kind="command", options={"command": "grep -q said out", "artifacts": ["/work/out"]}),
+        ),
+    )
+
+    async def go() -> None:
+        pool = SandboxPool(backend, min_idle=0)
+        policy = ScriptedPolicy(lambda messages, rng: Message(role="assistant", content="said"))
+        try:
+            async with pool.lease(SandboxSpec(agent_files=tmp_path), "e") as sandbox:
+                assert not isinstance(sandbox, Box)
+                assert isinstance(sandbox, FileSandbox)
+                assert isinstance(sandbox, WholeSandbox)
+                assert isinstance(sandbox, ProgramSandbox)
+                stop, answer = await agent.run(task, policy, sandbox, seed=0, record=lambda _: None)
+                assert (stop, answer) == (StopReason.submitted, "said")
+                taken = await collect(task, sandbox, tmp_path / "artifacts")
+            verdict = await judge(task, answered("said"), fresh=fresh_boxes(task, pool, taken, "e"))
+            assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict
+        finally:
+            await pool.close()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("law", AGENT_LAWS, ids=lambda law: law.__name__)
+def test_agent_keeps(law: AgentLaw, backend: SandboxBackend, tmp_path: Path) -> None:
+    agent = choose_agent(AgentSection(kind="outside"), tmp_path)
+    asyncio.run(law(agent, partial(opened, backend)))
+
+
+def laws_of_policy(tmp_path: Path) -> list[Callable[[], Any]]:
+    section = PolicySection.model_validate({"kind": "outside", "greeting": "ho", "limit": 5})
+    policy, _ = fixed_policy(section, tmp_path, (), "s")
+    return [partial(law, policy) for law in POLICY_LAWS]
+
+
+def laws_of_verifier(tmp_path: Path) -> list[Callable[[], Any]]:
+    case = VerifierCase(load_part("verifiers", "outside", {"expected": "a"}), answered("a"), answered("b"))
+    return [partial(law, case) for law in VERIFIER_LAWS]
+
+
+def laws_of_detector(tmp_path: Path) -> list[Callable[[], Any]]:
+    [detector] = outside_detectors()
+    failing = Reading(Task(id="t", instruction="x"), answered("sorry"), 0.0)
+    return [partial(law, detector, failing) for law in DETECTOR_LAWS]
+
+
+def laws_of_redactor(tmp_path: Path) -> list[Callable[[], Any]]:
+    [redactor] = outside_redactors()
+    return [partial(law, redactor, "CUST-000123") for law in REDACTOR_LAWS]
+
+
+@pytest.mark.parametrize(
+    "laws", [laws_of_policy, laws_of_verifier, laws_of_detector, laws_of_redactor], ids=lambda laws: laws.__name__[8:]
+)
+def test_part_keeps(laws: Callable[[Path], list[Callable[[], Any]]], tmp_path: Path) -> None:
+    for law in laws(tmp_path):
+        asyncio.run(law())
+
+
+def test_format_and_exporter_keep(tmp_path: Path) -> None:
+    sample, folder = tmp_path / "sample.jsonl", tmp_path / "folder"
+    folder.mkdir()
+    sample.write_text("".join(json.dumps({"outside": {"ask": "q", "answer": f"a{n}"}}) + "\n" for n in range(3)))
+    for law in FORMAT_LAWS:
+        law(load_formats("outside")["outside"], sample, folder)
+    store = Store(tmp_path / "store.db")
+    try:
+        store.put_attempts("s", [judged(f"{n}" * 32) for n in (1, 2)])
+        for export_law in EXPORTER_LAWS:
+            export_law(load_exporter("outside"), list(read_each(store, store.every(""))))
+    finally:
+        store.close()
+
+
+def test_a_detector_labels_and_a_redactor_cleans_wherever_ours_do() -> None:
+    failures = classify(Task(id="t", instruction="x"), answered("sorry"), RewardState.scored, 0.0)
+    assert "outside.sorry@1" in {failure.detector for failure in failures}
+    redactor = Redactor(b"key")
+    assert redactor.json(b'{"text": "of CUST-000123"}') == b'{"text":"of [redacted:customer]"}'
+
+
+def test_a_tool_of_another_package_is_opened(backend: SandboxBackend, tmp_path: Path) -> None:
+    agent = choose_agent(AgentSection(tools=("outside",)), tmp_path)
+    answers = iter([call_message("where"), call_message("submit", answer="done")])
+    results: list[str] = []
+
+    async def go() -> None:
+        async with opened(backend) as sandbox:
+            policy = ScriptedPolicy(lambda messages, rng: next(answers))
+            task = Task(id="t", instruction="x")
+            await agent.run(task, policy, sandbox, seed=0, record=lambda step: results.extend(contents(step)))
+            assert results[0] == sandbox.id
+
+    asyncio.run(go())
+
+
+def contents(step: Any) -> list[str]:
+    return [result.content for result in step.results]
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "use", "message"),
+    [
+        ("detectors", "no_such_module:X", outside_detectors, "detectors 'broken' cannot be loaded: No module named"),
+        ("detectors", "outside_parts:OutsideVerifier", outside_detectors, "detectors 'broken' is no detector; give it"),
+        ("redactors", "outside_parts:Missing", outside_redactors, "redactors 'broken' cannot be loaded: .*Missing"),
+        ("redactors", "outside_parts:OutsideVerifier", outside_redactors, "redactors 'broken' is no redactor; give it"),
+    ],
+)
+def test_an_entry_point_that_fails_to_load_is_one_line(
+    group: str, target: str, use: Callable[[], Any], message: str, installed: Path
+) -> None:
+    points = {f"agentloop.{group}": {"broken": target}}
+    install(installed, {"name": "broken", "version": "1", "entry-points": points})
+    with pytest.raises(PluginError, match=message) as caught:
+        use()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "use"),
+    [
+        ("policies", lambda folder: fixed_policy(PolicySection(kind="broken"), folder, (), "s")),
+        ("agents", lambda folder: choose_agent(AgentSection(kind="broken"), folder)),
+    ],
+)
+def test_a_kind_that_fails_to_load_is_one_line(
+    group: str, use: Callable[[Path], Any], installed: Path, tmp_path: Path
+) -> None:
+    points = {f"agentloop.{group}": {"broken": "no_such_module:X"}}
+    install(installed, {"name": "broken", "version": "1", "entry-points": points})
+    with pytest.raises(PluginError, match=f"{group} 'broken' cannot be loaded: No module named") as caught:
+        use(tmp_path)
+    assert "\n" not in str(caught.value)
