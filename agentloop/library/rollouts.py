@@ -159,7 +159,7 @@ class _Run:
         return Results(self._stage, tuple(done[ids[task.id, trial]] for task, trial in planned))
 
     def _keep(self, attempt: Attempt, done: dict[str, Attempt]) -> None:
-        self._store.put_judged(self._stage, [attempt], first=len(done))
+        self._store.put_attempts(self._stage, [attempt], first=len(done))
         done[attempt.trace.id] = attempt
 
     def _trace_id(self, task: Task, trial: int) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import agentloop
-from agentloop.version import __version__
 from agentloop.gate import environment
 from agentloop.gate.environment import Environment, compare, environment_of
 from agentloop.identity import Outside, Value, identity
@@ -18,6 +17,7 @@ from agentloop.sandbox import host
 from agentloop.sandbox.unconfined import UnconfinedBackend
 from agentloop.suites.suite import load_suite
 from agentloop.types import EnvironmentSpec, Part, SandboxSpec, Task
+from agentloop.version import __version__
 
 
 class Backend:
