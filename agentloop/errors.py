@@ -173,9 +173,9 @@ def boundary(kind: type[AgentLoopError], what: str, **context: object) -> Iterat
         raise kind(f"{what}{f' ({where})' if where else ''}: {detail}") from error
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The end of a message on an unknown `word`: `; did you mean 'exact'?`, or nothing when none is near."""
-    near = get_close_matches(word, list(known), n=1)
+    near = get_close_matches(word, list(names), n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

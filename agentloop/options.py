@@ -44,13 +44,13 @@ def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
             arguments[name] = _fitting(f"[{table}] {name}", value, parameters[name], base)
         if PROJECT in parameters:
             arguments.setdefault(PROJECT, base)
-    made = load_part(group, kind, arguments, base=base)
+    part = load_part(group, kind, arguments, base=base)
     (method, *_), shape = METHODS[group]
-    if not callable(getattr(made, method, None)) or not isinstance(getattr(made, "name", None), str):
+    if not callable(getattr(part, method, None)) or not isinstance(getattr(part, "name", None), str):
         raise PluginError(
-            f"[{table}] kind {kind!r} made a {type(made).__name__}, which is no {table}; give it a `name` and `{shape}`"
+            f"[{table}] kind {kind!r} made a {type(part).__name__}, which is no {table}; give it a `name` and `{shape}`"
         )
-    return made
+    return part
 
 
 def path_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
@@ -62,10 +62,10 @@ def path_options(group: str, table: str, section: KindSection, base: Path) -> di
 
 def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
     """What makes the part. Raises PluginError."""
-    kind, known = section.kind, sorted({*section.built_in, *installed(group)})
-    if ":" not in kind and kind not in known:
-        hint = did_you_mean(kind, known) or "; a part of your own is named `file.py:Class`"
-        raise PluginError(f"[{table}] kind is {kind!r}: no such {table} (known: {', '.join(known)}){hint}")
+    kind, names = section.kind, sorted({*section.built_in, *installed(group)})
+    if ":" not in kind and kind not in names:
+        hint = did_you_mean(kind, names) or "; a part of your own is named `file.py:Class`"
+        raise PluginError(f"[{table}] kind is {kind!r}: no such {table} (known: {', '.join(names)}){hint}")
     return load_object(group, kind, base=base)
 
 

@@ -101,13 +101,13 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
         return _PROVIDED[group, kind]
     if ":" in kind:
         return _from_path(group, kind, (base or Path()).resolve())
-    found = installed(group)
-    if kind not in found:
-        hint = did_you_mean(kind, found) or "; a part of your own is named `file.py:Class`"
-        raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(found)) or 'none'}){hint}")
+    entry_points = installed(group)
+    if kind not in entry_points:
+        hint = did_you_mean(kind, entry_points) or "; a part of your own is named `file.py:Class`"
+        raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(entry_points)) or 'none'}){hint}")
     try:
         with _contained(f"{group} {kind!r} cannot be loaded", besides=(ImportError, AttributeError)):
-            loaded: Callable[..., Any] = found[kind].load()
+            loaded: Callable[..., Any] = entry_points[kind].load()
     except (ImportError, AttributeError) as error:
         raise PluginError(f"{group} {kind!r} cannot be loaded: {error}{_extra(error)}") from error
     return loaded

@@ -41,7 +41,7 @@ def escape_json(document: str) -> str:
 
     They occur only inside of strings, so the document stays valid.
     """
-    return _HIDDEN_CHARACTER.sub(lambda found: json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f"), document)
+    return _HIDDEN_CHARACTER.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), document)
 
 
 ESCAPED = {ord(space): repr(space)[1:-1] for space in "\n\t\u2028\u2029"}

@@ -170,10 +170,10 @@ def _others(codes: list[Code], own: set[str]) -> dict[str, Part]:
 
 def _libraries(codes: Iterable[Code], own: set[str]) -> dict[str, Part]:
     """A part for each module from elsewhere that `codes` import."""
-    known = {OURS, *sys.stdlib_module_names, *own}
+    skipped = {OURS, *sys.stdlib_module_names, *own}
     importers = {module.split(".")[0]: code.path.name for code in codes for module, _ in code.imports}
     return {
         f"library {name}": Outside(None, f"the module {name!r}, which {importer} imports")
         for name, importer in sorted(importers.items())
-        if name not in known
+        if name not in skipped
     }

@@ -84,7 +84,7 @@ def infrastructure(verdict: Verdict, error: str | None) -> str | None:
 @cache
 def known_cheats() -> tuple[Cheat, ...]:
     """Those of cheats.toml, in its order."""
-    return tuple(Cheat(**told) for told in tomllib.loads(CHEATS.read_text())["cheat"])
+    return tuple(Cheat(**fields) for fields in tomllib.loads(CHEATS.read_text())["cheat"])
 
 
 @dataclass
@@ -159,29 +159,29 @@ class TaskAudit:
         """A line each; none for a task whose reward can be believed, or that was not audited."""
         if self.waits or self.infrastructure:
             return []
-        found = []
+        problems = []
         n_passed = sum(reward == 1.0 for reward in self.oracle)
         if not self.oracle:
-            found.append(f"not known: {self.why}")
+            problems.append(f"not known: {self.why}")
         elif not n_passed:
-            found.append(f"broken: its own solution does not score 1 ({self.why})")
+            problems.append(f"broken: its own solution does not score 1 ({self.why})")
         elif n_passed < len(self.oracle):
-            found.append(f"flaky: its own solution scored 1 in {n_passed} of {len(self.oracle)} trials ({self.why})")
+            problems.append(f"flaky: its own solution scored 1 in {n_passed} of {len(self.oracle)} trials ({self.why})")
         if self.empty:
-            found.append(f"lenient: doing nothing scores {self.empty:g}")
+            problems.append(f"lenient: doing nothing scores {self.empty:g}")
         if self.random:
-            found.append(f"lenient: random commands score {self.random:g}")
-        found += [f"fooled by {name}: {reward:g}" for name, reward in self.fooled_by.items()]
+            problems.append(f"lenient: random commands score {self.random:g}")
+        problems += [f"fooled by {name}: {reward:g}" for name, reward in self.fooled_by.items()]
         if lost := self.untested or (not self.n_cheats and self.excused):
             names = ", ".join(f"{name} ({why})" for name, why in lost.items())
-            found.append(
+            problems.append(
                 f"not tested: {counted(len(lost), 'cheat')} ended without a verdict: {names}; "
                 "run the audit again with less load; if they end this way again, give the verifier a time limit"
             )
         for name, doing in ((NOBODY, "doing nothing"), (RANDOM, "random commands")):
             if name in self.no_reward:  # a cheat that wrecks its box says nothing against the task
-                found.append(f"no reward for {doing}, where it should be 0: {self.no_reward[name]}")
-        return found
+                problems.append(f"no reward for {doing}, where it should be 0: {self.no_reward[name]}")
+        return problems
 
 
 @dataclass(frozen=True)
@@ -194,12 +194,12 @@ class Quick:
     infrastructure: str | None = None
 
     @classmethod
-    def of(cls, found: TaskAudit) -> Quick:
+    def of(cls, whole: TaskAudit) -> Quick:
         """What a quick check says of an audit without cheats. A task that waits for somebody is unscored."""
-        if found.infrastructure:
-            return cls(found.task, None, found.infrastructure)
-        problems = [f"unscored: {found.waits}"] if found.waits else found.problems
-        return cls(found.task, "; ".join(problems) or None)
+        if whole.infrastructure:
+            return cls(whole.task, None, whole.infrastructure)
+        problems = [f"unscored: {whole.waits}"] if whole.waits else whole.problems
+        return cls(whole.task, "; ".join(problems) or None)
 
 
 def quick_document(checks: Sequence[Quick], sandbox: str) -> dict[str, Any]:

@@ -47,8 +47,8 @@ class Cheater:
     async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
         """See `trial.TrialAgent`."""
         run = self._cheat.run
-        told = f"PATHS={shlex.quote(' '.join(named_paths(task)))}; WORK=$(pwd); "
-        record(await run_step(room, told + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
+        variables = f"PATHS={shlex.quote(' '.join(named_paths(task)))}; WORK=$(pwd); "
+        record(await run_step(room, variables + run, run, said=self._cheat.tries, timeout_s=CHEAT_S))
         return StopReason.submitted
 
 

@@ -78,9 +78,9 @@ async def audit(
 
     async def one(task: Task) -> TaskAudit:
         async with slots:
-            found = await _audited(task, pool, n_oracle, quick, on_start)
+            task_audit = await _audited(task, pool, n_oracle, quick, on_start)
         on_done()
-        return found
+        return task_audit
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -93,9 +93,9 @@ async def audit(
 
 
 async def _audited(task: Task, pool: Pool, n_oracle: int, quick: bool, on_start: Callable[[str], None]) -> TaskAudit:
-    found, paths, right = TaskAudit(task.id), wanted(task), set[str | None]()
+    task_audit, paths, right = TaskAudit(task.id), wanted(task), set[str | None]()
     if not task.solution:
-        found.why = "it has no solution to play"
+        task_audit.why = "it has no solution to play"
     honest_s = []
     for n in range(n_oracle if task.solution else 0):
         on_start(f"{task.id}: {ORACLE}")
@@ -104,7 +104,7 @@ async def _audited(task: Task, pool: Pool, n_oracle: int, quick: bool, on_start:
         honest_s.append(time.monotonic() - began)
         if not paths:  # whoever gives the right answer has done the work, but where files are asked for
             right.add(trace.answer)
-        found.note(ORACLE, verdict, _why(verdict), infrastructure=infrastructure(verdict, trace.error))
+        task_audit.note(ORACLE, verdict, _why(verdict), infrastructure=infrastructure(verdict, trace.error))
     scripts = _scripts(task, paths, right)
     for name, turns in list(scripts.items())[: 1 if quick else None]:
         on_start(f"{task.id}: {name}")
@@ -114,13 +114,13 @@ async def _audited(task: Task, pool: Pool, n_oracle: int, quick: bool, on_start:
             async with asyncio.timeout(None if is_honest else limit_s):
                 verdict, trace = await _tried(task, _plays(turns), pool, name, on_tests=reached.set)
         except TimeoutError:
-            found.cut(name, limit_s, reached_tests=reached.is_set())
+            task_audit.cut(name, limit_s, reached_tests=reached.is_set())
             continue
         if is_honest:
             honest_s.append(time.monotonic() - began)
         if trace.answer is None or trace.answer.strip() not in right:
-            found.note(name, verdict, _why(verdict), infrastructure=infrastructure(verdict, trace.error))
-    return found
+            task_audit.note(name, verdict, _why(verdict), infrastructure=infrastructure(verdict, trace.error))
+    return task_audit
 
 
 def _scripts(task: Task, paths: Sequence[str], right: set[str | None]) -> dict[str, tuple[Message, ...]]:
@@ -134,9 +134,9 @@ def _scripts(task: Task, paths: Sequence[str], right: set[str | None]) -> dict[s
         **{name: (call_message("shell", command=command),) for name, command in LOOK.items()},
     }
     if paths:
-        given = f"PATHS={shlex.quote(' '.join(paths))}; WORK=$(pwd)"
+        variables = f"PATHS={shlex.quote(' '.join(paths))}; WORK=$(pwd)"
         for cheat in known_cheats():
-            scripts[cheat.name] = (call_message("shell", command=f"{given}\n{cheat.run}"), _submit(""))
+            scripts[cheat.name] = (call_message("shell", command=f"{variables}\n{cheat.run}"), _submit(""))
     return scripts
 
 
@@ -145,16 +145,16 @@ async def _tried(
 ) -> tuple[Verdict, Trace]:
     """One episode, judged as the loop does. `on_tests` is called when its verification begins."""
     [(_, episode)] = plan([task], run=RUN, stage=name, purpose=Purpose.run, policy_version=0)
-    taken = Artifacts()
+    artifacts = Artifacts()
     with TemporaryDirectory(prefix="agentloop-") as folder:
 
         async def take(task: Task, episode: Episode, box: Sandbox) -> None:
-            nonlocal taken
-            taken = await collect(task, box, Path(folder))
+            nonlocal artifacts
+            artifacts = await collect(task, box, Path(folder))
 
         rollout = await run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=pool, on_end=take)
         on_tests()
-        [verdict] = await judge_group(task, [rollout.trace], [fresh_boxes(task, pool, taken, episode.id)])
+        [verdict] = await judge_group(task, [rollout.trace], [fresh_boxes(task, pool, artifacts, episode.id)])
     return verdict, rollout.trace
 
 
@@ -173,9 +173,9 @@ def _submit(answer: str) -> Message:
 
 
 def _why(verdict: Verdict) -> str | None:
-    told = [score.error for score in verdict.scores if score.error]
-    if verdict.reward != 1.0 and not told and len(verdict.scores) > 1:
-        told = [
+    reasons = [score.error for score in verdict.scores if score.error]
+    if verdict.reward != 1.0 and not reasons and len(verdict.scores) > 1:
+        reasons = [
             f"{verdict.state}: " + ", ".join(f"{s.verifier} {s.value:g}" for s in verdict.scores if s.value is not None)
         ]
-    return "; ".join(told) or None
+    return "; ".join(reasons) or None

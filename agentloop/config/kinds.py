@@ -52,8 +52,8 @@ class KindSection(Section):
     @property
     def public_options(self) -> dict[str, Any]:
         """The options as JSON, without those whose names end as a secret's does."""
-        kept = {name: value for name, value in self._options.items() if not is_secret(name)}
-        public: dict[str, Any] = to_jsonable_python(kept)
+        options = {name: value for name, value in self._options.items() if not is_secret(name)}
+        public: dict[str, Any] = to_jsonable_python(options)
         return public
 
     @property

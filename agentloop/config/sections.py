@@ -106,8 +106,8 @@ class PolicySection(KindSection):
         """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
         if not self.is_built_in:
             return {"kind": self.kind, **self.public_options}
-        kept = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
-        return {name: value for name, value in kept.items() if name != "traces" or value is not None}
+        settings = self.model_dump(mode="json", exclude={"api_key", "max_concurrent"})
+        return {name: value for name, value in settings.items() if name != "traces" or value is not None}
 
 
 class McpSection(Section):
@@ -160,9 +160,9 @@ class AgentSection(KindSection):
         """The settings that decide how it acts, as JSON; keys that came later are in it where they are set."""
         if not self.is_built_in:
             return {"kind": self.kind, **self.public_options}
-        kept = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
+        settings = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
         later = {"kind": "tool_loop", "command": None, "files": None}
-        return {name: value for name, value in kept.items() if name not in later or value != later[name]}
+        return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
     @model_validator(mode="after")
     def _one_kind(self) -> AgentSection:
@@ -266,9 +266,9 @@ class FailuresSection(Section):
     @classmethod
     def _new_ones(cls, leaves: tuple[LeafSection, ...]) -> tuple[LeafSection, ...]:
         types = [leaf.type for leaf in leaves]
-        taken = next((kind for n, kind in enumerate(types) if kind in [*FailureType, *types[:n]]), None)
-        if taken is not None:
-            raise ValueError(f"{taken.value} is there already; call it something else")
+        duplicate = next((kind for n, kind in enumerate(types) if kind in [*FailureType, *types[:n]]), None)
+        if duplicate is not None:
+            raise ValueError(f"{duplicate.value} is there already; call it something else")
         return leaves
 
 
@@ -314,12 +314,12 @@ class GatewaySection(Section):
 
     @field_validator("upstream", "alias")
     @classmethod
-    def _one_a_name(cls, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        names = [each.name for each in given]
+    def _one_a_name(cls, entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [each.name for each in entries]
         twice = next((name for n, name in enumerate(names) if name in names[:n]), None)
         if twice is not None:
             raise ValueError(f"two are called {twice!r}; leave one out")
-        return given
+        return entries
 
 
 class PriceSection(Section):
@@ -337,10 +337,10 @@ class PriceSection(Section):
 def from_environment(text: str) -> str:
     """`text` with `${NAME}` and `${NAME:-default}` replaced by this process's variables. Raises ConfigError."""
 
-    def value(found: re.Match[str]) -> str:
-        known = os.environ.get(found[1], found[2])
-        if known is None:
-            raise ConfigError(f"the variable {found[1]} is not set, which {text!r} asks for; set it and run again")
-        return known
+    def value(match: re.Match[str]) -> str:
+        variable = os.environ.get(match[1], match[2])
+        if variable is None:
+            raise ConfigError(f"the variable {match[1]} is not set, which {text!r} asks for; set it and run again")
+        return variable
 
     return re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", value, text)

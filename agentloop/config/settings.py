@@ -80,7 +80,7 @@ class Config(BaseSettings):
     @property
     def hash(self) -> str:
         """What decides a result: everything but names, prices, the box's kind, secrets and how long to go on."""
-        kept = self.model_dump(
+        decisive = self.model_dump(
             mode="json",
             exclude={
                 "project": {"name"},
@@ -95,8 +95,8 @@ class Config(BaseSettings):
             },
         )
         if self.agent != AgentSection():  # as it was before there was a choice, so that older hashes hold
-            kept["agent"] = self.agent.decisive
-        return content_hash({**kept, "policy": self.policy.decisive})
+            decisive["agent"] = self.agent.decisive
+        return content_hash({**decisive, "policy": self.policy.decisive})
 
 
 def load_config(project: Path, /, **overrides: dict[str, Any]) -> Config:
@@ -200,7 +200,7 @@ def _where_a_project_can_be(folder: Path) -> str:
 
 def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) -> str:
     """inside: the table that was checked, when it was not the whole tree."""
-    problem = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    problem = min(error.errors(), key=lambda candidate: candidate["type"] != "extra_forbidden")
     table, *keys = (*inside, *map(str, problem["loc"]))
     if len(keys) > 1:
         return _inside_a_list(path, table, keys, problem["msg"])
@@ -233,10 +233,10 @@ def _unknown(path: Path, table: str, key: str | None = None, *, is_table: bool) 
     if key is not None:
         hint = did_you_mean(key, sections[table]) or _belongs_in(key, sections)
         return f"{place(path, table, key)}: no such key in this table (keys: {', '.join(sections[table])}){hint}"
-    known = f"(tables: {', '.join(sections)})"
+    listed = f"(tables: {', '.join(sections)})"
     if is_table:
-        return f"{path}: unknown table [{table}] {known}{did_you_mean(table, sections)}"
-    return f"{path}: {table!r} is set above the first table {known}{_belongs_in(table, sections)}"
+        return f"{path}: unknown table [{table}] {listed}{did_you_mean(table, sections)}"
+    return f"{path}: {table!r} is set above the first table {listed}{_belongs_in(table, sections)}"
 
 
 def _belongs_in(key: str, sections: dict[str, list[str]]) -> str:
@@ -250,15 +250,15 @@ def known_secrets(project: Path) -> list[str]:
     Those of variables whose names end as a secret's does, and those in the settings of the project in folder
     `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
     """
-    found = [value for name, value in os.environ.items() if is_secret(name)]
+    texts_to_hide = [value for name, value in os.environ.items() if is_secret(name)]
     if (project / CONFIG_FILE).exists():
         config = load_config(project)
-        given = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
-        given += [value for server in config.agent.mcp for value in server.headers.values()]
-        texts = [text.get_secret_value() for text in given if text is not None]
+        secrets = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
+        secrets += [value for server in config.agent.mcp for value in server.headers.values()]
+        texts = [text.get_secret_value() for text in secrets if text is not None]
         texts += [*config.policy.secret_options, *config.agent.secret_options]
         for text in (upstream.api_key for upstream in config.gateway.upstream):
             with suppress(ConfigError):  # of a variable that is not set: whoever needs it says so
                 texts.append(from_environment(text))
-        found += [*texts, *(word for text in texts for word in text.split())]  # as in "Bearer ${TOKEN}"
-    return found
+        texts_to_hide += [*texts, *(word for text in texts for word in text.split())]  # as in "Bearer ${TOKEN}"
+    return texts_to_hide

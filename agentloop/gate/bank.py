@@ -147,14 +147,14 @@ def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank
     if head.suite != evals.name:
         raise ConfigError(f"{path}: a bank of suite {head.suite!r}, not of {evals.name!r}; name another, or {again}")
     if head.suite_hash != evals.hash:
-        was = _shown(head.suite_hash[:8])
+        was = _listed(head.suite_hash[:8])
         raise ConfigError(
             f"{path}: suite {evals.name!r} has changed since ({was} then, {evals.hash[:8]} now); "
             f"take the change back, or {again}"
         )
     if head.verifiers != evals.verifiers:
         then, now = set(head.verifiers), set(evals.verifiers)
-        was, does = _shown(", ".join(sorted(then - now)) or "none"), ", ".join(sorted(now - then)) or "none"
+        was, does = _listed(", ".join(sorted(then - now)) or "none"), ", ".join(sorted(now - then)) or "none"
         raise ConfigError(f"{path}: the verifiers have changed since ({was} then, {does} now); {again}")
     _refuse_holes(path, bank, evals, again)
     if head.trials < min_trials:
@@ -199,7 +199,7 @@ def _refuse_holes(path: Path, bank: Bank, evals: Evals, again: str) -> None:
         raise ConfigError(f"{path}: {len(bank.outcomes):,} trials where {len(wanted):,} belong; {again}")
 
 
-def _shown(text: str) -> str:
+def _listed(text: str) -> str:
     """A text of the file as it is, or quoted where it is not one line."""
     return text if text.isprintable() else repr(text)
 

@@ -41,15 +41,15 @@ def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
     families: dict[str, list[tuple[int, float]]] = {}
     for i, (family, difference) in enumerate(rows):
         families.setdefault(family, []).append((i, difference))
-    series = [(name, found) for name, found in families.items() if len(found) >= 2 * WINDOW]
-    centred = [_centred([difference for _, difference in found]) for _, found in series]
+    series = [(name, differences) for name, differences in families.items() if len(differences) >= 2 * WINDOW]
+    centred = [_centred([difference for _, difference in differences]) for _, differences in series]
     observed, rng = sum(map(_spread, centred)), Random(seed)
     if not observed:
         return None
     for _ in range(SHUFFLES):
         if sum(_spread(_shuffled(one, rng)) for one in centred) >= observed - 1e-12:
             return None
-    return max((_worst(name, found) for name, found in series), key=lambda one: abs(one.mean - one.others))
+    return max((_worst(name, differences) for name, differences in series), key=lambda one: abs(one.mean - one.others))
 
 
 def banked_burst(tasks: Sequence[tuple[str, Sequence[float]]]) -> str | None:

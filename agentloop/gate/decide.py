@@ -208,21 +208,21 @@ def _same_suite(baseline: EvalReport, candidate: EvalReport) -> None:
 
 def _obstacles(baseline: EvalReport, candidate: EvalReport, n_tasks: int, n_min: int, max_infra: float) -> list[str]:
     """Why nothing may be claimed, whatever the p-values are; empty when a claim may be made."""
-    found = []
+    obstacles = []
     for report in (baseline, candidate):
         if lost_too_much(report, max_infra):
             n_bad, n = _n_bad(report)
-            found.append(
+            obstacles.append(
                 f"Nothing is claimed: {n_bad} of {n} episodes of version {report.policy_version} ({n_bad / n:.0%}) "
                 f"lost an attempt to the infrastructure or have no reward, more than the {max_infra:.0%} allowed. "
                 "Correct the sandbox or the endpoint and evaluate again."
             )
     if n_tasks < n_min:
-        found.append(
+        obstacles.append(
             f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
             f"{n_min}. Evaluate more tasks."
         )
-    return found
+    return obstacles
 
 
 def _verdict(action: Action, p_better: float, p_worse: float, alpha: float) -> str:

@@ -99,9 +99,11 @@ def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:
     if then is None:
         return "unknown", "the bank does not say where it was filled"
     names = [name for name in sorted({*then.parts, *now.parts}) if then.parts.get(name) != now.parts.get(name)]
-    told = [f"{name} ({then.parts.get(name, 'none')} then, {now.parts.get(name, 'none')} now)" for name in names]
+    differences = [f"{name} ({then.parts.get(name, 'none')} then, {now.parts.get(name, 'none')} now)" for name in names]
     both = [(then.parts.get(name, ""), now.parts.get(name, "")) for name in names]
-    words = "; ".join(told[:N_NAMED]) + (f"; and {len(told) - N_NAMED} more" if len(told) > N_NAMED else "")
+    words = "; ".join(differences[:N_NAMED]) + (
+        f"; and {len(differences) - N_NAMED} more" if len(differences) > N_NAMED else ""
+    )
     if any(not (a.startswith(LISTING) and b.startswith(LISTING)) for a, b in both):
         return "changed", words
     if names:
@@ -123,8 +125,8 @@ def _images(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     outside = []
     for image in names:
         short = Path(image).name if image.startswith("/") else image
-        known, label = _image(image)
-        hashes.setdefault(short, []).append(known)
+        identity_of_image, label = _image(image)
+        hashes.setdefault(short, []).append(identity_of_image)
         outside += [label] if label else []
     parts = {
         f"{IMAGE}{short}": each[0] if len(each) == 1 else content_hash(each)[:N_DIGITS]
@@ -145,18 +147,22 @@ def _image(image: str) -> tuple[str, str]:
             built = f"the image {Path(image).parent.name}/{Path(image).name}, whose build may fetch other packages"
             return images.key(Path(image))[:N_DIGITS], built if kind is Kind.recipe else ""
         with engine() as client:
-            known = image_id(client, image)
+            image_hash = image_id(client, image)
     except SandboxError:
-        known = None
-    return (known.removeprefix("sha256:")[:N_DIGITS], "") if known else ("none", f"the image {image!r}, not found here")
+        image_hash = None
+    return (
+        (image_hash.removeprefix("sha256:")[:N_DIGITS], "")
+        if image_hash
+        else ("none", f"the image {image!r}, not found here")
+    )
 
 
 def _games(ids: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Gymnasium environments whose module is named: their packages. Others are gymnasium's, whose version counts."""
     modules = [id.partition(":")[0] for id in ids if ":" in id]
-    known = {module: identity(package(module)) for module in modules}
-    parts = {f"environment {module}": each.hash[:N_DIGITS] for module, each in known.items()}
-    return parts, [label for each in known.values() for label in each.unhashed]
+    identities = {module: identity(package(module)) for module in modules}
+    parts = {f"environment {module}": each.hash[:N_DIGITS] for module, each in identities.items()}
+    return parts, [label for each in identities.values() for label in each.unhashed]
 
 
 def _judges(tasks: Sequence[Task]) -> list[str]:

@@ -132,7 +132,7 @@ LEAST_RELIABLE = 0.5
 """A case that passes less often is no case: the bet is on one that passes in a fifth of its trials."""
 
 
-def reliability(banked: Sequence[float], asked: float) -> float:
+def reliability(banked: Sequence[float], limit: float) -> float:
     """Of a must-pass case: as asked for, or less where its banked rewards say so: old flakes are no regression.
 
     Two trials that pass by a quarter are added to them: the bank of a flaky case may have been lucky. With 16 banked
@@ -140,9 +140,9 @@ def reliability(banked: Sequence[float], asked: float) -> float:
     then fails 5% of gates at most.
     """
     if not banked:
-        return asked
+        return limit
     n_passed = sum(reward >= 1 for reward in banked)
-    return max(LEAST_RELIABLE, min(asked, (n_passed + 0.5) / (len(banked) + 2)))
+    return max(LEAST_RELIABLE, min(limit, (n_passed + 0.5) / (len(banked) + 2)))
 
 
 class Case:

@@ -54,15 +54,15 @@ def estimates(rewards: Mapping[str, Sequence[float]]) -> dict[str, Estimate]:
 
     rewards: task -> those of its scored trials, in [0, 1]; a success is a reward of 1.
     """
-    found: dict[str, Estimate] = {}
+    by_name: dict[str, Estimate] = {}
     for k in KS:
         counts = [(len(seen), sum(r >= 1 for r in seen)) for seen in rewards.values() if len(seen) >= k]
         if len(counts) < 2:
             break
-        found[f"pass@{k}"] = over_tasks([pass_at_k(n, n_passed, k) for n, n_passed in counts])
+        by_name[f"pass@{k}"] = over_tasks([pass_at_k(n, n_passed, k) for n, n_passed in counts])
         if k > 1:
-            found[f"pass^{k}"] = over_tasks([pass_hat_k(n, n_passed, k) for n, n_passed in counts])
-    return found
+            by_name[f"pass^{k}"] = over_tasks([pass_hat_k(n, n_passed, k) for n, n_passed in counts])
+    return by_name
 
 
 def _check(n: int, n_passed: int, k: int) -> None:

@@ -23,10 +23,10 @@ class SuiteState:
         self.part, self._settings, self._looks = part, settings, looks
         self.alpha = settings.alpha * part.weight / sum(one.weight for one in header.suites)
         share = self.alpha / 2 if part.tasks and part.must_pass else self.alpha
-        kept = math.log1p(-SWITCH) if header.controls > 1 else 0.0
+        log_share = math.log1p(-SWITCH) if header.controls > 1 else 0.0
         """For the evidence that begins anew where the bank is given up."""
-        self.log_fail, self.log_pass = math.log(1 / share) - kept, math.log(1 / settings.beta) - kept
-        self._kept = kept
+        self.log_fail, self.log_pass = math.log(1 / share) - log_share, math.log(1 / settings.beta) - log_share
+        self._log_share = log_share
         self.case_bound = len(part.must_pass) / share
         self.weights: dict[str, float] = {}
         """Chances of the tasks' visits, for importance."""
@@ -51,8 +51,8 @@ class SuiteState:
 
     def begin_again(self) -> None:
         """Forget all differences, which came from a bank that is given up; the risk that was kept is free for it."""
-        self.log_fail, self.log_pass = self.log_fail + self._kept, self.log_pass + self._kept
-        self._kept = 0.0
+        self.log_fail, self.log_pass = self.log_fail + self._log_share, self.log_pass + self._log_share
+        self._log_share = 0.0
         self._begin()
 
     def case(self, reliability: float) -> Case:
@@ -129,13 +129,13 @@ class SuiteState:
     def burst(self) -> str | None:
         """Where its differences come in bursts, in words; None where chance explains their order."""
         self._is_checked = True
-        found = burst([(family, difference) for family, difference, _ in self.series], self._settings.seed)
-        if found is None:
+        worst_burst = burst([(family, difference) for family, difference, _ in self.series], self._settings.seed)
+        if worst_burst is None:
             return None
-        when = self.series[found.first][2]
-        whose = f"of family {found.family!r}" if found.family else f"of suite {self.part.name!r}"
-        at = f"from visit {found.first + 1} on" if when is None else f"around {when:%Y-%m-%d %H:%M} UTC"
+        when = self.series[worst_burst.first][2]
+        whose = f"of family {worst_burst.family!r}" if worst_burst.family else f"of suite {self.part.name!r}"
+        at = f"from visit {worst_burst.first + 1} on" if when is None else f"around {when:%Y-%m-%d %H:%M} UTC"
         return (
-            f"outcomes {whose} came in bursts: {at} the difference was {found.mean * 100:+.0f} points, "
-            f"and {found.others * 100:+.0f} at other times"
+            f"outcomes {whose} came in bursts: {at} the difference was {worst_burst.mean * 100:+.0f} points, "
+            f"and {worst_burst.others * 100:+.0f} at other times"
         )

@@ -54,7 +54,7 @@ class FilledBank:
     def document(self) -> dict[str, Any]:
         """As `--json` prints it."""
         costs = [outcome.cost_usd for outcome in self.bank.outcomes]
-        known = [cost for cost in costs if cost is not None]
+        priced = [cost for cost in costs if cost is not None]
         n_mean = len(self.evals.tasks) - len(self.evals.must_pass)
         trials = self.bank.head.trials
         per_visit = banked_a_visit(n_mean, trials)  # of a gate of this suite alone
@@ -66,7 +66,7 @@ class FilledBank:
             "n_tasks": len(self.evals.tasks),
             "n_trials": len(self.bank.outcomes),
             "mean_reward": _mean(self.bank),
-            "cost_usd": sum(known) if len(known) == len(costs) else None,
+            "cost_usd": sum(priced) if len(priced) == len(costs) else None,
             "n_visits": n_mean * (trials // per_visit),
             "per_visit": per_visit,
             "replaced_mean_reward": _mean(self.before) if self.before and is_other else None,

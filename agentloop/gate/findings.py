@@ -46,18 +46,18 @@ def flips(result: GateResult, *, worse: bool) -> list[Flip]:
 
     One trial of a task that passes half of the time flips by chance: no flip is evidence by itself, the gate's is.
     """
-    found = [
+    changed_cases = [
         Flip(task, fmean(task.baseline), fmean(task.candidate))
         for task in result.tasks
         if task.kind == "mean" and task.baseline and task.candidate
     ]
     sign = -1 if worse else 1
-    flipped = [flip for flip in found if (flip.before >= PASSING) == worse and (flip.after >= PASSING) != worse]
+    flipped = [flip for flip in changed_cases if (flip.before >= PASSING) == worse and (flip.after >= PASSING) != worse]
     flipped = [flip for flip in flipped if worse or _better_by_chance(flip.task) <= UNLIKELY]
     if (
         worse and not flipped and result.verdict is GateVerdict.failed
     ):  # a drop that is spread thin: what a person can look at are single failures
-        flipped = [flip for flip in found if flip.before >= PASSING and flip.change < 0]
+        flipped = [flip for flip in changed_cases if flip.before >= PASSING and flip.change < 0]
     return sorted(flipped, key=lambda flip: (-sign * flip.change, -len(flip.task.candidate), flip.task.task_id))
 
 
@@ -97,8 +97,8 @@ def cases(tasks: Iterable[TaskLine], *states: str, suite: str | None = None) -> 
 
 def tally_cases(tasks: Iterable[TaskLine], suite: str | None = None) -> str:
     """`1 clear, 3 undecided, 0 broken`; empty where no case must pass."""
-    found = [state(case) for case in cases(tasks, suite=suite)]
-    return ", ".join(f"{found.count(one)} {one}" for one in (CLEAR, UNDECIDED, BROKEN)) if found else ""
+    states = [state(case) for case in cases(tasks, suite=suite)]
+    return ", ".join(f"{states.count(one)} {one}" for one in (CLEAR, UNDECIDED, BROKEN)) if states else ""
 
 
 def never_passed(tasks: Iterable[TaskLine]) -> str:
@@ -317,7 +317,7 @@ _ORDER = {"round-robin": "round-robin", "iid": "independent random", "importance
 
 def counts(result: GateResult) -> dict[str, str]:
     """What the gate took, and what it set aside: heading -> words."""
-    found = {
+    rows = {
         "trials": f"{result.n_rollouts:,}",
         "of the candidate, counted": f"{result.n_candidate:,}",
         "cost": "unknown" if result.cost_usd is None else f"${result.cost_usd:,.2f}",
@@ -331,12 +331,12 @@ def counts(result: GateResult) -> dict[str, str]:
         "duplicates, ignored": result.n_duplicates,
         "missing": result.n_missing,
     }
-    found |= {heading: f"{n:,}" for heading, n in rare.items() if n}
+    rows |= {heading: f"{n:,}" for heading, n in rare.items() if n}
     if result.drift is not None:
-        found["baseline now, against its bank"] = f"{points(result.drift)} points in {result.n_checked:,}"
+        rows["baseline now, against its bank"] = f"{points(result.drift)} points in {result.n_checked:,}"
     for suite in result.suites:
         if suite.bounds is not None:
             whose = f", {suite.name}" if len(result.suites) > 1 else ""
             low, high = map(points, suite.bounds)
-            found[f"difference with losses as failures, as successes{whose}"] = f"{low}, {high} points"
-    return {heading: words for heading, words in found.items() if words}
+            rows[f"difference with losses as failures, as successes{whose}"] = f"{low}, {high} points"
+    return {heading: words for heading, words in rows.items() if words}

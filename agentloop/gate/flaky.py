@@ -75,8 +75,8 @@ def flake_rates(outcomes: Iterable[Outcome]) -> dict[str, FlakeRate]:
     """Of each task of a bank, in the bank's order. Outcomes of one policy, from runs of a fixed size."""
     passed: dict[str, list[bool | None]] = {}
     for outcome in outcomes:
-        known = outcome.reward >= PASS if outcome.reward is not None else None
-        passed.setdefault(outcome.task_id, []).append(known if outcome.state is RewardState.scored else None)
+        is_pass = outcome.reward >= PASS if outcome.reward is not None else None
+        passed.setdefault(outcome.task_id, []).append(is_pass if outcome.state is RewardState.scored else None)
     return {task_id: _rate(task_id, trials) for task_id, trials in passed.items()}
 
 

@@ -316,11 +316,11 @@ class Fold:
 
 
 def _kinds(header: Header) -> dict[str, str]:
-    found: dict[str, str] = {}
+    kinds: dict[str, str] = {}
     for part in header.suites:
         for kind, tasks in (("mean", part.tasks), ("must_pass", part.must_pass), ("quarantined", part.quarantined)):
             for task in tasks:
-                if task in found:
+                if task in kinds:
                     raise ConfigError(f"task {task!r} is in this gate twice; give one of them another id")
-                found[task] = kind
-    return found
+                kinds[task] = kind
+    return kinds

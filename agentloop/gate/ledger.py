@@ -17,9 +17,9 @@ class Ledger:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
             file.seek(0)
-            found = file.read()
-            whole = found[: found.rfind(b"\n") + 1]
-            if len(whole) < len(found):
+            stored_lines = file.read()
+            whole = stored_lines[: stored_lines.rfind(b"\n") + 1]
+            if len(whole) < len(stored_lines):
                 file.truncate(len(whole))
         self.text = whole.decode("utf-8", "replace")
         """What was there when it was opened."""

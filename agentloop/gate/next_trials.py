@@ -25,7 +25,7 @@ class NextTrials:
         self._runs = dict.fromkeys(self._cases, 0)
         self._ready = dict.fromkeys(self._cases, True)
         self._once = iter([task for part in fold.header.suites for task in part.quarantined])
-        self._asked = {Trial(task, Side.candidate, trial) for task, trial in fold.turns}
+        self._requested = {Trial(task, Side.candidate, trial) for task, trial in fold.turns}
         self._n = fold.n_rollouts
         self._turn_back()
 
@@ -35,12 +35,12 @@ class NextTrials:
         After () there may be one again as soon as an outcome has come in, while any is under way.
         """
         while self._fold.decided is None and self._n < self._fold.header.settings.max_rollouts:
-            asked = self._case() or self._quarantined() or self._visit()
-            if not asked:
+            trials = self._case() or self._quarantined() or self._visit()
+            if not trials:
                 break
-            new = [trial for trial in asked if trial not in self._asked]
+            new = [trial for trial in trials if trial not in self._requested]
             self._n += len(new)
-            self._asked.update(new)
+            self._requested.update(new)
             missing = tuple(trial for trial in new if not self._fold.has_reward(trial))
             if missing:
                 return missing

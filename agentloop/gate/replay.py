@@ -108,8 +108,8 @@ def _check_sides(baseline: Sequence[Outcome], candidate: Sequence[Outcome], case
         raise ConfigError(
             'no row has `"policy": "candidate"`; nothing is there to be gated: add the candidate\'s trials'
         )
-    known = {one.task_id for one in baseline}
-    foreign = sorted({one.task_id for one in candidate} - known - cases)
+    baseline_tasks = {one.task_id for one in baseline}
+    foreign = sorted({one.task_id for one in candidate} - baseline_tasks - cases)
     if foreign:
         raise ConfigError(
             f"no baseline for {counted(len(foreign), 'task')} of the candidate, {foreign[0]!r} the first; "
@@ -119,13 +119,13 @@ def _check_sides(baseline: Sequence[Outcome], candidate: Sequence[Outcome], case
 
 def _ranks(banked: Sequence[Outcome], baseline: Sequence[Outcome]) -> dict[Key, int]:
     """(task, trial) -> its place among the task's: the bank's by number, then the others by number."""
-    found: dict[Key, int] = {}
+    ranks: dict[Key, int] = {}
     n_seen: dict[str, int] = {}
     for rows in (banked, baseline):
-        for task, trial in sorted({(one.task_id, one.trial) for one in rows} - found.keys()):
-            found[task, trial] = n_seen.get(task, 0)
-            n_seen[task] = found[task, trial] + 1
-    return found
+        for task, trial in sorted({(one.task_id, one.trial) for one in rows} - ranks.keys()):
+            ranks[task, trial] = n_seen.get(task, 0)
+            n_seen[task] = ranks[task, trial] + 1
+    return ranks
 
 
 def _numbered(one: Outcome, numbers: dict[Key, int]) -> Outcome:
@@ -151,13 +151,13 @@ def _order(
                 f"{settings.max_rollouts:,} in all; number the trials one after another"
             )
         of = {trial: task for task, trial in ordered}
-        found = tuple(
+        ordered_visits = tuple(
             Visit(0, of[trial], numbers[of[trial], trial]) if trial in of else Visit(0, UNKNOWN, trial)
             for trial in range(first, ordered[-1][1] + 1)
             if trial not in of or of[trial] in mean
         )
         notes = ("Rows were put into the order of their trial numbers, which count through the file.",)
-        return FileOrder(found, notes=() if ordered == keys else notes), numbers
+        return FileOrder(ordered_visits, notes=() if ordered == keys else notes), numbers
     numbers = {(task, trial): trial - first for task, trial in keys}
     rows = [(task, number) for (task, _), number in numbers.items() if task in mean]
     n_trials: dict[str, int] = {}
@@ -169,14 +169,14 @@ def _order(
     in_rounds = settings.sampling != "iid" and most - fewest <= 1 and len(unseen) <= len(n_trials)
     n_missing = len(unseen) * fewest if in_rounds and most > 1 else 0
     if in_rounds and any(later[1] < sooner[1] for sooner, later in pairwise(rows)):
-        found = tuple(
+        ordered_visits = tuple(
             Visit(0, task, turn) for turn in range(fewest) for task in shuffled(list(n_trials), settings.seed, "", turn)
         )
         note = (
             f"Rows were not in the order of their rounds: the {counted(fewest, 'whole round')} in the file were put "
             "in order by task ids and the seed alone."
         )
-        return FileOrder(found, n_missing, (note,)), numbers
+        return FileOrder(ordered_visits, n_missing, (note,)), numbers
     return FileOrder(_with_gaps(rows, settings.max_rollouts), n_missing), numbers
 
 
@@ -185,7 +185,7 @@ def _with_gaps(rows: Sequence[Key], max_gap: int) -> tuple[Visit, ...]:
 
     Raises ConfigError for one out of order, and for a gap that no gate leaves.
     """
-    found: list[Visit] = []
+    visits_with_gaps: list[Visit] = []
     seen: dict[str, int] = {}
     for task, number in rows:
         start = seen.get(task, 0)
@@ -200,6 +200,6 @@ def _with_gaps(rows: Sequence[Key], max_gap: int) -> tuple[Visit, ...]:
                 f"between two candidate trials of task {task!r} {number - start:,} are missing, and a gate asks for "
                 f"{max_gap:,} in all; number the trials of each task from 0"
             )
-        found.extend(Visit(0, task, trial) for trial in range(start, number + 1))
+        visits_with_gaps.extend(Visit(0, task, trial) for trial in range(start, number + 1))
         seen[task] = number + 1
-    return tuple(found)
+    return tuple(visits_with_gaps)

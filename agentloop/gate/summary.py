@@ -26,7 +26,7 @@ def summarise(fold: Fold) -> GateResult:
         raise ValueError("the gate is undecided; close the fold first")
     trials = _trials(fold)
     lines = tuple(_lines(fold, trials))
-    shown = [one for sides in trials.values() for rows in sides.values() for one in rows]
+    outcomes = [one for sides in trials.values() for rows in sides.values() for one in rows]
     reasons = list(_reasons(fold, lines))
     if _is_unchecked(fold):
         reasons[0] = f"{UNCHECKED} {reasons[0]}"
@@ -41,7 +41,7 @@ def summarise(fold: Fold) -> GateResult:
         n_rollouts=fold.n_rollouts,
         n_candidate=len(fold.used),
         n_fresh=fold.n_fresh,
-        n_played=sum(one.played for one in shown if one.policy is Side.candidate),
+        n_played=sum(one.played for one in outcomes if one.policy is Side.candidate),
         n_lost=fold.n_lost,
         n_unscored=_unscored(fold),
         n_duplicates=fold.arrivals.n_duplicates,
@@ -66,17 +66,17 @@ def _is_unchecked(fold: Fold) -> bool:
 
 def _trials(fold: Fold) -> Trials:
     """Task -> side -> its trials by number: the baseline's, and those of the candidate's that have had their turn."""
-    kept: dict[tuple[str, Side, int], Outcome] = {}
+    latest: dict[tuple[str, Side, int], Outcome] = {}
     once = {task for part in fold.header.suites for task in part.quarantined}
     for one in fold.arrivals.outcomes:
         key = (one.task_id, one.policy, one.trial)
         counts = one.policy is Side.baseline or one.task_id in once or (one.task_id, one.trial) in fold.turns
-        if counts and (key not in kept or (kept[key].reward is None and one.reward is not None)):
-            kept[key] = one
-    found: Trials = {}
-    for (task, side, _), one in sorted(kept.items()):
-        found.setdefault(task, {Side.baseline: [], Side.candidate: []})[side].append(one)
-    return found
+        if counts and (key not in latest or (latest[key].reward is None and one.reward is not None)):
+            latest[key] = one
+    by_task: Trials = {}
+    for (task, side, _), one in sorted(latest.items()):
+        by_task.setdefault(task, {Side.baseline: [], Side.candidate: []})[side].append(one)
+    return by_task
 
 
 def _unscored(fold: Fold) -> int:
@@ -108,8 +108,8 @@ def _cost(fold: Fold) -> float | None:
     """Of all that was rolled out, retries and what came too late to count included; None where any is unknown."""
     n_bank = fold.header.bank_trials or 0
     costs = [one.cost_usd for one in fold.arrivals.outcomes if one.policy is Side.candidate or one.trial >= n_bank]
-    known = [cost for cost in costs if cost is not None]
-    return math.fsum(known) if known and len(known) == len(costs) else None
+    priced = [cost for cost in costs if cost is not None]
+    return math.fsum(priced) if priced and len(priced) == len(costs) else None
 
 
 def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
@@ -186,8 +186,8 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
     if bets.interval is not None and bets.n:
         seen += f", 95% confidence sequence {points(bets.interval.low)} to {points(bets.interval.high)}"
     if suite.crossed is GateVerdict.failed:
-        shown = f"evidence {_odds(suite.log_e_fail)}, and {_odds(suite.log_fail)} shows it"
-        yield f"The mean reward has dropped: {seen}; {shown}."
+        odds = f"evidence {_odds(suite.log_e_fail)}, and {_odds(suite.log_fail)} shows it"
+        yield f"The mean reward has dropped: {seen}; {odds}."
     elif suite.crossed is GateVerdict.passed:
         yield (
             f"No drop of {drop(settings)} or more: {seen}; "

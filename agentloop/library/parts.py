@@ -78,7 +78,7 @@ def verifier(function: Callable[..., Any]) -> type[FunctionVerifier]:
             f"verifier {function.__name__!r} takes ({', '.join(names)}); write it as (trace) or (trace, sandbox), with "
             "options after *"
         )
-    made: Any = type(
+    wrapper: Any = type(
         function.__name__,
         (FunctionVerifier,),
         {
@@ -90,8 +90,8 @@ def verifier(function: Callable[..., Any]) -> type[FunctionVerifier]:
             "function": staticmethod(function),
         },
     )
-    provide("verifiers", made.kind, made)
-    return cast("type[FunctionVerifier]", made)
+    provide("verifiers", wrapper.kind, wrapper)
+    return cast("type[FunctionVerifier]", wrapper)
 
 
 class FunctionTool:
@@ -119,7 +119,7 @@ def tool(function: Callable[..., Any]) -> type[FunctionTool]:
     spec = ToolSpec(
         name=function.__name__, description=inspect.cleandoc(function.__doc__), parameters=_schema(function)
     )
-    made: Any = type(
+    wrapper: Any = type(
         function.__name__,
         (FunctionTool,),
         {
@@ -131,8 +131,8 @@ def tool(function: Callable[..., Any]) -> type[FunctionTool]:
             "function": staticmethod(function),
         },
     )
-    provide("tools", made.kind, made)
-    return cast("type[FunctionTool]", made)
+    provide("tools", wrapper.kind, wrapper)
+    return cast("type[FunctionTool]", wrapper)
 
 
 def _caller(function: Callable[..., Any], place: Place) -> Callable[[ToolCall, dict[str, Any]], Any]:

@@ -95,8 +95,8 @@ def _policy(
         scripted = ScriptedPolicy(_messages(chosen.script), chosen.ref)
         return chosen.ref, scripted, {"policy": _content(chosen.script)}, free
     prices = load_prices(project)
-    made, parts = fixed_policy(chosen.section, project, suite.tasks, suite.name, prices)
-    return chosen.ref, made, parts, free if chosen.section.kind in OURS else price(prices)
+    instance, parts = fixed_policy(chosen.section, project, suite.tasks, suite.name, prices)
+    return chosen.ref, instance, parts, free if chosen.section.kind in OURS else price(prices)
 
 
 def _agent(agent: AgentLike, project: Path) -> Agent:
@@ -128,8 +128,8 @@ _PROCESS = token_hex(8)
 
 def _messages(script: Callable[..., Message | str]) -> Callable[[Sequence[Message], random.Random], Message]:
     def play(messages: Sequence[Message], rng: random.Random) -> Message:
-        said = script(messages, rng)
-        return Message(role="assistant", content=said) if isinstance(said, str) else said
+        reply = script(messages, rng)
+        return Message(role="assistant", content=reply) if isinstance(reply, str) else reply
 
     return play
 

@@ -23,8 +23,8 @@ from agentloop.types import Task
 def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
     """Parts of a policy, without the weights or recorded answers that it plays. folder: where its paths start."""
     if not settings.is_built_in:
-        asked = Outside(None, f"what the policy {settings.kind!r} asks")
-        return {**_foreign("policies", "policy", settings, folder), "policy.model": asked}
+        model = Outside(None, f"what the policy {settings.kind!r} asks")
+        return {**_foreign("policies", "policy", settings, folder), "policy.model": model}
     chosen = settings.model_dump(mode="json", include={"temperature"}, exclude_defaults=True)
     parts: dict[str, Part] = {"policy": Value({"kind": settings.kind, **chosen})}
     if settings.kind in ENDPOINTS:

@@ -50,10 +50,10 @@ def script(tasks: Sequence[Task], folder: Path, name: str | None, suite: str) ->
             )
         return oracle(tasks)
     with boundary(ConfigError, "the script cannot be used; mend it", script=name):
-        made: ScriptedPolicy = load_object("policies", name, base=folder)(tasks)
-    if not isinstance(made, ScriptedPolicy):
-        raise ConfigError(f"script {name!r} gave a {type(made).__name__}; it must give a ScriptedPolicy")
-    return made
+        scripted: ScriptedPolicy = load_object("policies", name, base=folder)(tasks)
+    if not isinstance(scripted, ScriptedPolicy):
+        raise ConfigError(f"script {name!r} gave a {type(scripted).__name__}; it must give a ScriptedPolicy")
+    return scripted
 
 
 @contextmanager

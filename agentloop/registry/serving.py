@@ -94,8 +94,8 @@ def _model(ref: str, project: Path) -> tuple[Path, str]:
     versions = project_versions(project)
     version = next((v for v in versions if (v.number == int(number[1]) if number else v.state == "live")), None)
     if version is None:
-        known = ", ".join(f"v{v.number}" for v in versions) or "none"
-        raise ConfigError(f"no version {ref!r} in {project} (there: {known}); `agentloop policies ls` lists them")
+        names = ", ".join(f"v{v.number}" for v in versions) or "none"
+        raise ConfigError(f"no version {ref!r} in {project} (there: {names}); `agentloop policies ls` lists them")
     if version.artifact is None:
         raise ConfigError(f"v{version.number} has no weights of ours ({version.kind}); serve the folder of a model")
     folder = artifact_folder(project, version.artifact)

@@ -65,11 +65,11 @@ class Registry:
         note: str,
     ) -> PolicyVersion:
         """A new version: live when it is the first, else a candidate. Adding the same again changes nothing."""
-        known = self.get(number)
-        if known:
-            if known.sha256 != sha256:
-                raise StateError(f"policy v{number} exists with hash {known.sha256[:12]}, not {sha256[:12]}")
-            return known
+        registered = self.get(number)
+        if registered:
+            if registered.sha256 != sha256:
+                raise StateError(f"policy v{number} exists with hash {registered.sha256[:12]}, not {sha256[:12]}")
+            return registered
         version = PolicyVersion(
             number=number,
             parent=parent,

@@ -64,9 +64,9 @@ class Suite(Frozen):
 
     name: str
     tasks: tuple[Task, ...]
-    folder: Path = Field(default_factory=lambda made: (Path("evals") / made["name"]).resolve())
+    folder: Path = Field(default_factory=lambda fields: (Path("evals") / fields["name"]).resolve())
     """Absolute; of one made in Python, where its banks are: `evals/NAME` of the current folder."""
-    hash: str = Field(default_factory=lambda made: _suite_hash(made["tasks"]))
+    hash: str = Field(default_factory=lambda fields: _suite_hash(fields["tasks"]))
     """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
 
     def split(self, name: Split | str) -> tuple[Task, ...]:
@@ -105,10 +105,12 @@ def load_suite(path: Path | str) -> Suite:
 
 def _case_tasks(folder: Path, head: _Head) -> tuple[Task, ...]:
     """The task of each case below `folder` that has one, in the order of their names, with the suite's tags."""
-    found = [load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if (path.parent / TASKS).exists()]
+    case_suites = [
+        load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if (path.parent / TASKS).exists()
+    ]
     return tuple(
         task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags)))})
-        for case in found
+        for case in case_suites
         for task in case.tasks
     )
 
@@ -175,18 +177,18 @@ def _files(path: Path, text: str, head: Table) -> dict[Split, Path]:
         return {}
     where = _toml_place(path, text, "sandbox", "files")
     folders = files if isinstance(files, dict) else dict.fromkeys([split.value for split in Split], files)
-    found = {}
+    contents = {}
     for name, folder in folders.items():
         if not isinstance(folder, str):
             raise ConfigError(f"{where}: key 'files' must be the path of a folder, relative to the suite")
         place = _place(path.parent, folder, f"{where}: key 'files'")
         if not place.is_dir():
             raise ConfigError(
-                f"{where}: key 'files': no folder {_shown(place)}; make it, or leave the key out for an empty box"
+                f"{where}: key 'files': no folder {_listed(place)}; make it, or leave the key out for an empty box"
             )
         _refuse_above(place, path.parent, f"{where}: key 'files'")
-        found[_split(name, where)] = place
-    return found
+        contents[_split(name, where)] = place
+    return contents
 
 
 def _limits(path: Path, text: str, head: Table) -> Limits:
@@ -210,8 +212,8 @@ def _table(path: Path, text: str, head: Table, name: str, model: type[BaseModel]
     table = head.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"{_toml_place(path, text, '', name)}: key {name!r} must be a table, [{name}]")
-    known = tuple(key for key in model.model_fields if key != "agent_files")  # which is the agent's to say
-    _refuse_unknown(table, known, lambda key: _toml_place(path, text, name, key))
+    allowed = tuple(key for key in model.model_fields if key != "agent_files")  # which is the agent's to say
+    _refuse_unknown(table, allowed, lambda key: _toml_place(path, text, name, key))
     return table
 
 
@@ -279,10 +281,10 @@ def _task(row: Table, where: str, folder: Path, head: _Head) -> Task:
 
 
 def _split(name: object, where: str) -> Split:
-    known = [split.value for split in Split]
-    if not isinstance(name, str) or name not in known:
-        hint = did_you_mean(str(name), known)
-        raise ConfigError(f"{where}: key 'split': no split {name!r} (splits: {', '.join(known)}){hint}")
+    names = [split.value for split in Split]
+    if not isinstance(name, str) or name not in names:
+        hint = did_you_mean(str(name), names)
+        raise ConfigError(f"{where}: key 'split': no split {name!r} (splits: {', '.join(names)}){hint}")
     return Split(name)
 
 
@@ -298,7 +300,7 @@ def _prefix(name: object, where: str, folder: Path) -> tuple[Step, ...]:
         return ()
     path = _place(folder, name, f"{where}: key 'prefix'") if isinstance(name, str) else folder
     if not path.is_file():
-        raise ConfigError(f"{where}: key 'prefix': no file {_shown(path)} of turns; paths start at the suite folder")
+        raise ConfigError(f"{where}: key 'prefix': no file {_listed(path)} of turns; paths start at the suite folder")
     steps = []
     for line, row in read_jsonl(path, _read(path, "write one turn a line, as JSON")):
         try:
@@ -329,13 +331,13 @@ def _verifiers(rows: object, folder: Path, where: str) -> tuple[Part, ...]:
 
 def _refuse_above(place: Path, folder: Path, where: str) -> None:
     if folder.is_relative_to(place):
-        raise ConfigError(f"{where}: the suite and its solutions are in the folder {_shown(place)}; name another")
+        raise ConfigError(f"{where}: the suite and its solutions are in the folder {_listed(place)}; name another")
 
 
 def _existing(folder: Path, kind: str, where: str) -> str:
     if not folder.is_dir():
         raise ConfigError(
-            f"{where}: key 'verifiers': no folder {_shown(folder)} of tests for {kind!r}; it starts at the suite's"
+            f"{where}: key 'verifiers': no folder {_listed(folder)} of tests for {kind!r}; it starts at the suite's"
         )
     return str(folder)
 
@@ -350,7 +352,7 @@ def _place(folder: Path, name: str, where: str) -> Path:
     return place
 
 
-def _shown(path: Path) -> str:
+def _listed(path: Path) -> str:
     """As it is, or quoted where it is not one line of text."""
     return str(path) if str(path).isprintable() else repr(str(path))
 
@@ -362,12 +364,12 @@ def _in_file(kind: str) -> tuple[Path, str] | None:
 
 
 def _absolute_kind(kind: str, folder: Path, where: str) -> str:
-    if (found := _in_file(kind)) is None:
+    if (in_file := _in_file(kind)) is None:
         return kind
-    file = _place(folder, str(found[0]), f"{where}: key 'verifiers'")
+    file = _place(folder, str(in_file[0]), f"{where}: key 'verifiers'")
     if not file.is_file():
         raise ConfigError(
-            f"{where}: key 'verifiers': no file {_shown(file)} for kind {kind!r}; paths start at the suite folder"
+            f"{where}: key 'verifiers': no file {_listed(file)} for kind {kind!r}; paths start at the suite folder"
         )
     project = _project(folder)
     if not is_of_project(file, project):
@@ -375,7 +377,7 @@ def _absolute_kind(kind: str, folder: Path, where: str) -> str:
             f"{where}: key 'verifiers': {file} for kind {kind!r} is not a file of the project in {project}; move it "
             f"there, or mark the folder above both as the project with one of {', '.join(MARKERS)}"
         )
-    return f"{file}:{found[1]}"
+    return f"{file}:{in_file[1]}"
 
 
 def _project(folder: Path) -> Path:
@@ -432,8 +434,8 @@ def _options(part: Part, folder: Path) -> Table:
 
 
 def _relative_kind(kind: str, folder: Path) -> str:
-    found = _in_file(kind)
-    return kind if found is None else f"{_relative(found[0], folder)}:{found[1]}"
+    in_file = _in_file(kind)
+    return kind if in_file is None else f"{_relative(in_file[0], folder)}:{in_file[1]}"
 
 
 def _relative(path: Path, folder: Path) -> str:
@@ -480,8 +482,8 @@ def _portable(task: Task) -> Table:
     for part in row["verifiers"]:
         if isinstance(tests := part["options"].get(TESTS), str):
             part["options"][TESTS] = folder_contents(Path(tests))
-        if found := _in_file(part["kind"]):
-            part["kind"] = f"{_sha256(found[0])}:{found[1]}"
+        if in_file := _in_file(part["kind"]):
+            part["kind"] = f"{_sha256(in_file[0])}:{in_file[1]}"
     return row
 
 
@@ -505,12 +507,12 @@ def _sha256(path: Path) -> str:
 # -------------------------------------------------------------------------------------- messages
 
 
-def _refuse_unknown(table: Mapping[str, Any], known: Collection[str], place: Callable[[str], str]) -> None:
+def _refuse_unknown(table: Mapping[str, Any], allowed: Collection[str], place: Callable[[str], str]) -> None:
     """Raises ConfigError for the first key of `table` that is not `known`; `place(key)` says where it is."""
     for key in table:
-        if key not in known:
-            hint = did_you_mean(key, known)
-            raise ConfigError(f"{place(key)}: unknown key {key!r} (keys: {', '.join(known)}){hint}")
+        if key not in allowed:
+            hint = did_you_mean(key, allowed)
+            raise ConfigError(f"{place(key)}: unknown key {key!r} (keys: {', '.join(allowed)}){hint}")
 
 
 def _toml_place(path: Path, text: str, table: str, key: str) -> str:

@@ -57,15 +57,15 @@ async def it_ends_with_a_reason_and_its_steps(agent: Agent, opened: Opened) -> N
 
 async def its_limit_of_steps_holds(agent: Agent, opened: Opened) -> None:
     """A policy that never ends is asked `max_steps` times at most."""
-    asked = 0
+    n_calls = 0
 
     def goes_on(messages: Sequence[Message], rng: object) -> Message:
-        nonlocal asked
-        asked += 1
+        nonlocal n_calls
+        n_calls += 1
         return call_message("shell", command="true")
 
     await _ran(agent, opened, ScriptedPolicy(goes_on), _task(max_steps=2))
-    expect(1 <= asked <= 2, f"the policy was asked {asked} times, and the limit is 2")
+    expect(1 <= n_calls <= 2, f"the policy was asked {n_calls} times, and the limit is 2")
 
 
 async def a_model_that_is_away_is_not_its_answer(agent: Agent, opened: Opened) -> None:

@@ -61,9 +61,9 @@ async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
             "test -t 0 && test -t 1 && test -t 2 && stty size; read x; echo got $x", rows=33, columns=77
         )
         await process.stdin.write(b"word\n")
-        shown = b"".join([piece async for piece in process.stdout])
-        expect(b"33 77\r\n" in shown, f"the terminal shows {shown!r}")
-        expect(shown.count(b"word") == 2, f"what is typed is shown, and read: {shown!r}")
+        output = b"".join([piece async for piece in process.stdout])
+        expect(b"33 77\r\n" in output, f"the terminal shows {output!r}")
+        expect(output.count(b"word") == 2, f"what is typed is shown, and read: {output!r}")
         expect(await process.stderr.read() == b"", "a terminal has one output")
 
 

@@ -117,8 +117,8 @@ def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, l
                 quarantined=tasks["quarantined"],
             )
         )
-        known = {task for them in tasks.values() for task in them}
-        banked += [outcome for outcome in run.bank.outcomes if outcome.task_id in known]
+        listed = {task for them in tasks.values() for task in them}
+        banked += [outcome for outcome in run.bank.outcomes if outcome.task_id in listed]
         n_banked.append(run.bank.head.trials)
         changes.append(compare(run.bank.head.environment, run.environment)[0] if run.environment else "unknown")
         per_visit.append(1 if session.plays(run.tape_path) else run.bank.head.trials // n_trials)

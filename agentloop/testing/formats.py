@@ -92,19 +92,19 @@ def it_writes_bytes(exporter: Exporter, traces: Sequence[Stored]) -> None:
 
 def it_takes_one_trace_after_another(exporter: Exporter, traces: Sequence[Stored]) -> None:
     """A store is larger than memory: nothing is taken before it is asked for."""
-    taken = 0
+    n_read = 0
 
     def counted() -> Iterator[Stored]:
-        nonlocal taken
+        nonlocal n_read
         for stored in traces:
-            taken += 1
+            n_read += 1
             yield stored
 
     parts = exporter.write(counted())
-    expect(taken == 0, "traces are taken before the first part is asked for")
+    expect(n_read == 0, "traces are taken before the first part is asked for")
     for _ in parts:
         pass
-    expect(taken == len(traces), f"{taken} of {len(traces)} traces were taken")
+    expect(n_read == len(traces), f"{n_read} of {len(traces)} traces were taken")
 
 
 EXPORTER_LAWS: tuple[ExporterLaw, ...] = (it_says_what_it_writes, it_writes_bytes, it_takes_one_trace_after_another)

@@ -39,16 +39,18 @@ class Taping:
         path = folder / f"{name}{SUFFIX}"
         self._path, self._mode, self._project = path, mode, project
         self._tape = read_tape(path) if mode is Mode.replay or (mode is Mode.auto and path.is_file()) else Tape()
-        self._made: list[TapedPolicy] = []
+        self._policies: list[TapedPolicy] = []
 
     def policy(self, policy: Policy, *, identity: str, trial: int = 0) -> TapedPolicy:
         """identity: whatever decides the policy's answers, in a text."""
-        self._made.append(TapedPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode))
-        return self._made[-1]
+        self._policies.append(
+            TapedPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode)
+        )
+        return self._policies[-1]
 
     def close(self) -> None:
         """Write what was recorded."""
         if self._mode is Mode.record:
-            for made in self._made:
-                self._tape.keep(made, "")
+            for policy in self._policies:
+                self._tape.keep(policy, "")
             write_tape(self._path, self._tape, Redactor(token_bytes(32), known_secrets(self._project)))

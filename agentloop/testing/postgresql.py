@@ -17,8 +17,8 @@ REMEDY = "`apt install postgresql` (its programs are enough, no service is neede
 def binaries() -> Path | None:
     """The folder of the newest server's programs; None where there are none."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
-    found = shutil.which("postgres", path=os.pathsep.join((*map(str, debian), os.environ.get("PATH", ""))))
-    return Path(found).resolve().parent if found else None
+    server = shutil.which("postgres", path=os.pathsep.join((*map(str, debian), os.environ.get("PATH", ""))))
+    return Path(server).resolve().parent if server else None
 
 
 @contextmanager

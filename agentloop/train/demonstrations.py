@@ -45,10 +45,10 @@ def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
 
 def texts(traces: Iterable[Trace]) -> list[str]:
     """Everything said in `traces`: what a tokenizer is made from."""
-    said: list[str] = []
+    contents: list[str] = []
     for trace in traces:
-        said += [message.content for message in trace.messages]
+        contents += [message.content for message in trace.messages]
         for step in trace.steps:
-            said.append(render(step.completion.message))
-            said += [result.content for result in step.results]
-    return said
+            contents.append(render(step.completion.message))
+            contents += [result.content for result in step.results]
+    return contents
