@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parts import need
+from environments import need
 from store.rows import judged
 
 from agentloop.abilities import FileSandbox, WholeSandbox
