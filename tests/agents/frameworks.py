@@ -1,4 +1,4 @@
-"""Agents as people write them, each a target of `[agent] kind = "python"`: the gateway is where the SDK looks for it."""
+"""Agents as people write them, each a target of `[agent] kind = "python"`: the SDK finds the gateway by itself."""
 
 from __future__ import annotations
 
