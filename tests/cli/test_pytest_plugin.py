@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -60,9 +61,8 @@ def test_ordinary():
 """
 
 
-@pytest.fixture
-def project(pytester: pytest.Pytester) -> Path:
-    folder = pytester.path / "evals" / "words"
+def lay(path: Path) -> None:
+    folder = path / "evals" / "words"
     folder.mkdir(parents=True)
     (folder / "suite.toml").write_text(SUITE)
     rows = (
@@ -70,29 +70,51 @@ def project(pytester: pytest.Pytester) -> Path:
         for n in range(N)
     )
     (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (pytester.path / "policy.py").write_text(POLICY)
-    pytester.makepyfile(test_it=TESTS)
-    return pytester.path
-
-
-def run(pytester: pytest.Pytester, *options: str, policy: str = "steady") -> pytest.RunResult:
-    return pytester.runpytest_subprocess(
-        "-p", "no:schemathesis", "--strict-markers", "-W", "error",
-        "--agentloop-sandbox=unconfined",
-        f"--agentloop-policy=scripted:policy.py:{policy}", *options,
-    )  # fmt: skip
-
-
-def run_all(pytester: pytest.Pytester, *options: str, policy: str = "steady") -> pytest.RunResult:
-    return run(pytester, "--agentloop-run", "--agentloop-baseline=main", *options, policy=policy)
+    (path / "policy.py").write_text(POLICY)
+    (path / "test_it.py").write_text(TESTS)
 
 
 @pytest.fixture
-def recorded(pytester: pytest.Pytester, project: Path) -> Path:
+def project(pytester: pytest.Pytester) -> Path:
+    lay(pytester.path)
+    return pytester.path
+
+
+def words(*options: str, policy: str = "steady") -> tuple[str, ...]:
+    """Of a pytest that has no plugin of ours but the one."""
+    return (
+        "-p", "no:schemathesis", "-p", "no:hypothesispytest", "--strict-markers", "-W", "error",
+        "--agentloop-sandbox=unconfined", f"--agentloop-policy=scripted:policy.py:{policy}", *options,
+    )  # fmt: skip
+
+
+def run(pytester: pytest.Pytester, *options: str, policy: str = "steady") -> pytest.RunResult:
+    return pytester.runpytest_subprocess(*words(*options, policy=policy))
+
+
+ALL = ("--agentloop-run", "--agentloop-baseline=main")
+
+
+def run_all(pytester: pytest.Pytester, *options: str, policy: str = "steady") -> pytest.RunResult:
+    return run(pytester, *ALL, *options, policy=policy)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a bank and a tape of `steady`."""
-    done = run_all(pytester, "--agentloop-mode=record")
-    assert done.ret == 0, done.outlines
-    return project
+    folder = tmp_path_factory.mktemp("recording")
+    lay(folder)
+    command = [sys.executable, "-m", "pytest", *words(*ALL, "--agentloop-mode=record"), "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture
+def recorded(pytester: pytest.Pytester, recording: Path) -> Path:
+    """A copy of it, where pytest runs."""
+    shutil.copytree(recording, pytester.path, dirs_exist_ok=True)
+    return pytester.path
 
 
 def said(done: pytest.RunResult) -> str:
@@ -183,6 +205,7 @@ def test_a_drop_fails_the_run_and_no_test(pytester: pytest.Pytester, recorded: P
     assert (result["verdict"], result["settings"]["per_visit"]) == ("FAIL", 1)
 
 
+@pytest.mark.soak
 def test_workers_and_one_process_come_to_the_same_bytes(pytester: pytest.Pytester, recorded: Path) -> None:
     for folder, *workers in (("one",), ("two", "-n2"), ("three", "-n3", "--dist=each")):
         run_all(pytester, "--agentloop-mode=live", f"--agentloop-report={folder}", *workers, policy="slipping")
