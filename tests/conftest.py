@@ -35,7 +35,7 @@ settings.register_profile("quick", max_examples=10)
 settings.register_profile("test", max_examples=30)
 settings.register_profile("soak", max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("test")
-STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service"}
+STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service", "endings", "replies"}
 """Fixtures that start a command or a server, each for a second or more."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
 SOAKS = {"vllm", "installed"}
@@ -195,7 +195,7 @@ def postgresql(server: str) -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
     """Where a new store may be made."""
     if request.param == "sqlite":

@@ -196,6 +196,7 @@ def test_a_filter_leaves_each_episode_its_share(project: Path) -> None:
     assert told(project, "version:2", "task:t0", "--by", "task")["rows"]["t0"]["joules"] == 100.0
 
 
+@pytest.mark.slow
 def test_by_episode(project: Path) -> None:
     rows = told(project, "version:1", "--by", "episode")["rows"]
     assert {name: (row["episodes"], row["solved"]) for name, row in rows.items()} == {
@@ -204,6 +205,7 @@ def test_by_episode(project: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_table_says_unknown_by_a_dash(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdout, "width", 160)
     shown = CliRunner().invoke(app, ["costs", "-p", str(project)]).stdout.splitlines()

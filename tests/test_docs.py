@@ -204,6 +204,7 @@ def test_look_at_my_traces_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert_prints("Look at my traces", done.stdout)
 
 
+@pytest.mark.slow
 def test_the_task_of_the_page_can_be_added_and_is_right(agentloop: Run, tmp_path: Path) -> None:
     project = scripted_project(agentloop, tmp_path / "p")
     with (project / "evals/notes/tasks.jsonl").open("a") as tasks:
@@ -213,6 +214,7 @@ def test_the_task_of_the_page_can_be_added_and_is_right(agentloop: Run, tmp_path
     assert "train tasks: 376 right, 0 wrong, 0 unscored" in done.stderr, "125 files x 3 questions, and this one"
 
 
+@pytest.mark.slow
 def test_the_verifier_of_the_page_scores_the_task_of_the_page(agentloop: Run, tmp_path: Path) -> None:
     suite = scripted_project(agentloop, tmp_path / "p") / "evals/notes"
     (suite / "mine.py").write_text(blocks(PROJECT, "python")[0])
@@ -242,6 +244,7 @@ def test_the_settings_of_the_page_are_settings(agentloop: Run, tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_python_of_the_sandboxes_page_runs(tmp_path: Path, bubblewrap: object) -> None:
     page = (ROOT / "sandboxes" / "README.md").read_text()
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

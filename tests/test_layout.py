@@ -66,6 +66,7 @@ def test_a_copy_that_fails_leaves_nothing_half_written(earlier: Path, monkeypatc
     assert list((earlier / POLICIES).iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_lists_what_it_copied(earlier: Path, agentloop: Run) -> None:
     document = json.loads(agentloop("upgrade", earlier, "--json").stdout)
     names = [Path(one["to"]).name for one in document["copied"]]

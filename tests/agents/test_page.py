@@ -73,6 +73,7 @@ def test_its_tool_works(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     assert done.said[2].startswith("failed: /work/b in the box")
 
 
+@pytest.mark.slow
 def test_its_table_names_every_tool(bubblewrap: BubblewrapBackend) -> None:
     families = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE.partition("## Gymnasium")[0], re.MULTILINE)
     for family, tools in families:

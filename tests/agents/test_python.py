@@ -60,6 +60,7 @@ def test_what_goes_wrong_is_shown_and_the_names_stay(bubblewrap: BubblewrapBacke
     assert done.said[5] == "7"
 
 
+@pytest.mark.slow
 def test_code_that_overruns_its_time_is_interrupted_and_the_names_stay(bubblewrap: BubblewrapBackend) -> None:
     done = act(
         bubblewrap,

@@ -191,6 +191,7 @@ def test_revoking_the_last_key_opens_nothing(tmp_path: Path, agentloop: Run) -> 
                 assert "agentloop keys add" in answer.json().get("error", answer.json().get("message"))
 
 
+@pytest.mark.slow
 def test_headers_that_drip_in_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A byte now and then does not help; a client that sends whole requests is not disturbed."""
     monkeypatch.setattr(connection, "HEADERS_S", 1.0)

@@ -116,6 +116,7 @@ def test_without_a_verdict_or_a_pull_request_there_is_no_comment(tmp_path: Path)
     assert off.steps == ["Install agentloop", "Gate"]
 
 
+@pytest.mark.slow
 def test_a_pull_request_is_gated_beside_the_program_of_its_base(tmp_path: Path) -> None:
     temp, work = tmp_path / "temp", tmp_path / "work"
     work.mkdir()

@@ -39,6 +39,7 @@ def test_out_is_a_file(agentloop: Run, tmp_path: Path) -> None:
     assert (tmp_path / "f").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_out_is_somebody_elses(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "diary").write_text("mine")
@@ -62,6 +63,7 @@ def test_out_has_another_seed_or_another_project(agentloop: Run, tmp_path: Path)
     assert refused(agentloop, 2, "init", "p") == "p holds a project already; `agentloop loop p` runs it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parent", ["/proc/nowhere", "file"])
 def test_out_where_nothing_can_be_made(agentloop: Run, tmp_path: Path, parent: str) -> None:
     (tmp_path / "file").write_text("")

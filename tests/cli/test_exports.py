@@ -90,6 +90,7 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
     assert "resourceSpans" in json.loads(agentloop("traces", "export", "eee", "--format", "otlp").stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
     ("words", "code", "message"),

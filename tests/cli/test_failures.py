@@ -62,6 +62,7 @@ def test_what_fails_most_with_its_words_a_trace_and_what_to_do(project: Path, ag
     assert "step 0 was for you" in agentloop("traces", "show", shown[1]).stdout
 
 
+@pytest.mark.slow
 def test_one_document_for_a_program(project: Path, agentloop: Run) -> None:
     document = json.loads(agentloop("failures", "--by", "version", "--json").stdout)
     assert [(row["value"], row["n"], row["rate"]["of"]) for row in document["rows"]] == [("v2", 9, 10), ("v1", 6, 10)]

@@ -58,6 +58,7 @@ def test_rates_stand_with_what_they_show(suite: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_task_goes_into_quarantine_and_comes_out(suite: Path) -> None:
     today = datetime.now(UTC).date()
     run(suite, "--bank", "main", "--quarantine", "b", "--reason", "slow clock", "--days", 3)

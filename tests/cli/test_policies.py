@@ -36,6 +36,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_versions_are_listed(agentloop: Run) -> None:
     shown = agentloop("policies", "ls").stdout.splitlines()
@@ -100,6 +101,7 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(agentloop: Run) 
     assert said.startswith(f"cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port")
 
 
+@pytest.mark.slow
 def test_no_versions(agentloop: Run, tmp_path: Path) -> None:
     assert "no trace store" in refused(agentloop, 4, "policies", "ls")
     Store(tmp_path / "traces" / "store.db").close()

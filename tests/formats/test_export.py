@@ -237,6 +237,7 @@ def test_a_long_trace_is_many_requests_and_its_logs_go_with_their_spans(
 # ---------------------------------------------------------------------------------------- atif
 
 
+@pytest.mark.slow
 def test_atif_is_a_folder_of_documents_that_harbor_takes(store: Store, tmp_path: Path) -> None:
     atif = pytest.importorskip("atif")
     n_bytes = save(AtifFiles(), everything(store), tmp_path / "out")
@@ -366,6 +367,7 @@ def test_a_file_is_there_whole_or_not_at_all(store: Store, tmp_path: Path) -> No
         save(JsonLines(), everything(store), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_trace_that_goes_meanwhile_is_counted(store: Store) -> None:
     rows = list(store.every())
     store.forget(before=datetime.now(UTC))

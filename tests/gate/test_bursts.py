@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from scipy.stats import binom
 
 from agentloop.gate.bursts import banked_burst, burst
@@ -41,6 +42,7 @@ def test_a_family_that_is_broken_for_good_is_no_burst() -> None:
     assert sum(burst(rows(seed, (0, 160)), seed) is not None for seed in range(40)) <= 3
 
 
+@pytest.mark.slow
 def test_chance_is_called_a_burst_once_in_a_hundred() -> None:
     n_called = sum(burst(rows(seed), seed) is not None for seed in range(400))
     assert n_called <= binom.ppf(0.999, 400, 0.01)

@@ -72,6 +72,7 @@ def test_versions_of_packages_count_where_an_actor_needs_them() -> None:
     assert "package pydantic (1.0 then, " in compare(older, then)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tasks", "label"),
     [

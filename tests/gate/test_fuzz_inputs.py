@@ -130,6 +130,7 @@ def test_tasks(suite: Path, data: bytes) -> None:
     must_hold(lambda: use(lay(suite, suite_toml=b"", tasks_jsonl=data)))
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_toml(HEAD))
 def test_suite_toml(suite: Path, data: bytes) -> None:

@@ -161,6 +161,7 @@ def test_losses_of_both_sides_of_a_pair_cancel_and_those_of_one_do_not() -> None
     assert one[1] > both[1]
 
 
+@pytest.mark.slow
 def test_a_candidate_that_loses_much_goes_on_in_fresh_pairs_with_its_evidence() -> None:
     """Both sides lose one attempt in nine now."""
     part = SuitePart(name="s", tasks=names(20))

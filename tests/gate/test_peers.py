@@ -38,6 +38,7 @@ def test_a_lost_attempt_is_a_failed_trial_for_rules_that_count_passes() -> None:
     assert counts(np.array([[1.0, nan], [0.0, 1.0]])) == (2, 4)
 
 
+@pytest.mark.slow
 def test_a_python_that_nobody_has_is_not_found() -> None:
     assert python_at_least(sys.version_info[:2]) == sys.executable
     assert python_at_least((9, 0)) is None

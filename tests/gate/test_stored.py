@@ -71,6 +71,7 @@ def test_two_prompts_are_compared_by_their_runs(store: Store, new: float, verdic
     assert sorted(keys) == sorted((side, task, n) for side in Side for task in TASKS for n in range(12))
 
 
+@pytest.mark.slow
 def test_an_outcome_says_when_its_run_started(store: Store) -> None:
     """Without it, outcomes that come in bursts are named by their number alone."""
     fill(store, {"old": 1.0, "new": 1.0}, trials=1)
@@ -78,6 +79,7 @@ def test_an_outcome_says_when_its_run_started(store: Store) -> None:
         assert one.started_at == started(int(one.trace_id or "", 16))
 
 
+@pytest.mark.slow
 def test_what_has_no_reward_is_lost_and_what_has_no_task_does_not_count(store: Store) -> None:
     fill(store, {"old": 1.0, "new": 1.0}, trials=1)
     store.put_imported("default", [run(900, "new-x", "t00", None), run(901, "new-y", None, 1.0)])
@@ -111,6 +113,7 @@ def test_what_cannot_be_compared_is_one_line(store: Store, baseline: str, candid
         stored_outcomes(store, {Side.baseline: baseline, Side.candidate: candidate})
 
 
+@pytest.mark.slow
 def test_runs_of_another_tenant_do_not_count(store: Store) -> None:
     fill(store, {"old": 1.0, "new": 1.0}, trials=1)
     store.put_imported("bob", [run(900, "new-x", "t00", 0.0)])

@@ -134,6 +134,7 @@ def _parquet(data: bytes, folder: Path) -> str:
 READERS = {"jsonl": _jsonl, "atif": _atif, "otlp": _otlp, "parquet": _parquet}
 
 
+@pytest.mark.slow
 def test_a_later_call_failed(impatient: Gateway) -> None:
     """What was said before it stands; what was new in it is heard by the step that broke."""
     fails(impatient, "say Hello.")
@@ -153,6 +154,7 @@ def test_a_later_call_failed(impatient: Gateway) -> None:
     assert "outcome.premature_stop" not in found, "no answer is none of the policy's"
 
 
+@pytest.mark.slow
 def test_a_call_that_failed_twice_and_then_went_well_is_one_step(impatient: Gateway, model: ModelServer) -> None:
     model.failing = 2
     for _ in range(3):

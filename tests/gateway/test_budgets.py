@@ -87,6 +87,7 @@ def test_calls_at_once_do_not_pass_the_bound(stream: bool, gateway: Gateway, mod
     assert kept.spent.n_calls == 7
 
 
+@pytest.mark.slow
 def test_a_call_that_fails_counts_as_a_call(gateway: Gateway) -> None:
     """And its place is given back: a key with one call under way can be asked of its budget again."""
     words, key = gateway.key(budget=Budget(n_calls=3))

@@ -137,6 +137,7 @@ def test_a_server_that_is_starting_is_waited_for(model: ModelServer, tmp_path: P
         assert model.n_lists == 2
 
 
+@pytest.mark.slow
 def test_a_server_without_a_list_is_not_asked_for_it_each_time(tmp_path: Path) -> None:
     with model_server(is_vllm=False) as model, gateway_here(tmp_path / "s.db", Upstream("x", model.url)) as gateway:
         model.list_status = 404

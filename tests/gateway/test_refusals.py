@@ -126,6 +126,7 @@ def test_tokens_are_counted_by_who_would_answer(
         assert gateway.spans() == [], "no call of a model"
 
 
+@pytest.mark.slow
 def test_where_nobody_counts_tokens_that_is_said(tmp_path: Path) -> None:
     silent = ScriptedPolicy(lambda messages, rng: YES, name="mine")
     with (

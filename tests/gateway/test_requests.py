@@ -166,6 +166,7 @@ def test_what_follows_a_websockets_handshake_is_not_read(gateway: Gateway) -> No
     assert got.count(b"HTTP/1.1 ") == 1
 
 
+@pytest.mark.slow
 def test_a_dialect_at_another_ones_path(gateway: Gateway) -> None:
     """What chat has no form for is refused with its name; what it has no field for is the upstream's to judge."""
     body = body_of("responses", "say Yes.")

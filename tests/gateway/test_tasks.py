@@ -37,6 +37,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "headers"), WAYS)
 def test_a_client_names_its_task(path: str, headers: dict[str, str], gateway: Gateway) -> None:
     ask(gateway, path, user("say One."), **headers)
@@ -44,6 +45,7 @@ def test_a_client_names_its_task(path: str, headers: dict[str, str], gateway: Ga
     assert (document["trace"]["episode_id"], document["trace"]["task_id"]) == ("run-1", "owls")
 
 
+@pytest.mark.slow
 def test_a_task_needs_no_episode(gateway: Gateway) -> None:
     said = ask(gateway, CHAT, user("say One."), x_agentloop_task="owls")
     ask(gateway, CHAT, user("say One."), said, user("say Two."), x_agentloop_task="owls")
@@ -133,6 +135,7 @@ FORGED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forged", FORGED)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_spans_from_elsewhere_name_no_task(when: str, forged: str, gateway: Gateway) -> None:

@@ -136,6 +136,7 @@ def test_planted_rewards_count_for_nothing(
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
 
 
+@pytest.mark.slow
 def test_a_separate_verifier_gets_declared_artifacts_alone(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +220,7 @@ def test_an_error_during_the_agents_phase_is_judged_by_the_rule(
     assert done.verdict.critical.type is kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["rm -rf /logs; ln -s /tmp /logs", "mkdir -p /logs/verifier; chmod 0 /logs"])
 def test_what_an_agent_puts_in_the_tests_way_is_never_infrastructure(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
@@ -279,6 +281,7 @@ def test_a_user_that_the_verifiers_own_image_lacks_is_never_a_0(
     assert words in str(done.trace.error)
 
 
+@pytest.mark.slow
 def test_an_agent_that_overruns_is_judged_by_what_it_left(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:

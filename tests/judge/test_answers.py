@@ -192,6 +192,7 @@ def test_a_schema_that_nobody_can_hold_an_answer_to_is_refused(schema: Any, word
         Json(schema=schema)
 
 
+@pytest.mark.slow
 def test_many_unlike_items_are_compared_in_time() -> None:
     """Items of several types cannot be sorted; each with each would be ten billion comparisons."""
     items = json.dumps([[n] if n % 2 else str(n) for n in range(100_000)])

@@ -184,6 +184,7 @@ def two_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentloop.audit.suite.LOOK", {})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cheats")
 def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     result = audited_slowly(tmp_path, root, bubblewrap, others=4.0)

@@ -52,6 +52,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     made.close()
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json(*LABELS))
 def test_labels(store: Store, data: bytes) -> None:
@@ -94,6 +95,7 @@ def test_traces_are_imported_and_judged(store: Store, data: bytes) -> None:
         must_hold(read)
 
 
+@pytest.mark.slow
 @PROFILE
 @given(damaged_json({"trace": DOCUMENT["trace"]}))
 def test_traces_that_a_policy_replays(data: bytes) -> None:

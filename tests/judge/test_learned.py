@@ -160,6 +160,7 @@ def texts_of(made: Trace) -> str:
     return "\n".join(texts(made))
 
 
+@pytest.mark.slow
 def test_evidence_is_in_the_trace(scorer: Scorer) -> None:
     for item in runs(20, seed=7):
         for failure in scorer.failures(item.trace):

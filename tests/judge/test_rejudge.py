@@ -146,6 +146,7 @@ def test_a_crash_that_an_older_version_masked_becomes_0_when_it_is_judged_again(
     assert verdict.critical.type is FailureType.infra_sandbox_failure
 
 
+@pytest.mark.slow
 def test_what_was_judged_by_the_same_is_passed_over_and_adds_no_history(store: Store) -> None:
     put(store, of(EXACT), *(named(f"t{n}") for n in range(3)))
     assert [again(store, of(EXACT)).n_same for _ in range(2)] == [0, 3]

@@ -70,6 +70,7 @@ def test_what_its_source_said_decides_and_explains(store: Store) -> None:
     assert again(store).n_same == 1
 
 
+@pytest.mark.slow
 def test_judging_again_with_nothing_changed_reports_no_change_and_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = Store(path)
@@ -94,6 +95,7 @@ def test_judging_again_with_nothing_changed_reports_no_change_and_writes_nothing
     store.close()
 
 
+@pytest.mark.slow
 def test_a_revised_detector_looks_at_every_trace_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store, 0.0)
     again(store)
@@ -137,6 +139,7 @@ def test_a_number_that_comes_later_counts_and_a_person_stands_above_it(store: St
     assert verdict.critical.detector == "rules.expected.unexpected_tool@1"
 
 
+@pytest.mark.slow
 def test_one_that_names_an_episode_is_no_episode_of_ours(store: Store) -> None:
     put(store, 0.0, episode_id="e-7")
     assert again(store).n == 1

@@ -45,6 +45,7 @@ def fine(n: int, version: int = 1) -> Attempt:
     return judged(f"{n:032x}", version=version)
 
 
+@pytest.mark.slow
 def test_a_pareto_counts_each_failed_trace_once_and_says_what_of_it_is_known(store: Store) -> None:
     mended = Failure(type=MALFORMED, step=0, evidence="{", detector="d@1")
     rows = [failed(n, WRONG, f"no file f{n}", 1, mended, mended.model_copy(update={"step": 2})) for n in range(6)]
@@ -110,6 +111,7 @@ def test_alike_failures_are_a_cluster_and_the_shortest_oldest_trace_stands_for_i
         survey(store, cluster="zz")
 
 
+@pytest.mark.slow
 def test_what_is_new_since_a_version_and_only_what_intervals_show_is_called_so(store: Store) -> None:
     before = [failed(n, WRONG, "old") for n in range(6)] + [fine(100 + n) for n in range(4)]
     after = [failed(10 + n, MALFORMED, "fresh words", 2) for n in range(6)]
@@ -169,6 +171,7 @@ def test_a_filter_that_chooses_failures_leaves_the_rates_alone(store: Store) -> 
         survey(store, by="tsk")
 
 
+@pytest.mark.slow
 def test_traces_that_nobody_judged_or_scored_are_told(store: Store) -> None:
     store.put_spans("default", [span(1)])
     store.put_imported("default", [imported("a"), imported("b")])

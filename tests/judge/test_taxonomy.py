@@ -35,6 +35,7 @@ def test_a_leaf_of_a_projects_own_is_a_type_like_the_others() -> None:
     assert not kept.type.is_infra
 
 
+@pytest.mark.slow
 def test_it_is_stored_found_and_read_again(tmp_path: Path) -> None:
     store = Store(f"sqlite:///{tmp_path / 'traces.db'}")
     store.put_imported("default", [Imported(trace=Trace(id="1" * 32, messages=()))])

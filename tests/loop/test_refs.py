@@ -143,6 +143,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_version_of_others_weights(tmp_path: Path) -> None:
     folder = project(tmp_path)
     assert named("v1", folder).identity == named("live", folder).identity

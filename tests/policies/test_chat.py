@@ -25,6 +25,7 @@ TEXT = st.text() | st.lists(st.sampled_from([*MARKS, OPEN, CLOSE, CALL, " ", "12
 # ----------------------------------------------------------------------------------------- tokens
 
 
+@pytest.mark.slow
 @given(TEXT)
 def test_any_text_comes_back_and_none_of_it_is_a_mark(text: str) -> None:
     ids = CHAT.encode(text)

@@ -171,6 +171,7 @@ def but_for_times(known: Trace) -> Trace:
     return known.model_copy(update={"steps": steps, "started_at": None, "duration_s": 0.0})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep", ["store", "file", "memory"])
 def test_whole_episodes_run_again_without_a_model_and_without_a_box(
     backend: SandboxBackend, tmp_path: Path, keep: str

@@ -85,6 +85,7 @@ def test_a_row_depends_on_its_own_seed_and_on_no_neighbour() -> None:
     assert [ids for ids, _ in again] != [ids for ids, _ in together]
 
 
+@pytest.mark.slow
 def test_draws_invert_the_rows_own_distribution_at_its_own_numbers() -> None:
     """A second sampler, a token at a time: no batch, no padding, no cache."""
     made = model()
@@ -176,6 +177,7 @@ def _last_hidden(made: TinyPolicy, text: str) -> torch.Tensor:
     return hidden
 
 
+@pytest.mark.slow
 def test_a_policy_that_was_saved_and_loaded_is_the_same(tmp_path: Path) -> None:
     made = policy()
     made.save(tmp_path / "a")

@@ -111,6 +111,7 @@ def test_scratch_is_bounded(backend: SandboxBackend) -> None:
     assert asyncio.run(scene()).count("No space left") == 2
 
 
+@pytest.mark.slow
 def test_a_command_that_cannot_start_leaks_no_descriptor(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
         before = resource.getrlimit(resource.RLIMIT_NOFILE)

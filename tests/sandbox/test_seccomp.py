@@ -252,6 +252,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_threads_processes_and_sockets_work(backend: SandboxBackend) -> None:
     async def scene() -> None:
         async with box_of(backend) as box:

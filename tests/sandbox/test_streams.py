@@ -44,6 +44,7 @@ def test_output_comes_while_the_command_runs(backend: SandboxBackend) -> None:
     run(backend, scene)
 
 
+@pytest.mark.slow
 def test_more_than_any_window_goes_both_ways_at_once(backend: SandboxBackend) -> None:
     async def scene(box: Box) -> None:
         process = box.start("tr a b")

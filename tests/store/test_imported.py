@@ -75,6 +75,7 @@ def test_no_column_has_a_secret(where: str | Path) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_texts_that_no_database_takes_are_taken(either: Store) -> None:
     score = Score(verifier="a\0", version="\0", value=None, error="x\0y", source="\0")
     assert either.put_imported("p", [imported("a", scores=(score,))]) == 1

@@ -207,6 +207,7 @@ terms = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.one_of(st.lists(terms, max_size=4).map(" ".join), st.text(max_size=40)))
 def test_whatever_is_asked_is_answered_or_refused(store: Store, filter: str) -> None:

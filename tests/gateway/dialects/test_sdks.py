@@ -79,6 +79,7 @@ def openai_at(dialect: Dialect, body: bytes, *, status: int = 200, streams: bool
         yield client
 
 
+@pytest.mark.slow
 def test_anthropic_streams_the_answer_that_it_gets_whole() -> None:
     body = {"model": "m", "max_tokens": 9, "messages": ASK}
     with (

@@ -109,6 +109,7 @@ def test_a_stream_that_breaks_off_leaves_what_there_was(
         assert whole.get("reasoning_content", "").startswith(choice["message"].get("reasoning_content", ""))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=CHUNKED)
 def test_a_client_sees_no_more_than_it_asked_for(drawn: tuple[Json, list[Json]]) -> None:
