@@ -6,7 +6,7 @@
     results = al.run(suite, al.policy("openai", base_url="http://127.0.0.1:8000/v1", model="m"), trials=4)
 
 `docs/python.md` shows every name. Reading the source, begin with `types/` (the nouns), `protocols.py` (the seams),
-`rollout/episode.py` (one attempt) and `loop/turns.py` (one turn: run, judge, train, gate, promote).
+`rollout/attempt.py` (one attempt) and `loop/turns.py` (one turn: run, judge, train, gate, promote).
 
 `import agentloop` is light: each name is imported when it is first used.
 """

@@ -23,13 +23,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentloop.judge.score import judge
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, Sandbox
-from agentloop.rollout.episode import Crew, plan, roll_out
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.plan import plan
 from agentloop.store.store import Store
 from agentloop.types import (
-    Attempt,
     ExecResult,
     Message,
     Part,
@@ -42,6 +41,8 @@ from agentloop.types import (
     ToolResult,
     ToolSpec,
 )
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 MAX_CPU_MS = 5.0
 GROUP, N_CALLS = 64, 3
@@ -129,18 +130,14 @@ def tasks(n: int) -> list[Task]:
 
 async def ours(store: Store, policy: ScriptedPolicy, all_tasks: Sequence[Task], n_round: int) -> None:
     """Roll out, judge, store; raises when one is not scored 1."""
-    crew = Crew(Looker(), policy, NoBoxes(), max_concurrent=GROUP)
+    work, actor = LocalWork(NoBoxes(), store, max_concurrent=GROUP), Actor("bench", Looker(), policy)
     for at in range(0, len(all_tasks), GROUP):
         stage = f"round-{n_round}/{at}"
         group = all_tasks[at : at + GROUP]
         planned = plan(group, run="bench", stage=stage, purpose=Purpose.run, policy_version=1)
-        judged = []
-        for rollout in await roll_out(planned, crew):
-            verdict = await judge(rollout.task, rollout.trace)
+        for attempt in await work.all(Ask(stage, tuple(planned), actor)):
+            verdict = attempt.verdict
             assert (verdict.state, verdict.reward) == (RewardState.scored, 1.0), verdict
-            attempt = Attempt(task=rollout.task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
-            judged.append(attempt)
-        store.put_attempts(stage, judged)
 
 
 async def floor(path: Path, policy: ScriptedPolicy, all_tasks: Sequence[Task]) -> None:

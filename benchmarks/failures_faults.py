@@ -23,7 +23,9 @@ from agentloop.judge.score import judge
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, Sandbox, Verifier
-from agentloop.rollout.episode import plan, run_episode
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.attempt import Crew, roll_out
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import (
@@ -261,7 +263,7 @@ async def run(found: Sequence[Scene], concurrent: int = 6) -> list[tuple[Scene, 
     async def one(scene: Scene, boxes: object) -> tuple[Scene, Trace, Verdict]:
         ((task, episode),) = plan([scene.task], run="faults", stage="s", purpose=Purpose.run, policy_version=0)
         async with slots:
-            done = await run_episode(task, episode, agent=ToolLoop(), policy=scene.policy, pool=boxes)  # type: ignore[arg-type]
+            done = await roll_out(task, episode, Crew(Actor("scene", ToolLoop(), scene.policy), boxes))  # type: ignore[arg-type]
         return scene, done.trace, await judge(task, done.trace, scene.verifiers)
 
     try:

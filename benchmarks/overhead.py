@@ -24,6 +24,7 @@ from pathlib import Path
 
 from agentloop.demo.project import prepare_demo
 from agentloop.loop.project import Project, open_project
+from agentloop.loop.stage import begin
 from agentloop.policies.scripted import oracle
 from agentloop.progress import Silent
 from agentloop.sandbox.ladder import choose_backend
@@ -52,9 +53,9 @@ async def rounds(project: Project, n_rounds: int, n_episodes: int) -> dict[str, 
     policy, commands = oracle(project.suite.tasks), [task.solution[0] for task in tasks]
     spent: dict[str, list[float]] = {"episode": [], "bare": [], "box": []}
     for n in range(n_rounds + 1):
-        stage = await project.begin(f"overhead-{n}")
+        stage = await begin(project, f"overhead-{n}")
         started, children = time.process_time(), children_cpu()
-        attempts = await project.gather(stage, tasks, policy, purpose=Purpose.run, version=0, part=n)
+        attempts = await stage.gather(tasks, policy, purpose=Purpose.run, version=0, part=n)
         own = 1e3 * (time.process_time() - started) / len(tasks)
         assert all(attempt.verdict.reward == 1.0 for attempt in attempts), "an episode failed; its cost means nothing"
         await project.pool.renew()  # ends the box, so that its CPU time is known

@@ -22,8 +22,11 @@ from agentloop.agents.gym.loop import GymLoop
 from agentloop.agents.gym.vector import Fleet
 from agentloop.policies.lockstep import Request
 from agentloop.protocols import Sandbox
-from agentloop.rollout.episode import Crew, plan, roll_out
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.plan import plan
 from agentloop.types import Completion, EnvironmentSpec, Limits, Message, Purpose, SandboxSpec, Task, ToolCall
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 N, REPEATS = 16, 3
 SLOW_S = 0.005
@@ -115,9 +118,10 @@ def episodes(name: str, n_steps: int, *, processes: bool = False) -> float:
     task = Task(id="t", instruction="play", environment=spec, limits=Limits(max_steps=n_steps + 1))
     planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1, group_size=N)
     started = time.perf_counter()
-    done = asyncio.run(roll_out(planned, Crew(GymLoop(), AtOnce(), NoBoxes())))  # type: ignore[arg-type]
+    actor = Actor("bench", GymLoop(), AtOnce())  # type: ignore[arg-type]
+    done = asyncio.run(LocalWork(NoBoxes()).all(Ask("bench", tuple(planned), actor)))
     took = time.perf_counter() - started
-    assert not any(rollout.trace.error for rollout in done), done[0].trace.error
+    assert not any(attempt.trace.error for attempt in done), done[0].trace.error
     return sum(len(rollout.trace.steps) - 1 for rollout in done) / took
 
 

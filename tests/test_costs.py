@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from agentloop.config.sections import PriceSection
 from agentloop.costs.totals import Spent, price, shares, spent, tabulate
-from agentloop.rollout.episode import stable_id
+from agentloop.rollout.plan import stable_id
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import (

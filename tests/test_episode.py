@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from agents.box import MemoryBox, MemoryPool, calls, playing
+from agents.box import MemoryBox, MemoryPool, act, attempts, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
@@ -26,8 +26,11 @@ from agentloop.errors import (
 from agentloop.faults import fault_in
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
-from agentloop.rollout.episode import Crew, Rollout, plan, refuse_broken, roll_out, run_episode, stable_id
+from agentloop.rollout.attempt import Rollout
+from agentloop.rollout.plan import plan, stable_id
+from agentloop.rollout.refusals import refuse_broken
 from agentloop.types import (
+    Attempt,
     Completion,
     Episode,
     EpisodeState,
@@ -53,7 +56,7 @@ def planned(n: int) -> list[tuple[Task, Episode]]:
 def one(pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), policy: ScriptedPolicy | None = None) -> Rollout:
     ((task, episode),) = planned(1)
     policy = policy or ScriptedPolicy(playing(turns))
-    return asyncio.run(run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=pool))
+    return asyncio.run(act(task, episode, ToolLoop(), policy, pool))
 
 
 # -------------------------------------------------------------------------------------------- plan
@@ -205,7 +208,7 @@ def test_an_attempt_that_outlives_its_sandbox_is_the_agents_outcome() -> None:
         ((_, episode),) = planned(1)
         agent, policy = ToolLoop(), ScriptedPolicy(playing([LOOK]))
         pool = MemoryPool(lambda *_: Short())
-        done = asyncio.run(run_episode(task, episode, agent=agent, policy=policy, pool=pool))
+        done = asyncio.run(act(task, episode, agent, policy, pool))
         fault = fault_in(done.trace)
         assert fault is not None
         assert fault.ours == ours, lifetime_s
@@ -218,7 +221,7 @@ def test_files_that_are_too_large_to_take_out_are_the_agents_outcome() -> None:
     async def rolled() -> Rollout:
         ((task, episode),) = planned(1)
         policy = ScriptedPolicy(playing((LOOK, SAY)))
-        return await run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=MemoryPool(), on_end=take)
+        return await act(task, episode, ToolLoop(), policy, MemoryPool(), on_end=take)
 
     done = asyncio.run(rolled())
     crashed(done, "TransferLimit: work has more than 64 MiB", steps=2)
@@ -231,7 +234,7 @@ def test_what_gets_the_sandbox_ready_is_ours() -> None:
     async def rolled() -> Rollout:
         ((task, episode),) = planned(1)
         policy = ScriptedPolicy(playing((LOOK, SAY)))
-        return await run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=MemoryPool(), on_start=prepare)
+        return await act(task, episode, ToolLoop(), policy, MemoryPool(), on_start=prepare)
 
     broken("KeyError: 'a bug of ours'", steps=0)(asyncio.run(rolled()))
 
@@ -259,7 +262,7 @@ def test_cancelling_an_episode_closes_its_box_and_is_not_recorded() -> None:
         pool = MemoryPool(lambda *_: Hanging())
         ((task, episode),) = planned(1)
         policy = ScriptedPolicy(playing([LOOK]))
-        running = asyncio.ensure_future(run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=pool))
+        running = asyncio.ensure_future(act(task, episode, ToolLoop(), policy, pool))
         await asyncio.sleep(0.01)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -290,8 +293,8 @@ class Staggered:
         return Completion(message=SAY, finish_reason="stop")
 
 
-def crew(pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), max_concurrent: int = 8) -> Crew:
-    return Crew(ToolLoop(), ScriptedPolicy(playing(turns)), pool, max_concurrent)
+def played(n: int, pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), max_concurrent: int = 8) -> list[Attempt]:
+    return asyncio.run(attempts(planned(n), ToolLoop(), ScriptedPolicy(playing(turns)), pool, max_concurrent))
 
 
 def failing(broken_attempts: dict[str, int]) -> MemoryPool:
@@ -307,32 +310,32 @@ def failing(broken_attempts: dict[str, int]) -> MemoryPool:
 def test_results_are_in_the_order_of_the_plan() -> None:
     todo = planned(6)
     policy = Staggered([episode.seed for _, episode in todo])
-    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, MemoryPool())))
+    results = asyncio.run(attempts(todo, ToolLoop(), policy, MemoryPool()))
     assert policy.finished != sorted(policy.finished)
     assert [r.episode.id for r in results] == [episode.id for _, episode in todo]
 
 
 def test_no_more_than_so_many_at_once() -> None:
     pool = MemoryPool()
-    asyncio.run(roll_out(planned(9), crew(pool, max_concurrent=3)))
+    played(9, pool, max_concurrent=3)
     assert (pool.most_open, len(pool.boxes)) == (3, 9)
 
 
 def test_nothing_planned_is_nothing_done() -> None:
-    assert asyncio.run(roll_out([], crew(MemoryPool()))) == []
-    assert asyncio.run(roll_out([], Crew(ToolLoop(), Echo(), MemoryPool()))) == []
+    assert played(0, MemoryPool()) == []
+    assert asyncio.run(attempts([], ToolLoop(), Echo(), MemoryPool())) == []
 
 
 def test_what_failed_outside_the_agent_is_tried_again_and_nothing_else_is() -> None:
     todo = planned(5)
     ids = [episode.id for _, episode in todo]
-    pool, seen = failing({ids[1]: 1, ids[3]: 2}), []
-    results = asyncio.run(roll_out(todo, crew(pool), seen.append))
+    pool = failing({ids[1]: 1, ids[3]: 2})
+    results = played(5, pool)
     assert [r.episode.id for r in results] == ids
     assert {r.episode.state for r in results} == {EpisodeState.finished}
     assert {r.trace.answer for r in results} == {"7"}
     assert [pool.leases.count(i) for i in ids] == [1, 2, 1, 3, 1]
-    assert Counter(r.episode.id for r in seen) == Counter(pool.leases)
+    assert [r.trace.n_lost for r in results] == [0, 1, 0, 2, 0]
 
 
 def test_what_keeps_failing_is_kept_as_a_failure() -> None:
@@ -340,7 +343,7 @@ def test_what_keeps_failing_is_kept_as_a_failure() -> None:
     ids = [episode.id for _, episode in todo]
     # Exactly half: still a cohort that says something.
     pool = failing({ids[0]: 99, ids[2]: 99})
-    results = asyncio.run(roll_out(todo, crew(pool)))
+    results = played(4, pool)
     states = [r.episode.state for r in results]
     assert states == [
         EpisodeState.infra_failed,
@@ -355,7 +358,7 @@ def test_what_keeps_failing_is_kept_as_a_failure() -> None:
 def test_a_cohort_that_mostly_failed_says_nothing() -> None:
     todo = planned(4)
     pool = failing({episode.id: 99 for _, episode in todo[:3]})
-    rollouts = asyncio.run(roll_out(todo, crew(pool)))
+    rollouts = played(4, pool)
     with pytest.raises(SandboxError, match="3 of 4 episodes failed outside the agent: SandboxGone: died on attempt 3"):
         refuse_broken(rollouts)
     refuse_broken(rollouts[2:])  # one of two is not most
@@ -366,7 +369,7 @@ def test_an_agent_that_always_crashes_is_asked_once_an_episode_and_refuses_no_co
         raise RuntimeError("boom")
 
     pool = MemoryPool()
-    results = asyncio.run(roll_out(planned(4), Crew(ToolLoop(), ScriptedPolicy(script), pool)))
+    results = asyncio.run(attempts(planned(4), ToolLoop(), ScriptedPolicy(script), pool))
     assert len(pool.leases) == 4
     assert {r.episode.state for r in results} == {EpisodeState.finished}
     refuse_broken(results)
@@ -376,7 +379,7 @@ def test_a_mistake_in_the_settings_that_ends_most_episodes_is_told() -> None:
     def script(messages: Sequence[Message], rng: object) -> Message:
         raise ConfigError("nobody knows what model x costs; set its price")
 
-    results = asyncio.run(roll_out(planned(2), Crew(ToolLoop(), Endpoint(script), MemoryPool())))
+    results = asyncio.run(attempts(planned(2), ToolLoop(), Endpoint(script), MemoryPool()))
     with pytest.raises(ConfigError, match="2 of 2 episodes ended with a mistake: nobody knows what model x costs"):
         refuse_broken(results)
 
@@ -386,12 +389,12 @@ def test_an_endpoint_that_refuses_the_first_request_of_most_episodes_is_a_mistak
     def script(messages: Sequence[Message], rng: object) -> Message:
         raise ModelRefused(f"http://host/v1: HTTP {status}: no", status=status)
 
-    results = asyncio.run(roll_out(planned(2), Crew(ToolLoop(), Endpoint(script), MemoryPool())))
+    results = asyncio.run(attempts(planned(2), ToolLoop(), Endpoint(script), MemoryPool()))
     assert {r.episode.state for r in results} == {EpisodeState.finished}, "one such attempt is the agent's outcome"
     words = f"refused the first request of 2 of 2 episodes: http://host/v1: HTTP {status}: no; correct the API key"
     with pytest.raises(ConfigError, match=words):
         refuse_broken(results)
-    refuse_broken([results[0], asyncio.run(roll_out(planned(1), crew(MemoryPool())))[0]])  # one of two is not most
+    refuse_broken([results[0], played(1, MemoryPool())[0]])  # one of two is not most
 
 
 def test_a_refusal_in_the_middle_of_an_episode_or_of_its_words_is_no_mistake_in_the_settings() -> None:
@@ -407,12 +410,12 @@ def test_a_refusal_in_the_middle_of_an_episode_or_of_its_words_is_no_mistake_in_
         raise ModelRefused("HTTP 401", status=401)
 
     for policy in (Endpoint(later), Endpoint(filtered), ScriptedPolicy(own)):
-        refuse_broken(asyncio.run(roll_out(planned(2), Crew(ToolLoop(), policy, MemoryPool()))))
+        refuse_broken(asyncio.run(attempts(planned(2), ToolLoop(), policy, MemoryPool())))
 
 
 def test_an_episode_that_ends_badly_is_not_tried_again() -> None:
     pool = MemoryPool()
-    results = asyncio.run(roll_out(planned(3), crew(pool, [Message(role="assistant", content="no idea")])))
+    results = played(3, pool, [Message(role="assistant", content="no idea")])
     assert {r.trace.stop_reason for r in results} == {StopReason.no_tool_call}
     assert len(pool.leases) == 3
 
@@ -439,7 +442,7 @@ class Batched:
 def test_a_batched_policy_is_asked_once_a_round_in_episode_order() -> None:
     todo = planned(4)
     policy = Batched({episode.seed: looks for (_, episode), looks in zip(todo, [1, 0, 3, 1], strict=True)})
-    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, MemoryPool(), max_concurrent=1)))
+    results = asyncio.run(attempts(todo, ToolLoop(), policy, MemoryPool(), max_concurrent=1))
     assert policy.batches == [[0, 1, 2, 3], [0, 2, 3], [2], [2]]
     assert [len(r.trace.steps) for r in results] == [2, 1, 4, 2]
 
@@ -447,7 +450,7 @@ def test_a_batched_policy_is_asked_once_a_round_in_episode_order() -> None:
 def test_a_box_that_dies_gives_up_its_place_in_the_batch() -> None:
     todo = planned(3)
     policy = Batched({episode.seed: 1 for _, episode in todo})
-    results = asyncio.run(roll_out(todo, Crew(ToolLoop(), policy, failing({todo[1][1].id: 1}))))
+    results = asyncio.run(attempts(todo, ToolLoop(), policy, failing({todo[1][1].id: 1})))
     assert {r.episode.state for r in results} == {EpisodeState.finished}
     # Two rounds without the second episode's box, then its own two.
     assert policy.batches == [[0, 1, 2], [0, 2], [1], [1]]
@@ -460,7 +463,7 @@ def test_a_batch_that_fails_fails_every_episode_in_it() -> None:
             raise RuntimeError("out of memory")
 
     policy = Broken()
-    rollouts = asyncio.run(roll_out(planned(3), Crew(ToolLoop(), policy, MemoryPool())))
+    rollouts = asyncio.run(attempts(planned(3), ToolLoop(), policy, MemoryPool()))
     with pytest.raises(PolicyError, match=r"3 of 3 episodes failed outside the agent: .*RuntimeError: out of memory"):
         refuse_broken(rollouts)
     # The first attempt and two more.

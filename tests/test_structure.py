@@ -21,7 +21,6 @@ MANY_PARAMETERS: frozenset[str] = frozenset({"agentloop.judge.rejudge:rejudge"})
 LONG_FUNCTIONS: frozenset[str] = frozenset(
     {
         "agentloop.api.query:router",  # one nested function a route
-        "agentloop.harbor.trial:run_trial",
         "agentloop.judge.rejudge:rejudge",
         "agentloop.store.migrations.versions.v0001_episodes:upgrade",  # a migration never changes again
     }

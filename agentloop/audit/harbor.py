@@ -25,12 +25,14 @@ from agentloop.harbor.agents import Nobody, Oracle, Random, named_paths, run_ste
 from agentloop.harbor.room import Room
 from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
+from agentloop.harbor.trial import Terms, TrialAgent, run_trial, sandbox_spec
 from agentloop.protocols import Record, SandboxBackend
 from agentloop.rollout.actors import NOBODY, ORACLE, RANDOM
+from agentloop.rollout.retry import ONCE
 from agentloop.types import Attempt, StopReason
 
 T = TypeVar("T")
+TERMS = Terms(pauses_s=ONCE)
 HONEST = (ORACLE, NOBODY, RANDOM)
 """Agents whose attempts have no time bound, and set that of the cheats."""
 
@@ -101,7 +103,7 @@ async def audit(
             began = time.monotonic()
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
-                    done = await run_trial(task, agent, backend, run=RUN, n=n, on_tests=reached.set)
+                    done = await run_trial(task, agent, backend, run=RUN, n=n, terms=TERMS, on_tests=reached.set)
             on_done()
         return TimedAttempt(agent.name, done, time.monotonic() - began, reached.is_set())
 

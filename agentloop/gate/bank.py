@@ -27,7 +27,7 @@ from agentloop.identity import Identity
 from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
 from agentloop.output_files import write_text
-from agentloop.rollout.episode import CORRECT, MAX_INFRA_SHARE
+from agentloop.rollout.refusals import CORRECT, MAX_INFRA_SHARE
 from agentloop.suites.suite import MUST_PASS, Suite, read_jsonl
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from agentloop.failures.detectors.rules import Rule
 from agentloop.gate.bank import Evals
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import outcome_of, until_kept
+from agentloop.gate.trials import outcome_of, with_lost
 from agentloop.harbor.agents import Oracle, PolicyAgent
 from agentloop.harbor.task import HarborTask
-from agentloop.harbor.trial import TrialAgent, run_trial
+from agentloop.harbor.trial import Terms, TrialAgent, run_trial
 from agentloop.harbor.verification import Outcome as Tested
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.episode import stable_id
+from agentloop.rollout.plan import stable_id
 from agentloop.suites.suite import MUST_PASS, folder_contents
 from agentloop.types import Attempt, FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
 
@@ -60,27 +61,33 @@ class HarborTrials:
         *,
         run: str,
         keep: Callable[[Attempt], None] = lambda _: None,
+        guess: Rule | None = None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """run: decides every seed, with the task, the side and the trial. keep: stores each attempt.
 
-        pauses_s: of `until_kept`.
+        guess: of `Crew`. pauses_s: of `repeated`.
         """
         self._tasks = {task.name: task for task in tasks}
         self._sides, self._backend, self._run = sides, backend, run
-        self._keep, self._pauses_s = keep, pauses_s
+        self._keep, self._guess, self._pauses_s = keep, guess, pauses_s
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`."""
-        run, actor = f"{self._run}/{side}", self._sides[side]
+        run, actor, lost = f"{self._run}/{side}", self._sides[side], list[Attempt]()
         agent = _agent(actor, seed=int(stable_id(run, task_id, trial)[:12], 16))
-
-        async def attempt() -> Outcome:
-            done = await run_trial(self._tasks[task_id], agent, self._backend, run=run, n=trial)
-            self._keep(done)
-            return _with_0_for_tampering(done.verdict, outcome_of(done, side, trial, actor.price))
-
-        return await until_kept(attempt, self._pauses_s)
+        attempt = await run_trial(
+            self._tasks[task_id],
+            agent,
+            self._backend,
+            run=run,
+            n=trial,
+            terms=Terms(actor.version, actor.identity, self._guess, pauses_s=self._pauses_s),
+            on_lost=lost.append,
+        )
+        self._keep(attempt)
+        outcome = with_lost(outcome_of(attempt, side, trial, actor.price), attempt, lost, actor.price)
+        return _with_0_for_tampering(attempt.verdict, outcome)
 
 
 def _with_0_for_tampering(verdict: Verdict, outcome: Outcome) -> Outcome:

@@ -34,6 +34,7 @@ from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite
 from agentloop.types import Attempt, Task
+from agentloop.work.commits import usable_attempt
 
 
 class NoTasks(AgentLoopError, LookupError):
@@ -164,7 +165,7 @@ async def rolling(
     guess = scorer.guess if scorer else None
 
     def keep(attempt: Attempt) -> None:
-        # An attempt that is stored and comes again counted nowhere: the command was killed before it noted the outcome.
+        # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
         store.put_attempts(run, [attempt], anew=True)
 
     with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
@@ -174,11 +175,11 @@ async def rolling(
             seed_name = f"{run}/{one.evals.hash[:16]}"
             if one.suite is None:
                 tasks = for_backend(one.harbor, backend, Path(images) / str(n))
-                runner: Runner = HarborTrials(tasks, acting, backend, run=seed_name, keep=keep)
+                runner: Runner = HarborTrials(tasks, acting, backend, run=seed_name, keep=keep, guess=guess)
                 runners |= _for_each_side(one, runner)
                 continue
             make_trials = partial(Trials, one.suite.tasks, pool=pool, run=seed_name, keep=keep, guess=guess)
-            runners |= _for_each_side(one, make_trials(acting))
+            runners |= _for_each_side(one, make_trials(acting, lookup=partial(usable_attempt, store)))
             if tapes and (tape := tapes.get(one.evals.name)):
                 runner = TapedTrials(make_trials, acting[tape.side], tape, one.evals.hash)
                 runners |= {(task, tape.side): runner for task in one.evals.tasks}

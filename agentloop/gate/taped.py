@@ -9,7 +9,6 @@ may be played at all. A gate that plays one compares one banked trial a visit (`
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -17,11 +16,11 @@ from typing import Literal
 from agentloop.gate.bank import BankHead, Runner
 from agentloop.gate.environment import BARE, Environment
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import PAUSES_S
 from agentloop.identity import Identity
 from agentloop.protocols import Policy
 from agentloop.recordings.answers import Mode, Tape, TapedPolicy, setting_hash
 from agentloop.rollout.actors import Actor
+from agentloop.rollout.retry import ONCE, repeated
 from agentloop.types import RewardState
 
 
@@ -64,7 +63,7 @@ class TapedTrials:
         recording: SuiteTape,
         suite_hash: str,
         *,
-        pauses_s: Sequence[float] = PAUSES_S,
+        pauses_s: Sequence[float] | None = None,
     ) -> None:
         """make: gives a runner of the actors it gets by side, which tries nothing again when `pauses_s` is empty."""
         self._make, self._actor, self._recording, self._pauses_s = make, actor, recording, pauses_s
@@ -80,22 +79,21 @@ class TapedTrials:
         banked = self._bank.get((task_id, trial))
         if banked and self._may_cover and self._recording.tape.covers(task_id, trial, self._setting):
             return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})
-        n_lost = 0
-        for pause_s in (*self._pauses_s, None):
+
+        async def once() -> tuple[TapedPolicy, Outcome]:
             taped = self._taped(task_id, trial)
-            outcome = await self._trials(taped)(task_id, side, trial)
-            n_lost += outcome.n_lost
-            is_stopped = taped.diverged is not None and taped.stops
-            if outcome.state is not RewardState.infra_failed or is_stopped or pause_s is None:
-                break
-            await asyncio.sleep(pause_s)
+            return taped, await self._trials(taped)(task_id, side, trial)
+
+        results = await repeated(once, _is_lost, self._pauses_s)
+        taped, outcome = results[-1]
+        n_lost = sum(one.n_lost for _, one in results)
         if self._recording.mode is Mode.record and outcome.state is RewardState.scored:
             self._recording.tape.keep(taped, self._setting)
         return self._told(outcome.model_copy(update={"n_lost": n_lost}), taped)
 
     def _trials(self, policy: Policy) -> Runner:
         """One attempt at a time, with `policy` in the actor's place: the pauses are ours."""
-        return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)), pauses_s=())
+        return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)), pauses_s=ONCE)
 
     def _taped(self, task_id: str, trial: int) -> TapedPolicy:
         """With the whole trial before it: a further attempt begins anew."""
@@ -119,3 +117,9 @@ class TapedTrials:
         if taped.diverged and taped.stops:
             outcome = outcome.model_copy(update={"why": f"the tape ends: {taped.diverged}"})
         return outcome
+
+
+def _is_lost(result: tuple[TapedPolicy, Outcome]) -> bool:
+    """A trial that may be repeated: where the tape's end stopped it, it would stop there again."""
+    taped, outcome = result
+    return outcome.state is RewardState.infra_failed and not (taped.diverged is not None and taped.stops)

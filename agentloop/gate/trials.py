@@ -1,29 +1,23 @@
-"""(task, side, trial) -> Outcome: one episode of a suite of our own, judged, stored, and told in the gate's words.
+"""(task, side, trial) -> Outcome: one attempt at a task of our own, stored, and reported in the gate's words.
 
-What was lost for our reasons is tried again a few times, with pauses, and then handed on as lost: never as a 0.
+What was lost for our reasons is repeated (`rollout/retry.py`), and then handed on as lost: never as a 0.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import nullcontext
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from collections.abc import Callable, Mapping, Sequence
 
 from agentloop.costs.totals import Price, spent, total
 from agentloop.failures.detectors.rules import Rule
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
-from agentloop.judge.group import judge_group
-from agentloop.protocols import Pool, Sandbox
+from agentloop.protocols import Pool
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.episode import is_refused, plan, run_episode
-from agentloop.sandbox.canaries import plant
+from agentloop.rollout.attempt import Crew, run_attempt
+from agentloop.rollout.plan import plan
+from agentloop.rollout.refusals import is_refused
+from agentloop.rollout.retry import is_lost
 from agentloop.types import Attempt, Episode, Purpose, RewardState, Task, Trace, Verdict
 
-PAUSES_S = (1.0, 5.0)
-"""Before each further attempt at a trial that was lost."""
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
 
@@ -39,81 +33,49 @@ class Trials:
         *,
         run: str,
         keep: Callable[[Attempt], None] = lambda _: None,
+        lookup: Callable[[Task, Episode, Actor], Attempt | None] = lambda *_: None,
         guess: Rule | None = None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """run: decides every seed, with the task, the side and the trial. keep: stores each attempt.
 
-        guess: of `judge_group`. pauses_s: in place of PAUSES_S.
+        lookup: the attempt that is stored already, which is then not made again. guess: of `Crew`. pauses_s: of
+        `repeated`.
         """
         self._tasks = {task.id: task for task in tasks}
         self._sides, self._pool, self._run, self._keep = sides, pool, run, keep
-        self._guess, self._pauses_s = guess, pauses_s
+        self._lookup, self._guess, self._pauses_s = lookup, guess, pauses_s
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. Raises PluginError and ConfigError for a task's own mistake."""
-        task = self._tasks[task_id]
-
-        async def attempt() -> Outcome:
-            done = await self._attempt(task, side, trial)
-            self._keep(done)
-            return outcome_of(done, side, trial, self._sides[side].price)
-
-        return await until_kept(attempt, self._pauses_s)
-
-    async def _attempt(self, task: Task, side: Side, trial: int) -> Attempt:
+        task, actor, lost = self._tasks[task_id], self._sides[side], list[Attempt]()
         stage = f"{side}/{trial}"
-        [(_, episode)] = plan([task], run=self._run, stage=stage, purpose=Purpose.evaluate, policy_version=0)
-        taken: Artifacts | None = None
-        with TemporaryDirectory(prefix="agentloop-") if wanted(task) else nullcontext() as folder:
-
-            async def take(task: Task, episode: Episode, box: Sandbox) -> None:
-                nonlocal taken
-                if folder is not None:
-                    taken = await collect(task, box, Path(folder))
-
-            rollout = await run_episode(
-                task,
-                episode,
-                agent=self._sides[side].agent,
-                policy=self._sides[side].policy,
-                pool=self._pool,
-                on_start=_plant,
-                on_end=take,
-            )
-            fresh = fresh_boxes(task, self._pool, taken, episode.id) if taken is not None else None
-            [verdict] = await judge_group(task, [rollout.trace], [fresh], self._guess)
-        return Attempt(task=task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
+        planned = plan([task], run=self._run, stage=stage, purpose=Purpose.evaluate, policy_version=actor.version)
+        episode = planned[0][1]
+        attempt = self._lookup(task, episode, actor)
+        if attempt is None:
+            crew = Crew(actor, self._pool, self._guess)
+            attempt = await run_attempt(task, episode, crew, pauses_s=self._pauses_s, on_lost=lost.append)
+            self._keep(attempt)
+        return with_lost(outcome_of(attempt, side, trial, actor.price), attempt, lost, actor.price)
 
 
-async def until_kept(attempt: Callable[[], Awaitable[Outcome]], pauses_s: Sequence[float] | None = None) -> Outcome:
-    """The first outcome that was not lost to infrastructure, or the last one.
-
-    The outcome carries the cost of all attempts and `n_lost`, the number of those that were lost.
-    pauses_s: in place of PAUSES_S.
-    """
-    outcome = await attempt()
-    costs, n_lost = [outcome.cost_usd], int(outcome.state is RewardState.infra_failed)
-    for pause_s in PAUSES_S if pauses_s is None else pauses_s:
-        if outcome.state is not RewardState.infra_failed:
-            break
-        await asyncio.sleep(pause_s)
-        outcome = await attempt()
-        costs.append(outcome.cost_usd)
-        n_lost += outcome.state is RewardState.infra_failed
-    return outcome.model_copy(update={"cost_usd": total(costs), "n_lost": n_lost})
+def with_lost(outcome: Outcome, attempt: Attempt, lost: Sequence[Attempt], price: Price) -> Outcome:
+    """`outcome` with the number of attempts that were lost, itself included, and the cost of all."""
+    n_lost = attempt.trace.n_lost + is_lost(attempt.episode)
+    cost_usd = total([*(cost_of(one, price) for one in lost), outcome.cost_usd])
+    return outcome.model_copy(update={"cost_usd": cost_usd, "n_lost": n_lost})
 
 
-async def _plant(task: Task, episode: Episode, box: Sandbox) -> None:
-    """Canaries, where an episode has a box of its own, as root."""
-    if task.sandbox.root and not task.sandbox.read_only:
-        await plant(box, episode.id)
+def cost_of(attempt: Attempt, price: Price) -> float | None:
+    """What its answers and its judging cost; None where nobody knows."""
+    took = spent(attempt.trace, attempt.verdict)
+    return total([*map(price, took.answers), took.judging_usd])
 
 
 def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcome:
     """An attempt in the gate's words."""
     trace, verdict = attempt.trace, attempt.verdict
-    took = spent(trace, verdict)
     return Outcome(
         task_id=attempt.task.id,
         policy=side,
@@ -123,7 +85,7 @@ def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcom
         trace_id=trace.id,
         failure=verdict.critical.type.value if verdict.critical else None,
         why=_why(trace, verdict),
-        cost_usd=total([*map(price, took.answers), took.judging_usd]),
+        cost_usd=cost_of(attempt, price),
         duration_s=round(trace.duration_s, 3),
         started_at=trace.started_at,
         refused=is_refused(trace),

@@ -14,8 +14,9 @@ from agentloop.config.layout import RUNS
 from agentloop.config.settings import STORE, known_secrets
 from agentloop.costs.energy import Meter
 from agentloop.errors import CapabilityError, ConfigError, counted
+from agentloop.failures.learned.scorer import load_scorer
 from agentloop.harbor.task import HarborTask, find_tasks
-from agentloop.harbor.trial import TrialAgent, run_trial
+from agentloop.harbor.trial import DEFAULT, Terms, TrialAgent, run_trial
 from agentloop.progress import Progress
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import images
@@ -77,7 +78,7 @@ def run_folders(
             note(remark)
     backend = make_backend(options.sandbox, "--sandbox")
     refuse_images(tasks, backend)
-    out = options.out
+    out, scorer = options.out, load_scorer(Path())
     try:
         (out / STORE).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,7 +94,7 @@ def run_folders(
                 store,
                 n_concurrent=options.n_concurrent,
                 n_trials=options.n_trials,
-                planted=options.canaries,
+                terms=Terms(guess=scorer.guess if scorer else None, canaries=options.canaries),
                 on_done=lambda _: progress.advance(),
             )
             trials = asyncio.run(work)
@@ -110,19 +111,19 @@ async def run_tasks(
     *,
     n_concurrent: int,
     n_trials: int = 1,
-    planted: bool = True,
+    terms: Terms = DEFAULT,
     on_done: Callable[[Attempt], None] = lambda _: None,
 ) -> list[Attempt]:
     """`n_trials` of each task, in their order, those of one task together. Each is on disk before `on_done` gets it.
 
-    planted: with canaries in the agent's box. What the whole took is stored, too, with its energy where that is known.
+    What the whole took is stored, too, with its energy where that is known.
     """
     run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
     slots = asyncio.Semaphore(n_concurrent)
 
     async def one(place: int, task: HarborTask) -> Attempt:
         async with slots:
-            attempt = await run_trial(task, agent, backend, run=run, n=place % n_trials, planted=planted)
+            attempt = await run_trial(task, agent, backend, run=run, n=place % n_trials, terms=terms)
         store.put_attempts(run, [attempt], first=place)
         on_done(attempt)
         return attempt

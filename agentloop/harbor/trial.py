@@ -11,27 +11,29 @@ ended with an error, and tests that took too long on what it left, have the rewa
 from __future__ import annotations
 
 import asyncio
-import math
-import time
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 from agentloop.abilities import WholeSandbox, runs_program, with_files
 from agentloop.errors import CapabilityError, ConfigError, SandboxError
+from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.detectors.tampering import changed_files
-from agentloop.faults import event_of, words_of
 from agentloop.harbor.room import FOLDERS, ROOT, Room, must, words_as
 from agentloop.harbor.task import HarborTask, Phase
 from agentloop.harbor.verification import Outcome, verified
+from agentloop.identity import Identity
 from agentloop.judge.score import judge
-from agentloop.protocols import Record, Sandbox, SandboxBackend
-from agentloop.rollout.episode import is_overdue, stable_id, state_after
-from agentloop.sandbox.canaries import plant
+from agentloop.protocols import Policy, Record, Sandbox, SandboxBackend
+from agentloop.rollout.actors import UNNAMED, Actor
+from agentloop.rollout.attempt import Crew, roll_out, with_n_lost
+from agentloop.rollout.plan import stable_id
+from agentloop.rollout.retry import is_lost, repeated
+from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import (
     Attempt,
     AttemptPhase,
-    Break,
+    Completion,
     Episode,
     Limits,
     Message,
@@ -42,6 +44,7 @@ from agentloop.types import (
     StopReason,
     SubTrace,
     Task,
+    ToolSpec,
     Trace,
     Verdict,
 )
@@ -60,6 +63,25 @@ class TrialAgent(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What the attempts of a run have in common."""
+
+    version: int = 0
+    """Of `Actor`."""
+    identity: Identity = UNNAMED
+    """Of `Actor`."""
+    guess: Rule | None = None
+    """Of `Crew`."""
+    canaries: bool = True
+    """Put canaries (`sandbox/canaries.py`) into the agent's sandbox, in a folder that no verifier sees."""
+    pauses_s: Sequence[float] | None = None
+    """Of `retry.repeated`."""
+
+
+DEFAULT = Terms()
+
+
 async def run_trial(
     task: HarborTask,
     agent: TrialAgent,
@@ -67,79 +89,99 @@ async def run_trial(
     *,
     run: str,
     n: int = 0,
-    planted: bool = True,
+    terms: Terms = DEFAULT,
+    on_lost: Callable[[Attempt], None] = lambda _: None,
     on_tests: Callable[[], None] = lambda: None,
 ) -> Attempt:
-    """One attempt. Raises only what ends the program, and what is wrong with the task's definition.
+    """One attempt, repeated where infrastructure ended it.
 
-    planted: put canaries (`sandbox/canaries.py`) into the agent's box, in a folder that no verifier sees.
-    on_tests: called when the verification begins.
+    Raises only what ends the program, and what is wrong with the task's definition.
+    on_lost: gets each attempt that was repeated. on_tests: called when a verification begins.
     """
     spec = sandbox_spec(task)
     own = with_files(spec, agent)
     digest = stable_id(run, task.name, agent.name, n)
-    recorded: list[Step | SubTrace] = []
-    started_at, started = datetime.now(UTC), time.perf_counter()
-    stop, outcome = StopReason.error, Outcome(error="the tests were not run")
-    problem: str | None = None
-    broke: Break | None = None
-    phase, created = AttemptPhase.sandbox, math.inf
-    box: Sandbox | None = None
-    try:
-        box = await backend.create(own)
-        created = time.perf_counter()
-        if not isinstance(box, WholeSandbox):
-            raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
-        await _prepare(task, box)
-        if planted:
-            await plant(box, digest)
-        room = Room(box, task.agent, task.environment.env)
-        phase = AttemptPhase.agent
-        stop = await agent.work(task, room, recorded.append)
-        phase = AttemptPhase.tests
-        on_tests()
-        outcome = await verified(task, box, backend, spec)
-    # The episode recorder: whatever an agent or a sandbox raises becomes part of the trace.
-    except (Exception, SystemExit) as error:
-        if phase is AttemptPhase.tests and isinstance(error, ConfigError):
-            phase = AttemptPhase.sandbox  # the tests' sandbox cannot be made ready: the task's mistake, never a 0
-        overdue = is_overdue(own, time.perf_counter() - created)
-        problem, broke = words_of(error), event_of(error, phase, overdue=overdue)
-    finally:
-        if box is not None:
-            await box.close()
-    steps = [one for one in recorded if isinstance(one, Step)]
+    plain_task = Task(
+        id=task.name, instruction=task.instruction, pool="harbor", sandbox=own, limits=Limits(max_steps=100)
+    )
     episode = Episode(
         id=digest,
         task_id=task.name,
         group=f"{run}/{task.name}",
         purpose=Purpose.run,
-        policy_version=0,
+        policy_version=terms.version,
         seed=int(digest[:12], 16),
-        state=state_after(broke),
     )
-    trace = Trace(
-        id=stable_id("trace", digest),
-        episode_id=digest,
-        task_id=task.name,
-        policy_version=0,
-        isolation=backend.isolation,
-        messages=(Message(role="user", content=task.instruction),),
-        steps=tuple(steps),
-        children=tuple(one for one in recorded if isinstance(one, SubTrace)),
-        answer=steps[-1].completion.message.content if steps and stop is StopReason.submitted else None,
-        stop_reason=stop if problem is None else StopReason.error,
-        error=problem,
-        broke=broke,
-        program=runs_program(agent),
-        started_at=started_at,
-        duration_s=time.perf_counter() - started,
-    )
-    known = Task(id=task.name, instruction=task.instruction, pool="harbor", sandbox=own, limits=Limits(max_steps=100))
-    verdict = await judge(known, trace, [outcome])
-    if outcome.tampered:
-        verdict = _labelled(trace, verdict, outcome.tampered)
-    return Attempt(task=known, episode=episode, trace=trace, verdict=verdict)
+
+    async def once() -> Attempt:
+        pool, worker = SandboxPool(backend, min_idle=0), _Worker(task, agent)
+        outcome = Outcome(error="the tests were not run")
+
+        async def prepare(_: Task, __: Episode, box: Sandbox) -> None:
+            if not isinstance(box, WholeSandbox):
+                raise SandboxError(f"boxes of {backend.name} take no files; use docker or bubblewrap")
+            await _prepare(task, box)
+
+        async def test(_: Task, __: Episode, box: Sandbox) -> None:
+            nonlocal outcome
+            on_tests()
+            outcome = await verified(task, cast(WholeSandbox, box), backend, spec)
+
+        actor = Actor(agent.name, worker, _NoPolicy(), terms.identity, version=terms.version)
+        crew = Crew(actor, pool, terms.guess, terms.canaries, prepare, test, AttemptPhase.tests)
+        try:
+            rollout = await roll_out(plain_task, episode, crew)
+        finally:
+            await pool.close()
+        verdict = await judge(plain_task, rollout.trace, [outcome], guess=terms.guess)
+        if outcome.tampered:
+            verdict = _labelled(rollout.trace, verdict, outcome.tampered)
+        return Attempt(task=plain_task, episode=rollout.episode, trace=rollout.trace, verdict=verdict)
+
+    *lost, attempt = await repeated(once, lambda one: is_lost(one.episode), terms.pauses_s)
+    for one in lost:
+        on_lost(one)
+    return attempt.model_copy(update={"trace": with_n_lost(attempt.trace, len(lost))})
+
+
+class _Worker:
+    """An agent of Harbor tasks as a `protocols.Agent`: its last words are its answer."""
+
+    def __init__(self, task: HarborTask, agent: TrialAgent) -> None:
+        self._task, self._agent = task, agent
+        self.name = agent.name
+        self.program: bool = runs_program(agent)
+
+    def first_messages(self, task: Task) -> tuple[Message, ...]:
+        """See `protocols.Agent`."""
+        return (Message(role="user", content=task.instruction),)
+
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record
+    ) -> tuple[StopReason, str | None]:
+        """See `protocols.Agent`."""
+        answer: str | None = None
+
+        def note(part: Step | SubTrace) -> None:
+            nonlocal answer
+            answer = part.completion.message.content if isinstance(part, Step) else answer
+            record(part)
+
+        room = Room(cast(WholeSandbox, sandbox), self._task.agent, self._task.environment.env)
+        stop = await self._agent.work(self._task, room, note)
+        return stop, answer if stop is StopReason.submitted else None
+
+
+class _NoPolicy:
+    """A `TrialAgent` has its policy already."""
+
+    name = "none"
+
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
+    ) -> Completion:
+        """See `protocols.Policy`."""
+        raise NotImplementedError("a Harbor agent asks the policy that it was made with")
 
 
 def _labelled(trace: Trace, verdict: Verdict, changed: tuple[str, ...]) -> Verdict:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, overload
 
-from agentloop.errors import ConfigError, NoSuchTrace
+from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.outcomes import Side
 from agentloop.gate.suites import checked_evals
-from agentloop.gate.trials import Trials
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.stores import StoreLike, opened
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.episode import plan, stable_id
+from agentloop.rollout.plan import Planned, plan, stable_id
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import Attempt, Purpose, RewardState, Task
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 
 @dataclass(frozen=True)
@@ -126,56 +126,16 @@ class _Run:
         """All of them, in order, those of a task together."""
         scorer = load_scorer(Path())
         pool = SandboxPool(make_backend(sandbox, "sandbox"))
-        done: dict[str, Attempt] = {}
-        trials = Trials(
-            self._suite.tasks,
-            {Side.candidate: self._actor},
-            pool,
-            run=self._name,
-            keep=lambda attempt: self._keep(attempt, done),
-            guess=scorer.guess if scorer else None,
-        )
-        slots = asyncio.Semaphore(n_concurrent)
-
-        async def one(task: Task, trial: int) -> None:
-            async with slots:
-                await trials(task.id, Side.candidate, trial)
-
-        planned = [(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]
-        ids = {(task.id, trial): self._trace_id(task, trial) for task, trial in planned}
-        for task, trial in planned:
-            before = self._stored(task, trial)
-            if before is not None:
-                done[before.trace.id] = before
+        guess = scorer.guess if scorer else None
+        work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent, probes=False)
+        planned = [self._planned(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]
         try:
-            async with asyncio.TaskGroup() as group:
-                for task, trial in planned:
-                    if ids[task.id, trial] not in done:
-                        group.create_task(one(task, trial))
-        except BaseExceptionGroup as several:
-            raise several.exceptions[0] from None
+            attempts = await work.all(Ask(self._stage, tuple(planned), self._actor))
         finally:
             await pool.close()
-        return Results(self._stage, tuple(done[ids[task.id, trial]] for task, trial in planned))
+        return Results(self._stage, tuple(attempts))
 
-    def _keep(self, attempt: Attempt, done: dict[str, Attempt]) -> None:
-        self._store.put_attempts(self._stage, [attempt], first=len(done))
-        done[attempt.trace.id] = attempt
-
-    def _trace_id(self, task: Task, trial: int) -> str:
-        return stable_id("trace", self._episode(task, trial).id)
-
-    def _episode(self, task: Task, trial: int) -> Any:
-        stage = f"{Side.candidate}/{trial}"
-        [(_, episode)] = plan([task], run=self._name, stage=stage, purpose=Purpose.evaluate, policy_version=0)
-        return episode
-
-    def _stored(self, task: Task, trial: int) -> Attempt | None:
-        """The attempt of an earlier run, unless the infrastructure ended it."""
-        try:
-            _, trace, verdict = self._store.trace(self._trace_id(task, trial))
-        except NoSuchTrace:
-            return None
-        if verdict.state is RewardState.infra_failed:
-            return None
-        return Attempt(task=task, episode=self._episode(task, trial), trace=trace, verdict=verdict)
+    def _planned(self, task: Task, trial: int) -> Planned:
+        stage, version = f"{Side.candidate}/{trial}", self._actor.version
+        [planned] = plan([task], run=self._name, stage=stage, purpose=Purpose.evaluate, policy_version=version)
+        return planned

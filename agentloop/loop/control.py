@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop.loop.project import Project, Stage
+from agentloop.loop.project import Project
+from agentloop.loop.stage import Stage, begin
 from agentloop.loop.turns import CONTROL, control_stage, eval_report
 from agentloop.loop.warm_start import SETTLE_STEPS, Demonstration, batches, untrained
 from agentloop.policies.tiny import TinyPolicy
@@ -32,11 +33,11 @@ async def run_control(project: Project, shown: Sequence[Demonstration]) -> None:
     if not is_due(project) or not 0 < len(passing) < len(shown):
         return
     n_steps = int(project.store.stages()["warm-start"].metrics["steps"])
-    stage = await project.begin(control_stage(project))
+    stage = await begin(project, control_stage(project), anew=True)
     policy = train_control(project, shown, n_steps)
     await _evaluate(project, stage, policy)
     stage.metrics |= {"steps": n_steps, "n_demonstrations": len(passing)}
-    project.finish(stage)
+    stage.finish()
 
 
 def train_control(project: Project, shown: Sequence[Demonstration], n_steps: int) -> TinyPolicy:
@@ -56,5 +57,5 @@ async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
     """The held-out tasks, as often as the gate tries each."""
     tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
     project.progress.start("control arm: held-out tasks", len(tasks) * trials)
-    attempts = await project.gather(stage, tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
+    attempts = await stage.gather(tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
     project.store.put_report(eval_report(project, CONTROL, tasks, attempts, stage.n_lost))

@@ -11,7 +11,9 @@ import shlex
 from collections.abc import Iterator
 
 from agentloop.errors import ConfigError
-from agentloop.loop.project import Project, why_unscored
+from agentloop.identity import Identity
+from agentloop.loop.project import Project
+from agentloop.loop.stage import begin, why_unscored
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import TraceRow
@@ -73,10 +75,11 @@ class FixedLearner:
             return
         # Before the version is registered, a finished stage may be that of a program which was edited since.
         if name not in self.project.store.stages() or self.project.registry.get(number) is None:
-            stage = await self.project.begin(name)
+            stage = await begin(self.project, name)
             self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
-            await self.project.gather(stage, tasks, self._policy, purpose=Purpose.run, version=number)
-            self.project.finish(stage)
+            identity = Identity(self.identity, {})
+            await stage.gather(tasks, self._policy, purpose=Purpose.run, version=number, identity=identity)
+            stage.finish()
         self._told = name
         for line in self._tally(self.project.store.stage_traces(name)):
             self.project.progress.say(line)

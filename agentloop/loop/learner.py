@@ -15,7 +15,8 @@ import torch
 from agentloop.config.layout import STATE
 from agentloop.errors import ConfigError, TrainingError, boundary, counted
 from agentloop.loop.control import is_due, run_control
-from agentloop.loop.project import Project, Stage
+from agentloop.loop.project import Project
+from agentloop.loop.stage import Stage, begin
 from agentloop.loop.warm_start import demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy
@@ -96,7 +97,7 @@ class TinyLearner:
     async def _as_it_acts_now(self, parent: PolicyVersion) -> PolicyVersion:
         """The weights of `parent` as a version of their own, under the settings and the agent as they are now."""
         number = parent.number + 1
-        folder, stage = self.project.version_folder(number), await self.project.begin(stage_name(number))
+        folder, stage = self.project.version_folder(number), await begin(self.project, stage_name(number))
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
             sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
         policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
@@ -106,7 +107,7 @@ class TinyLearner:
 
     async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
         config, number = self.project.config.train, parent.number + 1
-        stage = await self.project.begin(stage_name(number))
+        stage = await begin(self.project, stage_name(number), anew=True)
         policy = self.policy(parent)
         trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
         rates = load_trainer(self.project.version_folder(parent.number), trainer.optimizer)
@@ -131,8 +132,7 @@ class TinyLearner:
     ) -> dict[str, float]:
         """Draw tasks, roll out groups, train on what they say; figures worth showing."""
         config, rng = self.project.config.train, self.project.rng(stage.name, step)
-        attempts = await self.project.gather(
-            stage,
+        attempts = await stage.gather(
             curriculum.draw(config.n_tasks, rng),
             policy,
             purpose=Purpose.train,
@@ -201,7 +201,7 @@ class TinyLearner:
         return self._register(number, parent, sha256, stage, note)
 
     def _register(self, number: int, parent: int | None, sha256: str, stage: Stage, note: str) -> PolicyVersion:
-        self.project.finish(stage)
+        stage.finish()
         return self.project.registry.add(
             number=number,
             parent=parent,

@@ -14,7 +14,8 @@ from typing import Any
 from agentloop.failures.analysis.pareto import Survey
 from agentloop.failures.analysis.survey import survey
 from agentloop.gate.decide import decide, difference_ci95, paired_differences, sign_flip_p, success
-from agentloop.loop.project import REPORT, Project, why_unscored
+from agentloop.loop.project import REPORT, Project
+from agentloop.loop.stage import why_unscored
 from agentloop.loop.turns import CONTROL, control_stage, gate_stage, stored_attempts
 from agentloop.mining.failed import FAILED, read_failed
 from agentloop.reports.loop import (

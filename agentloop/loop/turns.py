@@ -18,9 +18,10 @@ from typing import Protocol
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.failures.taxonomy import OURS
 from agentloop.gate.decide import decide, lost_too_much
-from agentloop.loop.project import Project, unscored
+from agentloop.identity import Identity
+from agentloop.loop.project import Project
+from agentloop.loop.stage import begin, unscored
 from agentloop.mining.failed import FAILED, Pinned, pin
-from agentloop.policies.lockstep import BatchPolicy
 from agentloop.protocols import Policy
 from agentloop.store.bodies import unpack
 from agentloop.types import (
@@ -41,7 +42,7 @@ from agentloop.types import (
 class Learner(Protocol):
     """What makes versions: a trainer, or a policy of others that changes from time to time."""
 
-    def policy(self, version: PolicyVersion) -> Policy | BatchPolicy:
+    def policy(self, version: PolicyVersion) -> Policy:
         """What acts as `version`."""
         ...
 
@@ -116,18 +117,24 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
         return known
     tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
     _refuse_trained(project, tasks)
-    stage = await project.begin(gate_stage(project, version.number))
+    stage = await begin(project, gate_stage(project, version.number))
     project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
-    attempts = await project.gather(
-        stage, tasks, learner.policy(version), purpose=Purpose.evaluate, version=version.number, group_size=trials
+    attempts = await stage.gather(
+        tasks,
+        learner.policy(version),
+        purpose=Purpose.evaluate,
+        version=version.number,
+        group_size=trials,
+        identity=Identity(version.sha256, {}),
     )
     report = eval_report(project, version.number, tasks, attempts, stage.n_lost)
     why = unscored([attempt.verdict for attempt in attempts])
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
+        project.store.forget_stage(stage.name)  # else the same command would find the same losses
         raise _too_many_lost(report, [attempt.verdict for attempt in attempts])
-    project.finish(stage)  # first: with a report the stage is not done again, and would never be counted
+    stage.finish()  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
 

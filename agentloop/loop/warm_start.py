@@ -16,7 +16,8 @@ from statistics import fmean
 
 from agentloop.config.layout import POLICIES
 from agentloop.errors import TrainingError
-from agentloop.loop.project import Project, Stage, mean_reward
+from agentloop.loop.project import Project
+from agentloop.loop.stage import Stage, begin, mean_reward
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
@@ -43,14 +44,14 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
     name = "demonstrate"
     train = project.suite.split(Split.train)
     if name not in project.store.stages():
-        stage = await project.begin(name)
+        stage = await begin(project, name, anew=True)
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
-        attempts = await project.gather(stage, tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
+        attempts = await stage.gather(tasks, demonstrator, purpose=Purpose.demonstrate, version=0)
         states = [attempt.verdict.state for attempt in attempts]
         stage.drop(Counter(str(state) for state in states if state is not RewardState.scored))
-        project.finish(stage)
+        stage.finish()
     by_id = {task.id: task for task in train}
     rows = project.store.stage_traces(name)
     return [
@@ -70,9 +71,10 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
     samples = [demonstration(task, trace, policy.chat) for task, trace, _ in shown]
     trainer = Sft(policy.model, policy.chat.pad)
     checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
-    stage = await project.begin("warm-start", resume=checkpoint.resumes)
+    stage = await begin(project, "warm-start", anew=not checkpoint.resumes)
     checkpoint.restore(stage)
     project.store.forget_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
+    stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
     drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in shown)
     if checkpoint.n_settled is None:
@@ -198,7 +200,7 @@ def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
 async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object) -> float:
     """Success on the validation split, which decides when to stop and nothing else."""
     tasks = project.suite.split(Split.validation)
-    attempts = await project.gather(
-        stage, tasks, policy, purpose=Purpose.validate, version=version, group_size=3, part=f"validate/{part}"
+    attempts = await stage.gather(
+        tasks, policy, purpose=Purpose.validate, version=version, group_size=3, part=f"validate/{part}"
     )
     return mean_reward(attempts)

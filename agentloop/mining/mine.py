@@ -17,6 +17,7 @@ from typing import Any
 from agentloop.audit.cheats import TaskAudit
 from agentloop.audit.suite import audit
 from agentloop.errors import ConfigError
+from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import Trials
@@ -86,6 +87,8 @@ class Mine:
     keep_rejected: Path | None = None
     pauses_s: Sequence[float] | None = None
     """Of `Trials`."""
+    guess: Rule | None = None
+    """Of `Crew`."""
     _audits: dict[str, TaskAudit] = field(default_factory=dict)
     _decided: dict[tuple[str, str], Mined] = field(default_factory=dict)
     """(task, who failed) -> what came of asking it again from its start."""
@@ -208,7 +211,8 @@ class Mine:
 
     def _rolled(self, task: Task, side: Side, actor: Actor, pool: SandboxPool) -> admission.Rolled:
         """Trials as a gate makes them, of which nothing is stored."""
-        trials = Trials([task], {side: actor}, pool, run=f"mine/{task.hash}/{actor.ref}", pauses_s=self.pauses_s)
+        run = f"mine/{task.hash}/{actor.ref}"
+        trials = Trials([task], {side: actor}, pool, run=run, guess=self.guess, pauses_s=self.pauses_s)
         slots = asyncio.Semaphore(self.n_concurrent)
 
         async def one(number: int) -> Outcome:

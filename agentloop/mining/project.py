@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, suite_folder
+from agentloop.failures.learned.scorer import load_scorer
 from agentloop.failures.taxonomy import project_taxonomy
 from agentloop.mining.candidates import Candidate, Signatures, candidates
 from agentloop.mining.case import read_cases
@@ -104,6 +105,7 @@ class ProjectMining:
             project=options.tenant,
         )
         failing, passing = self._choices(suite)
+        scorer = load_scorer(options.project)
         mine = Mine(
             options.out,
             self._store,
@@ -117,6 +119,7 @@ class ProjectMining:
             taxonomy=project_taxonomy(options.project),
             n_concurrent=options.n_concurrent,
             keep_rejected=options.keep_rejected,
+            guess=scorer.guess if scorer else None,
         )
         async for mined in mine.mine(tried, limit=limit):
             self.done.append(mined)

@@ -90,7 +90,15 @@ def _fixed(
             "describe now; restore them, or name a policy with a FILE.toml of its own"
         )
     cost: Price = free if settings.kind in OURS else price(prices)
-    return Actor(ref, acts, policy, acting, cost, packages=_packages(settings.kind, agent, tasks))
+    return Actor(
+        ref,
+        acts,
+        policy,
+        acting,
+        cost,
+        packages=_packages(settings.kind, agent, tasks),
+        version=version.number if version else 0,
+    )
 
 
 def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
@@ -116,7 +124,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
         }
         acting = identity({**weights, **agent_parts(config.agent, project, tasks)})
         packages = _packages("tiny", config.agent, tasks)
-        return Actor(ref, agent, policy, acting, free, frozenset(trained), packages)
+        return Actor(ref, agent, policy, acting, free, frozenset(trained), packages, version.number)
     return _fixed(ref, config.policy, config.agent, project, tasks, suite, config.prices, version)
 
 

@@ -29,6 +29,8 @@ class Actor:
     """Ids of tasks that its weights may have learned from."""
     packages: tuple[str, ...] = ()
     """Installed packages whose versions decide what it does."""
+    version: int = 0
+    """Number of the registered version that it is; 0 for any other."""
 
     @property
     def plays_solutions(self) -> bool:

@@ -16,7 +16,8 @@ from agentloop.errors import ConfigError
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Sandbox, SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.episode import plan, run_episode
+from agentloop.rollout.attempt import Crew, roll_out
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Completion, Episode, Message, Purpose, Step, Task, Trace
 
@@ -48,9 +49,9 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
             seen.append(manifest.skipped[0] if manifest.skipped else "")
 
     pool = SandboxPool(backend, min_idle=0)  # of its own: what others left in a box that is shared is not this run's
-    [(_, episode)] = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=0)
+    planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
     try:
-        again = await run_episode(task, episode, agent=actor.agent, policy=_repeats(taken), pool=pool, on_end=look)
+        again = await roll_out(task, planned[0][1], Crew(actor, pool, on_end=look), policy=_repeats(taken))
     finally:
         await pool.close()
     if again.trace.error:

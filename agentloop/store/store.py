@@ -7,7 +7,7 @@ Whatever is written was redacted before (`redact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from sqlmodel import col, select
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, history, past, retention, spans, traces, verdicts
 from agentloop.store.attempts import Placed, put_attempts
-from agentloop.store.database import DEFAULT_TIMEOUTS, Database, Timeouts, insert_rows
+from agentloop.store.database import DEFAULT_TIMEOUTS, Database, Timeouts, chunks, insert_rows
 from agentloop.store.failures import Failures
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
@@ -104,32 +104,54 @@ class Store(Record, Keys, History, Failures):
         attempts: Sequence[Attempt],
         *,
         first: int = 0,
+        positions: Sequence[int] | None = None,
         anew: bool = False,
         within: Connection | None = None,
     ) -> None:
         """Write attempts in one transaction. One that is there already is left; see `attempts.put_attempts`.
 
-        first: the position of the first in its stage. anew: an attempt of the same id makes way. Raises
-        AttemptConflict where an id belongs to another attempt.
+        first: the position of the first in its stage. positions: that of each, in place of `first`. anew: an attempt
+        of the same id makes way. Raises AttemptConflict where an id belongs to another attempt.
         """
-        new = [Placed(stage, first + n, attempt) for n, attempt in enumerate(attempts)]
+        places = range(first, first + len(attempts)) if positions is None else positions
+        new = [Placed(stage, n, attempt) for n, attempt in zip(places, attempts, strict=True)]
         put_attempts(self._database, self._shared, self.project, new, anew=anew, within=within)
 
-    def forget_stage(self, stage: str, *, first: int = 0) -> int:
+    def forget_stage(self, stage: str, *, first: int = 0, without: Collection[str] = ()) -> int:
         """Remove the traces of a stage that was cut short and will be done again; their number.
 
-        first: the position from which on they are.
+        first: the position from which on they are. without: episodes whose attempts stay.
         """
-        mine = select(col(TraceRow.key)).where(
+        mine = select(col(TraceRow.key), col(TraceRow.episode_id)).where(
             TraceRow.project == self.project, TraceRow.stage == stage, col(TraceRow.n) >= first
         )
         with self._database.read() as connection:
-            if connection.execute(mine.limit(1)).first() is None:  # removing stops all other writers for a moment
-                return 0
-        with self._database.write(removes=True) as connection:
-            keys = [key for key in connection.execute(mine).scalars() if key is not None]
-            traces.remove_traces(connection, keys)
+            keys = [key for key, episode in connection.execute(mine) if key and episode not in without]
+        self._remove(keys)
         return len(keys)
+
+    def attempts(self, episode_ids: Sequence[str]) -> dict[str, TraceRow]:
+        """The rows of attempts at these episodes, by episode."""
+        rows: dict[str, TraceRow] = {}
+        with self._database.session() as session:
+            for part in chunks(episode_ids):
+                query = select(TraceRow).where(
+                    TraceRow.project == self.project,
+                    col(TraceRow.episode_id).in_(part),
+                    col(TraceRow.stage).is_not(None),
+                )
+                rows |= {row.episode_id: row for row in session.exec(query) if row.episode_id is not None}
+        return rows
+
+    def forget_attempts(self, episode_ids: Sequence[str]) -> None:
+        """Remove attempts that are made again."""
+        self._remove([row.key for row in self.attempts(episode_ids).values() if row.key is not None])
+
+    def _remove(self, keys: list[int]) -> None:
+        """Remove traces. It stops all other writers for a moment, so it does nothing where there is nothing to do."""
+        if keys:
+            with self._database.write(removes=True) as connection:
+                traces.remove_traces(connection, keys)
 
     def stage_traces(self, stage: str) -> list[TraceRow]:
         """The rows of one stage in the order in which they were made."""

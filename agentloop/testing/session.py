@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 
 from agentloop.errors import ConfigError, SandboxUnavailable, counted
+from agentloop.failures.detectors.rules import Rule
+from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Bank, Evals, bank_path, load_bank
 from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
@@ -243,9 +245,14 @@ class Session:
 
         def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
             tasks = suite.suite.tasks if suite.suite else ()
-            return Trials(tasks, sides, self.pool, run=run, keep=self._keep, pauses_s=pauses_s)
+            return Trials(tasks, sides, self.pool, run=run, keep=self._keep, guess=self._guess, pauses_s=pauses_s)
 
         return make
+
+    @cached_property
+    def _guess(self) -> Rule | None:
+        scorer = load_scorer(self.root)
+        return scorer.guess if scorer else None
 
     @cached_property
     def pool(self) -> SandboxPool:

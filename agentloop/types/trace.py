@@ -20,6 +20,11 @@ class Trace(Frozen):
     episode_id: str | None = None
     task_id: str | None = None
     policy_version: int | None = None
+    identity: str | None = None
+    """Hash of everything that decided how its agent acted (`identity.py`), where that was known. It names the version
+    also where `policy_version` is 0, as for a policy that no project has registered."""
+    n_lost: int = 0
+    """Attempts at the same episode that infrastructure ended before this one."""
     isolation: str | None = None
     """What held the actions: container, namespaces, or none; None where nobody said."""
     source: str = "agentloop"

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
-from agentloop.protocols import Sandbox
-from agentloop.types import ExecResult, Message, SandboxSpec, ToolCall
+from agentloop.protocols import Agent, Policy, Sandbox
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.attempt import Crew, Rollout, roll_out
+from agentloop.rollout.plan import Planned
+from agentloop.types import Attempt, Episode, ExecResult, Message, SandboxSpec, Task, ToolCall
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
 
 
 class MemoryBox:
@@ -35,7 +41,7 @@ class MemoryBox:
 
 
 class MemoryPool:
-    """See `episode.Pool`; `make(lease_id, attempt)` gives the box of a lease, or raises."""
+    """See `protocols.Pool`; `make(lease_id, attempt)` gives the box of a lease, or raises."""
 
     isolation = "none"
     max_boxes = 4
@@ -61,6 +67,19 @@ class MemoryPool:
 
     async def close(self) -> None:
         """Nothing outlives its lease."""
+
+
+async def act(task: Task, episode: Episode, agent: Agent, policy: Policy, pool: Any, **hooks: Any) -> Rollout:
+    """One attempt that is not repeated and not judged."""
+    return await roll_out(task, episode, Crew(Actor("test", agent, policy), pool, **hooks))
+
+
+async def attempts(
+    planned: Sequence[Planned], agent: Agent, policy: Any, pool: Any, max_concurrent: int = 8
+) -> list[Attempt]:
+    """All of `planned` in this process, repeated without a pause."""
+    work = LocalWork(pool, max_concurrent=max_concurrent, probes=False, pauses_s=(0.0, 0.0))
+    return await work.all(Ask("test", tuple(planned), Actor("test", agent, policy)))
 
 
 def calls(*made: tuple[str, str], error: str | None = None) -> Message:

@@ -19,11 +19,13 @@ from agentloop.config.sections import AgentSection
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.faults import event_of, fault_of
 from agentloop.protocols import Policy
-from agentloop.rollout.episode import Rollout, plan, run_episode
+from agentloop.rollout.attempt import Rollout
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import AttemptPhase, Limits, Part, Purpose, SandboxSpec, StopReason, Task
 
+from .box import act
 from .scripted import Ended, Exact, echo
 
 pytestmark = pytest.mark.slow
@@ -319,7 +321,7 @@ def test_its_trace_says_that_nothing_held_it(tmp_path: Path) -> None:
             [Task(id="t", instruction="x")], run="r", stage="s", purpose=Purpose.run, policy_version=1
         )
         try:
-            return await run_episode(task, episode, agent=agent, policy=Exact(echo), pool=pool)
+            return await act(task, episode, agent, Exact(echo), pool)
         finally:
             await pool.close()
 

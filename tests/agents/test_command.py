@@ -28,7 +28,7 @@ from agentloop.otel.spans import spans_of, trace_of
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Policy, SandboxBackend
-from agentloop.rollout.episode import Rollout, run_episode
+from agentloop.rollout.attempt import Rollout
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.testing import opened
@@ -45,7 +45,7 @@ from agentloop.types import (
 )
 from tests.gateway.upstream import model_server
 
-from .box import MemoryBox
+from .box import MemoryBox, act
 from .programs import program
 from .scripted import Ended, Exact, echo
 
@@ -130,7 +130,7 @@ ask([*messages, user("more")])
     async def go() -> Rollout:
         pool = SandboxPool(bubblewrap)
         try:
-            return await run_episode(task, episode, agent=agent, policy=policy, pool=pool)
+            return await act(task, episode, agent, policy, pool)
         finally:
             await pool.close()
 

@@ -25,8 +25,9 @@ from agentloop.judge.score import judge, make_verifier  # noqa: E402
 from agentloop.policies.lockstep import Request  # noqa: E402
 from agentloop.policies.scripted import ScriptedPolicy  # noqa: E402
 from agentloop.protocols import Policy  # noqa: E402
-from agentloop.rollout.episode import Crew, Rollout, plan, roll_out  # noqa: E402
+from agentloop.rollout.plan import plan  # noqa: E402
 from agentloop.types import (  # noqa: E402
+    Attempt,
     Completion,
     EnvironmentSpec,
     EpisodeState,
@@ -41,7 +42,7 @@ from agentloop.types import (  # noqa: E402
 )
 
 from . import worlds  # noqa: E402
-from .box import MemoryPool, calls  # noqa: E402
+from .box import MemoryPool, attempts, calls  # noqa: E402
 
 COUNTER, LAKE = f"{worlds.__name__}:Counter-v0", "FrozenLake-v1"
 CARTPOLE = EnvironmentSpec(id="CartPole-v1", seed=11)
@@ -65,12 +66,12 @@ def task(spec: EnvironmentSpec, *verifiers: Part, max_steps: int = 60) -> Task:
     return Task(id="t", instruction="play", environment=spec, limits=Limits(max_steps=max_steps), verifiers=verifiers)
 
 
-def play(known: Task, policy: Any, n: int = 1) -> list[Rollout]:
+def play(known: Task, policy: Any, n: int = 1) -> list[Attempt]:
     planned = plan([known], run="r", stage="s", purpose=Purpose.run, policy_version=1, group_size=n)
-    return asyncio.run(roll_out(planned, Crew(GymLoop(), policy, MemoryPool())))
+    return asyncio.run(attempts(planned, GymLoop(), policy, MemoryPool()))
 
 
-def told(rollout: Rollout) -> list[Any]:
+def told(rollout: Attempt) -> list[Any]:
     """Every result: its JSON, or its words when it is an error."""
     results = [result for step in rollout.trace.steps for result in step.results]
     return [json.loads(result.content) if result.ok else result.content for result in results]
@@ -164,12 +165,12 @@ def test_a_seed_of_the_episodes_own_repeats() -> None:
 # ------------------------------------------------------------------------------------- what it is worth
 
 
-def verdict(rollout: Rollout, **options: object) -> Verdict:
+def verdict(rollout: Attempt, **options: object) -> Verdict:
     part = Part(kind="env_return", options=options)
     return asyncio.run(judge(rollout.task, rollout.trace, [make_verifier(part)]))
 
 
-def counted(*actions: int, end: int = 10, wrong: str = "raise", seed: int = 0) -> Rollout:
+def counted(*actions: int, end: int = 10, wrong: str = "raise", seed: int = 0) -> Attempt:
     # gymnasium would warn of a reward that is no number, and warnings are errors here.
     options = {"end": end, "wrong": wrong, "disable_env_checker": True}
     spec = EnvironmentSpec(id=COUNTER, options=options, seed=seed)
@@ -283,7 +284,7 @@ class Alone:
         return Walker().complete_batch([(messages, max_tokens, seed)])[0]
 
 
-def steps_of(rollouts: Sequence[Rollout]) -> list[Any]:
+def steps_of(rollouts: Sequence[Attempt]) -> list[Any]:
     return [(told(r), r.trace.stop_reason, r.trace.answer, r.episode.state) for r in rollouts]
 
 

@@ -18,11 +18,12 @@ from agentloop.agents.tools.shell import Shell, Submit
 from agentloop.agents.tools.toolset import Place, Tool, schema
 from agentloop.errors import ConfigError, SandboxGone
 from agentloop.policies.lockstep import Lockstep, Request
-from agentloop.rollout.episode import plan, run_episode
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.suites.suite import write_suite
 from agentloop.types import Completion, Limits, Message, Part, Purpose, StopReason, Task, ToolCall, ToolSpec
+from agents.box import act as rollout_of
 
 from .acting import Acted, act, asks, together
 
@@ -216,7 +217,7 @@ def family(bubblewrap: BubblewrapBackend, limits: Limits | None = None, **turns:
         agent = ToolLoop((Shell(), Delegate(max_depth=2), Submit()))
         try:
             policy = Family(**turns)
-            return (await run_episode(task, episode, agent=agent, policy=policy, pool=pool)).trace, policy
+            return (await rollout_of(task, episode, agent, policy, pool)).trace, policy
         finally:
             await pool.close()
 

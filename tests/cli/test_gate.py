@@ -183,7 +183,7 @@ def test_after_time_that_ran_out_the_same_command_without_the_limit_goes_on(here
 
 
 def test_an_endpoint_that_is_down_is_no_verdict(here: Path, agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentloop.gate.trials.PAUSES_S", ())
+    monkeypatch.setattr("agentloop.rollout.retry.PAUSES_S", ())
     monkeypatch.setattr("agentloop.policies.openai.RETRIES", 1)  # with pauses between them
     (here / "down.toml").write_text('[policy]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n')
     options = ("--baseline", "main", "--sandbox", "bubblewrap", "--n-concurrent", "24")

@@ -249,7 +249,7 @@ def test_an_endpoint_that_answers_503_does_not_pass_and_is_not_scored(
     here: Path, agentloop: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """429 and 5xx are infrastructure: no attempt has a reward, and each that was lost is counted."""
-    monkeypatch.setattr("agentloop.gate.trials.PAUSES_S", ())
+    monkeypatch.setattr("agentloop.rollout.retry.PAUSES_S", ())
     monkeypatch.setattr("agentloop.policies.openai.RETRIES", 1)
     with endpoint(1.1, (503, {"error": {"message": "overloaded"}})) as url:
         (here / "c.toml").write_text(f'[policy]\nkind = "openai"\nbase_url = "{url}"\nmodel = "m"\n')

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from loop.mini import make_mini, opened, solves
 
+from agentloop.loop.stage import begin
 from agentloop.types import Purpose, Split
 
 from .conftest import Run
@@ -29,9 +30,9 @@ def mini(tmp_path: Path, bubblewrap: object) -> Path:
     async def fill() -> None:
         with opened(folder) as project:
             try:
-                stage = await project.begin("run")
+                stage = await begin(project, "run")
                 train = project.suite.split(Split.train)
-                await project.gather(stage, train, solves(0), purpose=Purpose.run, version=1)
+                await stage.gather(train, solves(0), purpose=Purpose.run, version=1)
             finally:
                 await project.pool.close()
 

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from agents.box import attempts
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import STDERR_HIDDEN, run_shell
@@ -19,7 +20,7 @@ from agentloop.demo.project import prepare_demo
 from agentloop.demo.suite import LIMITS, NAMES, OPERATIONS, answers, make_tasks
 from agentloop.errors import ConfigError
 from agentloop.judge.score import judge
-from agentloop.rollout.episode import Crew, plan, roll_out
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.suites.suite import load_suite
@@ -143,7 +144,7 @@ def demonstrated(tasks: list[Task], n: int, run: str) -> list[tuple[Task, Trace,
     async def go() -> list[tuple[Task, Trace, Verdict]]:
         pool = SandboxPool(BubblewrapBackend())
         try:
-            done = await roll_out(planned, Crew(ToolLoop(), demonstrator(tasks), pool))
+            done = await attempts(planned, ToolLoop(), demonstrator(tasks), pool)
         finally:
             await pool.close()
         return [(r.task, r.trace, await judge(r.task, r.trace)) for r in done]

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from agents.box import MemoryPool, calls
+from agents.box import MemoryPool, act, calls
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ConfigError
@@ -25,7 +25,7 @@ from agentloop.recordings.answers import (
     setting_hash,
     write_tape,
 )
-from agentloop.rollout.episode import plan, run_episode
+from agentloop.rollout.plan import plan
 from agentloop.store.redact import Redactor
 from agentloop.types import Completion, EpisodeState, Message, Purpose, Task, ToolSpec, Trace
 
@@ -244,7 +244,7 @@ class Twice:
 
 def run(policy: Policy, trial: int, task: Task = TASK, run_id: str = "r") -> tuple[EpisodeState, Trace]:
     [(_, episode)] = plan([task], run=f"{run_id}{trial}", stage="s", purpose=Purpose.run, policy_version=1)
-    done = asyncio.run(run_episode(task, episode, agent=ToolLoop(), policy=policy, pool=MemoryPool()))
+    done = asyncio.run(act(task, episode, ToolLoop(), policy, MemoryPool()))
     return done.episode.state, done.trace
 
 

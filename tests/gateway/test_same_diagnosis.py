@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents.box import act
 from parts import Run
 
 from agentloop.agents.command import Command
@@ -18,7 +19,7 @@ from agentloop.gateway.routes import Upstream
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.exact import Exact
 from agentloop.policies.openai import OpenAIPolicy
-from agentloop.rollout.episode import plan, run_episode
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Failure, Purpose, Task
@@ -91,7 +92,7 @@ def test_the_same_run_gets_the_same_labels(
         pool = SandboxPool(bubblewrap)
         try:
             [(_, episode)] = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=0)
-            rollout = await run_episode(task, episode, agent=agent, policy=OpenAIPolicy(model.url, "m"), pool=pool)
+            rollout = await act(task, episode, agent, OpenAIPolicy(model.url, "m"), pool)
         finally:
             await pool.close()
         assert rollout.trace.error is None, rollout.trace.error

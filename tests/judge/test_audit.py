@@ -23,8 +23,9 @@ from agentloop.errors import CapabilityError, PluginError, SandboxUnavailable
 from agentloop.failures.detectors.rules import RULES
 from agentloop.failures.reading import Reading
 from agentloop.harbor.task import load_task
-from agentloop.harbor.trial import run_trial
-from agentloop.loop.project import Stage, open_project
+from agentloop.harbor.trial import Terms, run_trial
+from agentloop.loop.project import open_project
+from agentloop.loop.stage import Stage
 from agentloop.mining.admission import sound
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.progress import Silent
@@ -346,8 +347,8 @@ def test_the_loop_plants_canaries_and_labels_who_uses_them(
 
         async def gathered() -> list[Attempt]:
             try:
-                return await project.gather(
-                    Stage("x"), project.suite.tasks, ScriptedPolicy(script), purpose=Purpose.run, version=0
+                return await Stage(project, "x").gather(
+                    project.suite.tasks, ScriptedPolicy(script), purpose=Purpose.run, version=0
                 )
             finally:
                 await project.pool.close()
@@ -486,7 +487,7 @@ def test_canaries_lie_in_the_agent_s_box_alone(bubblewrap: BubblewrapBackend, ro
     assert result is not None
     assert result.content == canaries(done.episode.id).answer
     assert [f.type for f in done.verdict.failures if f.detector.startswith("rules.canary")] == [HACK]
-    bare = asyncio.run(run_trial(task, curious, bubblewrap, run="test", planted=False))
+    bare = asyncio.run(run_trial(task, curious, bubblewrap, run="test", terms=Terms(canaries=False)))
     assert "No such file" in bare.trace.tool_calls[0][2].content  # type: ignore[union-attr]
 
 

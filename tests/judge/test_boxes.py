@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
+from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import judge
 from agentloop.judge.verifiers.command import Command
 from agentloop.judge.verifiers.files import Files
 from agentloop.policies.scripted import oracle
-from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.rollout.episode import Crew, plan, roll_out
+from agentloop.protocols import SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.attempt import Crew, run_attempt
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.types import Episode, Part, Purpose, RewardState, SandboxSpec, Task, Verdict
+from agentloop.types import Part, Purpose, RewardState, SandboxSpec, Task, Verdict
 
 CHECK = """\
 import os, subprocess, sys
@@ -50,18 +52,12 @@ def after(
 
     async def run() -> Verdict:
         pool = SandboxPool(backend, min_idle=0)
-        taken: dict[str, Artifacts] = {}
-
-        async def take(task: Task, episode: Episode, box: Sandbox) -> None:
-            taken[episode.id] = await collect(task, box, tmp_path / episode.id)
-
         try:
-            crew = Crew(ToolLoop(), oracle([task]), pool, on_end=take)
-            planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1)
-            [rollout] = await roll_out(planned, crew)
-            assert rollout.trace.error is None
-            fresh = fresh_boxes(task, pool, taken[rollout.episode.id], "x")
-            return await judge(task, rollout.trace, fresh=fresh)
+            crew = Crew(Actor("oracle", ToolLoop(), oracle([task])), pool)
+            [(_, episode)] = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1)
+            attempt = await run_attempt(task, episode, crew)
+            assert attempt.trace.error is None
+            return attempt.verdict
         finally:
             await pool.close()
 

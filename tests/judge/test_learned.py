@@ -33,6 +33,7 @@ from agentloop.failures.learned.phrases import N_AT_ONCE, OTHERS, SAID, phrases
 from agentloop.failures.learned.run_features import OF_RUN, run_row
 from agentloop.failures.learned.scorer import DETECTOR, SCORER, Scorer, around, positions
 from agentloop.failures.reading import Reading
+from agentloop.loop.stage import begin
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.types import (
     Completion,
@@ -412,8 +413,8 @@ def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Pa
     async def judged() -> tuple[Trace, Verdict]:
         with opened(folder) as project:
             try:
-                stage, tasks = await project.begin("run"), project.suite.split(Split.heldout)
-                done = await project.gather(stage, tasks, gives_up, purpose=Purpose.run, version=0)
+                stage, tasks = await begin(project, "run"), project.suite.split(Split.heldout)
+                done = await stage.gather(tasks, gives_up, purpose=Purpose.run, version=0)
             finally:
                 await project.pool.close()
         (attempt,) = done

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentloop.loop.project import Project, open_project
+from agentloop.loop.stage import begin
 from agentloop.loop.turns import run_loop
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.progress import Silent
@@ -90,11 +91,11 @@ class PlannedLearner:
         return await self._make(newest.number + 1, newest.number)
 
     async def _make(self, number: int, parent: int | None) -> PolicyVersion:
-        stage = await self.project.begin(f"turn-{number}")
+        stage = await begin(self.project, f"turn-{number}")
         tasks = self.project.suite.split(Split.train)
-        await self.project.gather(stage, tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
+        await stage.gather(tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
         stage.drop({"flat": 2})
-        self.project.finish(stage)
+        stage.finish()
         return self.project.registry.add(
             number=number,
             parent=parent,

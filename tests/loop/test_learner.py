@@ -11,7 +11,7 @@ import pytest
 from agentloop.errors import ConfigError
 from agentloop.loop.learner import TinyLearner, stage_name
 from agentloop.loop.learners import make_learner
-from agentloop.loop.project import Stage
+from agentloop.loop.stage import Stage
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.store.tables import StageRow
@@ -53,7 +53,8 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
     with opened(folder) as project:
         before = TinyLearner(project, solves(0), "agent one")
         sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
-        first = before._register(1, None, sha256, Stage(stage_name(1), metrics={"validation": 0.0}), "warm start")
+        stage = Stage(project, stage_name(1), metrics={"validation": 0.0})
+        first = before._register(1, None, sha256, stage, "warm start")
         assert before.policy(first)
         after = TinyLearner(project, solves(0), "agent two")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from agentloop.loop.stage import begin
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import Purpose, Split
 
@@ -41,10 +42,10 @@ def test_a_stage_has_the_joules_of_its_own_time(
     async def two_stages() -> list[dict[str, float]]:
         with opened(make_mini(tmp_path / "p"), Counting(zone / "energy_uj")) as project:
             for name, n in (("one", 2), ("two", 3)):
-                stage = await project.begin(name)
+                stage = await begin(project, name)
                 tasks = project.suite.split(Split.train)
-                await project.gather(stage, tasks, solves(0), purpose=Purpose.train, version=1, group_size=n)
-                project.finish(stage)
+                await stage.gather(tasks, solves(0), purpose=Purpose.train, version=1, group_size=n)
+                stage.finish()
             await project.pool.close()
             return [row.metrics for row in project.store.stages().values()]
 

@@ -17,7 +17,7 @@ from agentloop.registry.policies import fixed_policy
 from agentloop.registry.refs import resolve
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
-from agentloop.rollout.episode import plan
+from agentloop.rollout.plan import plan
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite, write_suite
 from agentloop.types import Attempt, Message, Part, Purpose, RewardState, Task, Trace, Verdict

@@ -10,6 +10,7 @@ import pytest
 
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.loop.project import Project
+from agentloop.loop.stage import begin
 from agentloop.loop.summary import Summary
 from agentloop.loop.turns import run_loop
 from agentloop.mining.failed import FAILED, read_failed
@@ -286,8 +287,8 @@ def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None
 
         async def attempts() -> None:
             for part in ("one", "two"):
-                stage = await project.begin("turn-1")
-                await project.gather(stage, [task], solves(0), purpose=Purpose.train, version=1, part=part)
+                stage = await begin(project, "turn-1", anew=True)
+                await stage.gather([task], solves(0), purpose=Purpose.train, version=1, part=part)
             await project.pool.close()
 
         asyncio.run(attempts())

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from agents.box import MemoryPool, calls, playing
+from agents.box import MemoryPool, attempts, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Policy, SandboxBackend
-from agentloop.rollout.episode import Crew, Rollout, plan, roll_out
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store
@@ -151,15 +151,15 @@ class Sampled:
         return Completion(message=message, finish_reason="stop", logprobs=(draw.random(), -1.0), n_prompt_tokens=n)
 
 
-def roll(backend: SandboxBackend, policy: Policy) -> list[Rollout]:
+def roll(backend: SandboxBackend, policy: Policy) -> list[Attempt]:
     planned = plan(
         [Task(id="t", instruction="do")], run="r", stage="s", purpose=Purpose.run, policy_version=1, group_size=3
     )
 
-    async def all_of_them() -> list[Rollout]:
+    async def all_of_them() -> list[Attempt]:
         pool = SandboxPool(backend)
         try:
-            return await roll_out(planned, Crew(ToolLoop(), policy, pool))
+            return await attempts(planned, ToolLoop(), policy, pool)
         finally:
             await pool.close()
 
@@ -184,10 +184,7 @@ def test_whole_episodes_run_again_without_a_model_and_without_a_box(
     if keep == "store":
         given = tmp_path / "store.db"
         store = Store(given)
-        attempts = [
-            Attempt(task=r.task, episode=r.episode, trace=r.trace, verdict=v)
-            for r, v in zip(recorded, verdicts, strict=True)
-        ]
+        attempts = [r.model_copy(update={"verdict": v}) for r, v in zip(recorded, verdicts, strict=True)]
         store.put_attempts("s", attempts)
         store.close()
     elif keep == "file":
@@ -204,9 +201,9 @@ def test_another_way_is_an_infrastructure_failure_with_the_place() -> None:
     task = Task(id="t", instruction="do")
     planned = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1)
     recorder = ScriptedPolicy(playing([calls(("shell", '{"command": "ls"}')), calls(("submit", '{"answer": "1"}'))]))
-    [first] = asyncio.run(roll_out(planned, Crew(ToolLoop(), recorder, MemoryPool())))
+    [first] = asyncio.run(attempts(planned, ToolLoop(), recorder, MemoryPool()))
     elsewhere = [(task.model_copy(update={"instruction": "do it"}), planned[0][1])]
-    [other] = asyncio.run(roll_out(elsewhere, Crew(ToolLoop(), ReplayPolicy([first.trace]), MemoryPool())))
+    [other] = asyncio.run(attempts(elsewhere, ToolLoop(), ReplayPolicy([first.trace]), MemoryPool()))
     assert other.episode.state is EpisodeState.infra_failed
     assert "diverged at message 1: user said 'do', asked 'do it'" in (other.trace.error or "")
 

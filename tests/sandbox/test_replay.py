@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from agents.box import calls, playing
+from agents.box import act, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import (
@@ -27,7 +27,8 @@ from agentloop.errors import (
 )
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import SandboxBackend
-from agentloop.rollout.episode import Rollout, plan, run_episode
+from agentloop.rollout.attempt import Rollout
+from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.journal import Player, Recorder
 from agentloop.sandbox.pool import SandboxPool
@@ -56,7 +57,7 @@ async def episode(
     ((_, planned),) = plan([task], run="r", stage=seed, purpose=Purpose.run, policy_version=1)
     pool = SandboxPool(backend, min_idle=min_idle)
     try:
-        return await run_episode(task, planned, agent=ToolLoop(), policy=ScriptedPolicy(playing(turns)), pool=pool)
+        return await act(task, planned, ToolLoop(), ScriptedPolicy(playing(turns)), pool)
     finally:
         await pool.close()
 
@@ -285,7 +286,7 @@ def test_an_agents_own_error_is_not_hidden_by_the_journals_rest(bubblewrap: Bubb
         ((_, planned),) = plan([task], run="r", stage="s", purpose=Purpose.run, policy_version=1)
         pool = SandboxPool(ReplayBackend(tmp_path))
         try:
-            return await run_episode(task, planned, agent=ToolLoop(), policy=ScriptedPolicy(broken), pool=pool)
+            return await act(task, planned, ToolLoop(), ScriptedPolicy(broken), pool)
         finally:
             await pool.close()
 

@@ -1,0 +1,161 @@
+"""A stage of the loop: attempts that belong together, counted and timed, and stored as one row when it is finished."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from agentloop.costs.energy import Used
+from agentloop.errors import ConfigError, counted
+from agentloop.identity import Identity
+from agentloop.loop.project import Project
+from agentloop.protocols import Policy
+from agentloop.rollout.actors import UNNAMED, Actor
+from agentloop.rollout.plan import plan
+from agentloop.rollout.refusals import refuse_broken
+from agentloop.rollout.retry import is_lost
+from agentloop.store.tables import StageRow
+from agentloop.types import Attempt, Purpose, RewardState, Task, Verdict
+from agentloop.work.work import Ask
+
+
+async def begin(project: Project, name: str, *, anew: bool = False) -> Stage:
+    """A stage, in fresh sandboxes. What an interrupted run of it left in the store is used (`Stage.gather`).
+
+    anew: remove that, because what follows depends on more than the attempts.
+    """
+    await project.pool.renew()
+    if anew:
+        project.store.forget_stage(name)
+    return Stage(project, name)
+
+
+@dataclass
+class Stage:
+    """What a part of the loop has done so far; becomes a StageRow when it is finished."""
+
+    project: Project
+    name: str
+    n_episodes: int = 0
+    n_tool_calls: int = 0
+    n_infra_failed: int = 0
+    """Attempts, those that were tried again included."""
+    n_lost: Counter[str] = field(default_factory=Counter)
+    """Episode -> those of `n_infra_failed` that were its attempts."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    episodes: set[str] = field(default_factory=set)
+    """Ids of what was gathered."""
+    started_with: Used = field(init=False)
+    started: float = field(default_factory=time.perf_counter)
+    started_cpu: float = field(default_factory=time.process_time)
+
+    def __post_init__(self) -> None:
+        meter = self.project.meter
+        self.started_with = meter.read() if meter else Used()
+
+    async def gather(
+        self,
+        tasks: Sequence[Task],
+        policy: Policy,
+        *,
+        purpose: Purpose,
+        version: int,
+        group_size: int = 1,
+        part: object = "",
+        identity: Identity = UNNAMED,
+    ) -> list[Attempt]:
+        """`group_size` attempts at each task, in order; those that are on disk already are not made again.
+
+        Experience exists for the rest of the loop once it is on disk. `part` tells apart calls within one stage.
+        identity: of the version. Raises SandboxError or PolicyError when most episodes failed outside the agent,
+        ConfigError when no verifier scored any; what happened is stored all the same.
+        """
+        planned = plan(
+            tasks,
+            run=self.project.run_id,
+            stage=f"{self.name}/{part}",
+            purpose=purpose,
+            policy_version=version,
+            group_size=group_size,
+        )
+        actor = Actor(f"v{version}", self.project.agent, policy, identity, version=version)
+        done: dict[str, Attempt] = {}
+        async for attempt in self.project.work.each(Ask(self.name, tuple(planned), actor, self.n_episodes)):
+            done[attempt.episode.id] = attempt
+            self._note(attempt)
+        attempts = [done[episode.id] for _, episode in planned if episode.id in done]
+        self.n_episodes += len(attempts)
+        self.n_tool_calls += sum(len(attempt.trace.tool_calls) for attempt in attempts)
+        self.episodes.update(done)
+        refuse_broken(attempts)
+        _refuse_unscored([attempt.verdict for attempt in attempts])
+        return attempts
+
+    def finish(self) -> None:
+        """Mark it as done. Attempts of an interrupted run that was asked for others are removed."""
+        self.project.store.forget_stage(self.name, without=self.episodes)
+        self.project.store.put_stage(self.row())
+
+    def drop(self, counts: Mapping[str, int]) -> None:
+        """Count rows that did not train, by reason."""
+        for reason, n in counts.items():
+            self.dropped[reason] = self.dropped.get(reason, 0) + n
+
+    def row(self) -> StageRow:
+        """As it is stored."""
+        meter = self.project.meter
+        used = meter.read().since(self.started_with).metrics if meter else {}
+        return StageRow(
+            name=self.name,
+            n_episodes=self.n_episodes,
+            n_tool_calls=self.n_tool_calls,
+            wall_s=time.perf_counter() - self.started,
+            cpu_s=time.process_time() - self.started_cpu,
+            dropped=self.dropped,
+            metrics={**self.metrics, **used, "n_infra_failed": self.n_infra_failed},
+        )
+
+    def _note(self, attempt: Attempt) -> None:
+        """Count it and the attempts that were lost before it."""
+        lost = is_lost(attempt.episode)
+        if n_lost := attempt.trace.n_lost + lost:
+            self.n_infra_failed += n_lost
+            self.n_lost[attempt.episode.id] += n_lost
+        if not lost:
+            self.project.progress.advance()
+
+
+def _refuse_unscored(verdicts: Sequence[Verdict]) -> None:
+    """ConfigError with the first verifier's words when none of `verdicts` could be scored, and none only waits."""
+    if any(score.waiting for verdict in verdicts for score in verdict.scores):
+        return
+    if not any(verdict.state is RewardState.scored for verdict in verdicts) and (why := unscored(verdicts)):
+        raise ConfigError(f"{why}; mend the verifier, then run the same command again")
+
+
+def unscored(verdicts: Sequence[Verdict]) -> str | None:
+    """How many of `verdicts` have no reward for their verifiers' sake, and the first one's words; None for none."""
+    without = [v for v in verdicts if v.state in (RewardState.unscored, RewardState.disputed)]
+    if not without:
+        return None
+    return f"{len(without)} of {counted(len(verdicts), 'episode')} could not be scored: {why_unscored(without[0])}"
+
+
+def why_unscored(verdict: Verdict) -> str:
+    """The first verifier that gave no number, and its words; or what each gave, when they contradict each other."""
+    if verdict.state is RewardState.disputed:
+        gave = ", ".join(f"{score.verifier} {score.value:g}" for score in verdict.scores if score.value is not None)
+        return f"the verifiers contradict each other ({gave}); `agentloop judge queue` lists them for a person"
+    score = next((score for score in verdict.scores if score.error), None)
+    return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
+
+
+def mean_reward(attempts: Sequence[Attempt]) -> float:
+    """Mean over scored episodes; 0.0 when none was scored."""
+    rewards = [attempt.verdict.reward for attempt in attempts]
+    scored = [reward for reward in rewards if reward is not None]
+    return fmean(scored) if scored else 0.0

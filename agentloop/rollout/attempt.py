@@ -1,0 +1,213 @@
+"""One attempt at a task: lease a sandbox, plant canaries, run the agent, take its artifacts out, judge it.
+
+`roll_out` is the only function that leases a sandbox for an agent; verifiers get fresh ones (`judge/artifacts.py`). An
+attempt always leaves its trace, also where an error ends it. `faults.py` says whose fault that was: an attempt that the
+infrastructure ended is `infra_failed`, which is repeated (`retry.py`) and never scored; one that the agent ended is
+`finished`, and is judged. Storing is its caller's business, and so is who may run at the same time (`work/`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from agentloop.abilities import is_on_host, runs_program, with_files
+from agentloop.errors import ConfigError
+from agentloop.failures.detectors.rules import Rule
+from agentloop.faults import event_of, fault_of, words_of
+from agentloop.judge.artifacts import Artifacts, collect, fresh_boxes, wanted
+from agentloop.judge.group import judge_group
+from agentloop.protocols import Policy, Pool, Sandbox
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.plan import stable_id
+from agentloop.rollout.retry import is_lost, repeated
+from agentloop.sandbox.absent import AbsentSandbox
+from agentloop.sandbox.canaries import plant
+from agentloop.types import (
+    Attempt,
+    AttemptPhase,
+    Break,
+    Episode,
+    EpisodeState,
+    SandboxSpec,
+    Step,
+    StopReason,
+    SubTrace,
+    Task,
+    Trace,
+)
+
+NEARLY = 0.9
+"""Share of a sandbox's lifetime after which its end counts as that of its lifetime: it began before the lease did."""
+NO_ISOLATION = "none"
+"""Of what is done in an environment, which runs on the host."""
+
+Hook = Callable[[Task, Episode, Sandbox], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An attempt that has ended and has no verdict yet."""
+
+    task: Task
+    episode: Episode
+    trace: Trace
+    artifacts: Artifacts | None = None
+    """The files that its verifiers ask for; None where none were taken out."""
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Everything that takes part in an attempt."""
+
+    actor: Actor
+    pool: Pool
+    guess: Rule | None = None
+    """The project's learned scorer, which `judge` asks about failures that no rule explains."""
+    canaries: bool = True
+    """Plant canaries, where an attempt has a sandbox of its own, as root."""
+    on_start: Hook | None = None
+    """Gets a sandbox ready before the agent has it."""
+    on_end: Hook | None = None
+    """Looks at the sandbox of an attempt that ended by itself, before it is discarded."""
+    last_phase: AttemptPhase = AttemptPhase.artifacts
+    """What follows the agent's phase."""
+
+
+async def run_attempt(
+    task: Task,
+    episode: Episode,
+    crew: Crew,
+    *,
+    pauses_s: Sequence[float] | None = None,
+    on_lost: Callable[[Attempt], None] = lambda _: None,
+    on_judge: Callable[[], None] = lambda: None,
+) -> Attempt:
+    """One attempt with its verdict, repeated where infrastructure ended it (`retry.py`).
+
+    on_lost: gets each attempt that was repeated. on_judge: called before the verifiers begin. Raises PluginError and
+    ConfigError for a task's own mistake, and what ends the program.
+    """
+
+    async def once() -> Attempt:
+        with TemporaryDirectory(prefix="agentloop-") if wanted(task) else nullcontext() as folder:
+            rollout = await roll_out(task, episode, crew, folder=Path(folder) if folder else None)
+            on_judge()
+            [attempt] = await judge_rollouts([rollout], crew)
+            return attempt
+
+    *lost, attempt = await repeated(once, lambda one: is_lost(one.episode), pauses_s)
+    for one in lost:
+        on_lost(one)
+    return attempt.model_copy(update={"trace": with_n_lost(attempt.trace, len(lost))})
+
+
+async def roll_out(
+    task: Task, episode: Episode, crew: Crew, *, policy: Policy | None = None, folder: Path | None = None
+) -> Rollout:
+    """One attempt without its verdict. Raises only what ends the program (cancellation, interrupts).
+
+    policy: in place of the actor's. folder: new, for the files that verifiers ask for; None takes none out.
+    """
+    agent, pool, recorded = crew.actor.agent, crew.pool, list[Step | SubTrace]()
+    started_at, started = datetime.now(UTC), time.perf_counter()
+    stop, answer = StopReason.error, None
+    problem: str | None = None
+    broke: Break | None = None
+    artifacts: Artifacts | None = None
+    phase, leased = AttemptPhase.sandbox, math.inf
+    try:
+        async with _leased(task, episode, crew) as sandbox:
+            leased = time.perf_counter()
+            await _prepare(task, episode, crew, sandbox)
+            phase = AttemptPhase.agent
+            acting = policy or crew.actor.policy
+            stop, answer = await agent.run(task, acting, sandbox, seed=episode.seed, record=recorded.append)
+            phase = crew.last_phase
+            if folder is not None:
+                artifacts = await collect(task, sandbox, folder)
+            if crew.on_end is not None:
+                await crew.on_end(task, episode, sandbox)
+    # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace.
+    except (Exception, SystemExit) as error:
+        overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
+        problem = words_of(error)
+        broke = event_of(error, _phase_of(error, phase), overdue=overdue, shared=task.sandbox.read_only)
+    trace = Trace(
+        id=stable_id("trace", episode.id),
+        episode_id=episode.id,
+        task_id=task.id,
+        policy_version=episode.policy_version,
+        identity=crew.actor.identity.hash or None,
+        isolation=pool.isolation if task.environment is None and not is_on_host(agent) else NO_ISOLATION,
+        messages=agent.first_messages(task),
+        steps=tuple(one for one in recorded if isinstance(one, Step)),
+        children=tuple(one for one in recorded if isinstance(one, SubTrace)),
+        answer=answer if problem is None or phase is AttemptPhase.tests else None,
+        stop_reason=stop if problem is None else StopReason.error,
+        error=problem,
+        broke=broke,
+        program=runs_program(agent),
+        answers_readable=is_on_host(agent),
+        started_at=started_at,
+        duration_s=time.perf_counter() - started,
+    )
+    return Rollout(task, episode.model_copy(update={"state": state_after(broke)}), trace, artifacts)
+
+
+async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attempt]:
+    """Verdicts of one task's rollouts, which verifiers may compare. Raises PluginError and ConfigError."""
+    task = rollouts[0].task
+    fresh = [
+        fresh_boxes(task, crew.pool, one.artifacts, one.episode.id) if one.artifacts is not None else None
+        for one in rollouts
+    ]
+    verdicts = await judge_group(task, [one.trace for one in rollouts], fresh, crew.guess)
+    return [
+        Attempt(task=one.task, episode=one.episode, trace=one.trace, verdict=verdict)
+        for one, verdict in zip(rollouts, verdicts, strict=True)
+    ]
+
+
+def with_n_lost(trace: Trace, n_lost: int) -> Trace:
+    """`trace` with the number of attempts that were lost before it."""
+    return trace.model_copy(update={"n_lost": n_lost}) if n_lost else trace
+
+
+def state_after(broke: Break | None) -> EpisodeState:
+    """The state of an attempt that `broke` ended, or that nothing ended but itself."""
+    return EpisodeState.infra_failed if broke is not None and fault_of(broke).ours else EpisodeState.finished
+
+
+def is_overdue(spec: SandboxSpec, used_s: float) -> bool:
+    """True where a sandbox that ended after `used_s` seconds was at the end of its lifetime."""
+    return spec.lifetime_s is not None and used_s >= NEARLY * spec.lifetime_s
+
+
+def _leased(task: Task, episode: Episode, crew: Crew) -> AbstractAsyncContextManager[Sandbox]:
+    """The sandbox of one attempt; of an agent that acts on this machine one in which nothing runs."""
+    if is_on_host(crew.actor.agent):
+        return nullcontext(AbsentSandbox())
+    return crew.pool.lease(with_files(task.sandbox, crew.actor.agent), episode.id)
+
+
+async def _prepare(task: Task, episode: Episode, crew: Crew, sandbox: Sandbox) -> None:
+    if is_on_host(crew.actor.agent):
+        return
+    if crew.on_start is not None:
+        await crew.on_start(task, episode, sandbox)
+    if crew.canaries and task.sandbox.root and not task.sandbox.read_only:
+        await plant(sandbox, episode.id)
+
+
+def _phase_of(error: BaseException, phase: AttemptPhase) -> AttemptPhase:
+    """The phase to blame: tests whose sandbox cannot be made ready are the task's mistake, never a 0."""
+    if phase is AttemptPhase.tests and isinstance(error, ConfigError):
+        return AttemptPhase.sandbox
+    return phase

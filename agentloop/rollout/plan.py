@@ -1,0 +1,37 @@
+"""What is to be rolled out: episodes with ids and seeds that follow from the run, the stage and the task alone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from agentloop.types import Episode, Purpose, Task
+
+Planned = tuple[Task, Episode]
+"""An episode that is to be rolled out, and its task."""
+
+
+def stable_id(*parts: object) -> str:
+    """32 hex digits that depend on `parts` alone: the same episode has the same id each time it is run."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
+
+
+def plan(
+    tasks: Sequence[Task], *, run: str, stage: str, purpose: Purpose, policy_version: int, group_size: int = 1
+) -> list[Planned]:
+    """`group_size` episodes of each entry of `tasks`, with ids and seeds that follow from the arguments."""
+    planned: list[Planned] = []
+    for position, task in enumerate(tasks):
+        group = f"{stage}/{position}/{task.id}"
+        for k in range(group_size):
+            digest = stable_id(run, group, k)
+            episode = Episode(
+                id=digest,
+                task_id=task.id,
+                group=group,
+                purpose=purpose,
+                policy_version=policy_version,
+                seed=int(digest[:12], 16),
+            )
+            planned.append((task, episode))
+    return planned

@@ -1,0 +1,58 @@
+"""Attempts that say nothing about the policy: most were lost, or ended by a mistake in the settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentloop.errors import ConfigError, PolicyError, SandboxError
+from agentloop.faults import fault_in
+from agentloop.rollout.retry import is_lost
+from agentloop.types import Attempt, FailureType, Trace
+
+MAX_INFRA_SHARE = 0.5
+"""Attempts of which more than this failed for our reasons say nothing about the policy."""
+MISTAKES = ("ConfigError", "PluginError")
+"""Errors by which settings end an attempt, which the user can mend."""
+REFUSALS = (401, 403, 404)
+"""HTTP statuses with which an endpoint refuses a wrong API key, model name or URL."""
+CORRECT = "correct the API key, the model name or the URL of the policy, then run the same command again"
+"""The next move where an endpoint refuses most attempts like this."""
+
+
+def refuse_broken(attempts: Sequence[Attempt]) -> None:
+    """Raise where the attempts say nothing about the policy.
+
+    Raises PolicyError or SandboxError with the first failure when more than MAX_INFRA_SHARE of them were lost to
+    infrastructure, and ConfigError when a mistake in the settings ended so many (`is_mistaken`).
+    """
+    broken = [attempt for attempt in attempts if is_lost(attempt.episode)]
+    mistaken = [attempt for attempt in attempts if is_mistaken(attempt.trace)]
+    most = MAX_INFRA_SHARE * len(attempts)
+    again = "mend that, then run the same command again"
+    if len(broken) > most:
+        fault, problem = fault_in(broken[0].trace), broken[0].trace.error or "no reason was recorded"
+        unreachable = fault is not None and fault.type is FailureType.infra_model_api_error
+        kind = PolicyError if unreachable else SandboxError
+        raise kind(f"{len(broken)} of {len(attempts)} episodes failed outside the agent: {problem}; {again}")
+    if len(mistaken) > most:
+        first, many = mistaken[0].trace, f"{len(mistaken)} of {len(attempts)} episodes"
+        problem = (first.error or "").partition(": ")[2]
+        if is_refused(first):
+            raise ConfigError(f"the model's endpoint refused the first request of {many}: {problem}; {CORRECT}")
+        raise ConfigError(f"{many} ended with a mistake: {problem}; {again}")
+
+
+def is_mistaken(trace: Trace) -> bool:
+    """True where a mistake in the settings may have ended the attempt: ConfigError, or `is_refused`."""
+    return is_refused(trace) or (trace.broke is not None and trace.broke.error in MISTAKES)
+
+
+def is_refused(trace: Trace) -> bool:
+    """True where the model's endpoint refused the first request of the attempt with one of REFUSALS.
+
+    One such attempt is the agent's outcome: the endpoint may refuse the words of one task. Where most attempts end
+    like this, the API key, the model name or the URL is wrong.
+    """
+    broke = trace.broke
+    at_once = not trace.steps and not trace.children
+    return at_once and broke is not None and broke.error == "ModelRefused" and broke.status in REFUSALS

@@ -1,0 +1,41 @@
+"""When an attempt is repeated: the one policy of the loop, the gate, the bank, mining, `run` and the pytest plugin.
+
+An attempt is repeated where infrastructure ended it (`faults.py`), so that its episode is `infra_failed`. It is
+repeated at most once for each of PAUSES_S, after that pause, with the same seed; then it stands as lost, never as a 0.
+Whatever the agent caused is its outcome and is never repeated. `Trace.n_lost` counts the attempts that were lost before
+the one that counts; the gate charges them to its version.
+
+Audits and forks try once: an audit looks for what an attempt does to its sandbox, and a fork must do the same again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from agentloop.types import Episode, EpisodeState
+
+T = TypeVar("T")
+PAUSES_S = (1.0, 5.0)
+"""Seconds before each repetition: a restarted endpoint or engine is back after them."""
+ONCE: tuple[float, ...] = ()
+"""No repetition."""
+
+
+def is_lost(episode: Episode) -> bool:
+    """True for an attempt that infrastructure ended."""
+    return episode.state is EpisodeState.infra_failed
+
+
+async def repeated(
+    attempt: Callable[[], Awaitable[T]], lost: Callable[[T], bool], pauses_s: Sequence[float] | None = None
+) -> list[T]:
+    """What each repetition of `attempt` came to; the last is the one that counts. pauses_s: in place of PAUSES_S."""
+    results = [await attempt()]
+    for pause_s in PAUSES_S if pauses_s is None else pauses_s:
+        if not lost(results[-1]):
+            break
+        await asyncio.sleep(pause_s)
+        results.append(await attempt())
+    return results

@@ -1,0 +1,70 @@
+"""Rollouts of one ask -> attempts on disk: each alone, or a whole group where verifiers compare its members."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from agentloop.judge.score import name_verifiers
+from agentloop.protocols import Policy
+from agentloop.rollout.attempt import Crew, Rollout, judge_rollouts, roll_out, with_n_lost
+from agentloop.rollout.plan import Planned
+from agentloop.types import Attempt, Task
+from agentloop.work.commits import Commits
+from agentloop.work.work import Ask
+
+MAX_JUDGED = 8
+"""Groups that are judged at once."""
+
+
+class Judging:
+    """The attempts of one ask, from the rollout to the disk."""
+
+    def __init__(self, ask: Ask, crew: Crew, commits: Commits, folder: Path, on_end: Callable[[Attempt], None]) -> None:
+        """folder: for files that verifiers ask for. on_end: gets each attempt when it is on disk."""
+        self._crew, self._commits, self._folder, self._on_end = crew, commits, folder, on_end
+        self._positions = {episode.id: ask.first + n for n, (_, episode) in enumerate(ask.planned)}
+        self._sizes = Counter(episode.group for _, episode in ask.planned)
+        self._incomplete: defaultdict[str, list[Rollout]] = defaultdict(list)
+        self._slots = asyncio.Semaphore(MAX_JUDGED)
+
+    async def roll_out(self, planned: Planned, policy: Policy | None = None) -> Rollout:
+        """One attempt. policy: in place of the actor's."""
+        task, episode = planned
+        shutil.rmtree(self._folder / episode.id, ignore_errors=True)  # of an attempt that was lost
+        return await roll_out(task, episode, self._crew, policy=policy, folder=self._folder / episode.id)
+
+    async def end(self, rollout: Rollout, n_lost: int = 0) -> None:
+        """Judge and store a rollout, or keep it until its group is complete. n_lost: attempts lost before it."""
+        rollout = replace(rollout, trace=with_n_lost(rollout.trace, n_lost))
+        if not compares_attempts(rollout.task):
+            await self._judge([rollout])
+            return
+        group = rollout.episode.group
+        self._incomplete[group].append(rollout)
+        if len(self._incomplete[group]) == self._sizes[group]:
+            await self._judge(self._incomplete.pop(group))
+
+    async def end_rest(self) -> None:
+        """Judge and store the groups that stay incomplete."""
+        for group in list(self._incomplete):
+            await self._judge(self._incomplete.pop(group))
+
+    async def _judge(self, rollouts: Sequence[Rollout]) -> None:
+        ordered = sorted(rollouts, key=lambda one: self._positions[one.episode.id])
+        async with self._slots:
+            attempts = await judge_rollouts(ordered, self._crew)
+        for one in ordered:
+            shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
+        await asyncio.gather(*(self._commits.put(self._positions[one.episode.id], one) for one in attempts))
+        for attempt in attempts:
+            self._on_end(attempt)
+
+
+def compares_attempts(task: Task) -> bool:
+    """True where a verifier of `task` compares the attempts of a group. Raises PluginError and ConfigError."""
+    return any(hasattr(verifier, "rank") for verifier in name_verifiers(task).values())

@@ -1,0 +1,41 @@
+"""One function leases a sandbox for an agent: whatever rolls out an attempt calls it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LEASE = {("rollout/attempt.py", "_leased")}
+VERIFIERS = {("judge/artifacts.py", "fresh"), ("harbor/verification.py", "verified")}
+"""Make sandboxes without an agent, from what one left."""
+PROBES = {("audit/cheats.py", "start_one_of_each")}
+"""Run nothing in a sandbox."""
+
+
+def makers(package: str) -> Iterator[tuple[str, str]]:
+    """(file, innermost function) of each call of `lease` or of a backend's `create`."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        name = path.relative_to(ROOT / package).as_posix()
+        if not name.startswith(("sandbox/", "testing/")):  # what makes sandboxes, and what tests how it does
+            yield from ((name, function) for function in _calls(ast.parse(path.read_text()), ""))
+
+
+def _calls(node: ast.AST, function: str) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(child, ast.Call) and isinstance(child.func, ast.Attribute):
+            called, owner = child.func.attr, ast.unparse(child.func.value)
+            if called == "lease" or (called == "create" and owner.endswith("backend")):
+                yield function
+        yield from _calls(child, inside)
+
+
+def test_one_function_leases_a_sandbox_for_an_attempt() -> None:
+    assert set(makers("agentloop")) == LEASE | VERIFIERS | PROBES
+
+
+def test_the_command_line_rolls_out_nothing() -> None:
+    """The sandbox that a user's own pytest test gets as a fixture has no agent."""
+    assert {name for name, _ in makers("cli/agentloop_cli")} <= {"pytest_own.py"}

@@ -1,0 +1,201 @@
+"""Attempts that are asked for: each is on disk when it ends, and asked for again only the missing ones are made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from agents.box import MemoryBox, MemoryPool, calls, playing
+from policies.test_lockstep import Echo
+
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.errors import ModelRefused, SandboxGone, StoreError
+from agentloop.identity import Identity
+from agentloop.policies.lockstep import Request
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.protocols import Policy
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.plan import plan
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, Purpose, RewardState, Task
+from agentloop.work.local import LocalWork
+from agentloop.work.work import Ask
+
+EXACT = Part(kind="exact", options={"expected": "7"})
+TASKS = [Task(id=f"t{n}", instruction="how many?", verifiers=(EXACT,)) for n in range(3)]
+SAY = calls(("submit", '{"answer": "7"}'))
+
+
+class Counting:
+    """Submits 7 at once, and counts its requests by episode."""
+
+    name = "counting"
+
+    def __init__(self, dies_after: int = 999) -> None:
+        self.seeds: list[int] = []
+        self.dies_after = dies_after
+
+    async def complete(self, messages: Sequence[Message], tools: object, *, max_tokens: int, seed: int) -> Completion:
+        if len(self.seeds) == self.dies_after:
+            raise KeyboardInterrupt
+        self.seeds.append(seed)
+        return Completion(message=SAY, finish_reason="stop")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store.db")
+    yield made
+    made.close()
+
+
+def ask(policy: Policy, tasks: Sequence[Task] = TASKS, identity: str = "v", size: int = 2) -> Ask:
+    planned = plan(tasks, run="r", stage="s", purpose=Purpose.run, policy_version=3, group_size=size)
+    actor = Actor("v3", ToolLoop(), policy, Identity(identity, {}), version=3)
+    return Ask("s", tuple(planned), actor, first=10)
+
+
+def make(store: Store | None, asked: Ask, pool: MemoryPool | None = None) -> list[Attempt]:
+    return asyncio.run(LocalWork(pool or MemoryPool(), store, pauses_s=(0.0, 0.0)).all(asked))
+
+
+def test_each_attempt_is_on_disk_when_it_is_handed_over(store: Store) -> None:
+    async def on_disk() -> list[int]:
+        work = LocalWork(MemoryPool(), store, max_concurrent=1)
+        return [len(store.attempts([attempt.episode.id])) async for attempt in work.each(ask(Counting()))]
+
+    assert asyncio.run(on_disk()) == [1] * 6
+
+
+def test_what_is_stored_has_its_version_and_its_place_in_the_plan(store: Store) -> None:
+    attempts = make(store, ask(Counting()))
+    rows = store.stage_traces("s")
+    assert [(row.episode_id, row.n) for row in rows] == [(one.episode.id, 10 + n) for n, one in enumerate(attempts)]
+    assert {(row.policy_version, one.trace.identity) for row, one in zip(rows, attempts, strict=True)} == {(3, "v")}
+
+
+def test_asked_again_only_what_is_missing_is_made(store: Store) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(LocalWork(MemoryPool(), store, max_concurrent=1).all(ask(Counting(dies_after=4))))
+    committed = len(store.stage_traces("s"))
+    assert 1 <= committed <= 4
+    after = Counting()
+    attempts = make(store, ask(after))
+    assert len(after.seeds) == 6 - committed
+    assert [one.verdict.reward for one in attempts] == [1.0] * 6
+    assert [row.n for row in store.stage_traces("s")] == [10, 11, 12, 13, 14, 15]
+    once_more = Counting()
+    assert make(store, ask(once_more)) == attempts
+    assert once_more.seeds == []
+
+
+def test_attempts_of_another_version_are_made_again(store: Store) -> None:
+    make(store, ask(Counting()))
+    policy = Counting()
+    attempts = make(store, ask(policy, identity="w"))
+    assert (len(policy.seeds), {one.trace.identity for one in attempts}) == (6, {"w"})
+    assert len(store.stage_traces("s")) == 6
+
+
+def test_attempts_that_were_lost_are_made_again_and_those_before_are_counted(store: Store) -> None:
+    asked = ask(Counting())
+    gone = asked.planned[1][1].id
+
+    def die(lease_id: str, attempt: int) -> MemoryBox:
+        if lease_id == gone and attempt <= n_deaths:
+            raise SandboxGone("it died")
+        return MemoryBox()
+
+    n_deaths = 99
+    first = make(store, asked, MemoryPool(die))
+    assert [one.episode.state for one in first].count(EpisodeState.infra_failed) == 1
+    assert store.attempts([gone])[gone].reward_state == RewardState.infra_failed
+    n_deaths = 2
+    again = make(store, asked, MemoryPool(die))
+    assert [one.trace.n_lost for one in again] == [0, 2, 0, 0, 0, 0]
+    assert store.attempts([gone])[gone].reward == 1.0
+
+
+def test_where_nothing_answers_only_the_first_attempts_are_made() -> None:
+    def refuse(messages: Sequence[Message], rng: object) -> Message:
+        raise ModelRefused("HTTP 401: no", status=401)
+
+    class Endpoint(ScriptedPolicy):
+        async def complete(
+            self, messages: Sequence[Message], tools: object, *, max_tokens: int, seed: int
+        ) -> Completion:
+            return refuse(messages, None)  # type: ignore[return-value]
+
+    attempts = make(None, ask(Endpoint(playing([SAY]))))
+    assert [one.task.id for one in attempts] == ["t0", "t1", "t1"]
+
+
+def test_a_cohort_is_made_again_whole(store: Store) -> None:
+    """What a batched policy answers may depend on who shares its batches."""
+
+    class Batched(Echo):
+        def complete_batch(self, requests: Sequence[Request]) -> list[Completion]:
+            self.batches.append(list(requests))
+            return [Completion(message=SAY, finish_reason="stop") for _ in requests]
+
+    def sizes(policy: Batched) -> list[int]:
+        return [len(batch) for batch in policy.batches]
+
+    first, second, third = Batched(), Batched(), Batched()
+    whole = make(store, ask(first))  # type: ignore[arg-type]
+    assert sizes(first) == [4, 2], "as many as may have a sandbox"
+    store.forget_attempts([whole[5].episode.id])
+    again = make(store, ask(second))  # type: ignore[arg-type]
+    assert sizes(second) == [2]
+    assert [one.trace.id for one in again] == [one.trace.id for one in whole]
+    assert make(store, ask(third)) == again  # type: ignore[arg-type]
+    assert third.batches == []
+
+
+RANKS = '''
+class Longest:
+    """Compares the answers of a group."""
+
+    name, version = "longest", "1"
+
+    async def rank(self, traces):
+        assert len(traces) == 2, "a whole group"
+        return [1.0, 0.0]
+'''
+
+
+def test_a_group_that_is_compared_is_judged_and_made_again_whole(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    part = Part(kind=f"{tmp_path}/ranks.py:Longest")
+    tasks = [task.model_copy(update={"verifiers": (part,)}) for task in TASKS]
+    attempts = make(store, ask(Counting(), tasks))
+    assert [one.verdict.reward for one in attempts] == [1.0, 0.0] * 3
+    store.forget_attempts([attempts[2].episode.id])
+    policy = Counting()
+    again = make(store, ask(policy, tasks))
+    assert [one.verdict.reward for one in again] == [1.0, 0.0] * 3
+    assert sorted(policy.seeds) == sorted(one.episode.seed for one in attempts[2:4])
+
+
+def test_a_store_that_cannot_be_written_ends_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(store, "put_attempts", full)
+    with pytest.raises(StoreError, match="the disk is full"):
+        make(store, ask(Counting()))
+
+
+def test_attempts_that_end_together_share_a_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, put = list[int](), store.put_attempts
+
+    def counted(stage: str, attempts: Sequence[Attempt], *, positions: Sequence[int]) -> None:
+        sizes.append(len(attempts))
+        put(stage, attempts, positions=positions)
+
+    monkeypatch.setattr(store, "put_attempts", counted)
+    make(store, ask(Counting(), size=8))
+    assert sum(sizes) == 24
+    assert len(sizes) < 24
