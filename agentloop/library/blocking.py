@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+POLL_S = 0.1
+"""How late a cancellation may be noticed."""
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:
@@ -40,10 +42,22 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     thread = threading.Thread(target=target, name="agentloop")
     thread.start()
     try:
-        return result.result()
-    except KeyboardInterrupt:
+        _wait(result, asyncio.current_task())
+    except BaseException:
         loop, task = running.result()
         loop.call_soon_threadsafe(task.cancel)
         raise
     finally:
         thread.join()
+    return result.result()
+
+
+def _wait(result: Future[Any], waiting: asyncio.Task[Any] | None) -> None:
+    """Until there is a result. Raises KeyboardInterrupt, and CancelledError when `waiting` is cancelled meanwhile.
+
+    `asyncio.run` answers Ctrl-C by cancelling its task, which cannot notice while this thread waits here.
+    """
+    while not result.done():
+        wait([result], timeout=POLL_S)
+        if waiting is not None and waiting.cancelling():
+            raise asyncio.CancelledError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentloop.gate.suites import project_backend
 from agentloop.library.blocking import run_blocking
 from agentloop.library.stores import StoreLike, opened
 from agentloop.mining.case import REGRESSIONS
@@ -21,7 +22,7 @@ def mine(
     fixed: str | None = None,
     out: str | Path | None = None,
     limit: int = 20,
-    sandbox: str = "auto",
+    sandbox: str | None = None,
 ) -> list[Mined]:
     """Turn failed traces for which `filter` holds into must-pass cases, and admit those that hold.
 
@@ -35,5 +36,7 @@ def mine(
     with opened(where, create=False) as source:
         mining = ProjectMining(options, source)
         failures = Failures(mining.ids((), filter), filter)
-        run_blocking(mining.run(make_backend(sandbox, "sandbox"), failures, limit))
+        run_blocking(
+            mining.run(make_backend(sandbox, "sandbox") if sandbox else project_backend(None, folder), failures, limit)
+        )
         return mining.done

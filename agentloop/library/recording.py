@@ -16,7 +16,7 @@ from agentloop.library.stores import StoreLike, opened
 from agentloop.types import Imported, Message, Score, StopReason, ToolCall, Trace
 
 SOURCE = "python"
-PERSON_VERSION = "1"
+REWARD, SCORE_VERSION = "reward", "1"
 
 
 class Recorder:
@@ -34,6 +34,8 @@ class Recorder:
         self._scores: list[Score] = []
         self._started_at = datetime.now(UTC)
         self._started = time.perf_counter()
+        self._duration_s: float | None = None
+        self._error: BaseException | None = None
 
     def system(self, text: str) -> None:
         """The system prompt."""
@@ -59,14 +61,16 @@ class Recorder:
         """What the agent hands in at the end."""
         self._answer = text
 
-    def score(self, value: float, *, name: str = "python", why: str = "") -> None:
-        """What the run was worth, from 0 to 1; without a score its outcome is unknown."""
-        self._scores.append(Score(verifier=name, version=PERSON_VERSION, value=value, why=why))
+    def score(self, value: float, *, name: str = REWARD, why: str = "") -> None:
+        """What the run was worth, from 0 to 1. Without one called `reward` its outcome is unknown."""
+        self._scores.append(Score(verifier=f"{SOURCE}:{name}", version=SCORE_VERSION, value=value, why=why))
 
-    def imported(self, error: BaseException | None) -> Imported:
-        """The whole, as it is stored. error: what ended the block, if anything did."""
+    @property
+    def trace(self) -> Trace:
+        """What was recorded so far, or the whole after the block."""
         ended = StopReason.submitted if self._answer is not None else StopReason.no_tool_call
-        trace = Trace(
+        duration_s = time.perf_counter() - self._started if self._duration_s is None else self._duration_s
+        return Trace(
             id=self.id,
             task_id=self._task,
             source=SOURCE,
@@ -75,12 +79,17 @@ class Recorder:
             messages=self._steps.first,
             steps=self._steps.done(),
             answer=self._answer,
-            stop_reason=StopReason.error if error is not None else ended,
-            error=None if error is None else words_of(error),
+            stop_reason=StopReason.error if self._error is not None else ended,
+            error=None if self._error is None else words_of(self._error),
             started_at=self._started_at,
-            duration_s=time.perf_counter() - self._started,
+            duration_s=duration_s,
         )
-        return Imported(trace=trace, scores=tuple(self._scores))
+
+    def end(self, error: BaseException | None) -> Imported:
+        """The whole, as it is stored. error: what ended the block, if anything did."""
+        self._duration_s = time.perf_counter() - self._started
+        self._error = error
+        return Imported(trace=self.trace, scores=tuple(self._scores))
 
 
 @contextmanager
@@ -106,4 +115,4 @@ def record(
         raise
     finally:
         with opened(store) as target:
-            target.put_imported(project, [recorder.imported(problem)])
+            target.put_imported(project, [recorder.end(problem)])

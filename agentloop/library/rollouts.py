@@ -11,7 +11,7 @@ from typing import Any, overload
 from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.outcomes import Side
-from agentloop.gate.suites import checked_evals
+from agentloop.gate.suites import checked_evals, project_backend
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.stores import StoreLike, opened
@@ -83,13 +83,16 @@ def run(
     agent: AgentLike = None,
     trials: int = 1,
     store: StoreLike = None,
-    sandbox: str = "auto",
+    sandbox: str | None = None,
     n_concurrent: int = 4,
 ) -> Results:
     """Let `policy` work on every task of `suite`, `trials` times each; judge every attempt, and store it when it ends.
 
     The same call again continues: attempts that are stored are read and not made again, unless they were lost to the
     infrastructure. Works inside a running event loop, such as Jupyter's, and Ctrl-C ends it with nothing left behind.
+
+    policy, agent: see `al.policy`; an agent may be a list of tools for the reference agent. store: a store, its file or
+    URL; None is `traces/store.db`. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml, or `auto`.
     Raises ConfigError and PluginError for tasks and parts that do not fit, SandboxUnavailable.
     """
     whole = as_suite(suite)
@@ -122,10 +125,10 @@ class _Run:
         self._name = f"run/{actor.identity.hash[:16]}/{suite.hash[:16]}"
         self._stage = f"run-{suite.name}-{stable_id(self._name)[:8]}"
 
-    async def attempts(self, sandbox: str, n_concurrent: int) -> Results:
+    async def attempts(self, sandbox: str | None, n_concurrent: int) -> Results:
         """All of them, in order, those of a task together."""
         scorer = load_scorer(Path())
-        pool = SandboxPool(make_backend(sandbox, "sandbox"))
+        pool = SandboxPool(make_backend(sandbox, "sandbox") if sandbox else project_backend(None, Path()))
         guess = scorer.guess if scorer else None
         work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent, probes=False)
         planned = [self._planned(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]

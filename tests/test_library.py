@@ -1,0 +1,382 @@
+"""`import agentloop as al`: each name does what its page says, with real stores and sandboxes; programs play models."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import agentloop as al
+from agentloop.agents.tools.toolset import ToolFailed
+from agentloop.errors import ConfigError, StoreError
+from agentloop.gate.outcomes import GateVerdict
+from agentloop.library import stores
+from agentloop.plugins import load_part
+from agentloop.policies.scripted import call_message
+from agentloop.protocols import Sandbox
+from agentloop.suites.suite import write_suite
+from agentloop.types import Graded, Message, RewardState
+
+HERE = {"sandbox": "unconfined"}
+EXACT = {"kind": "exact", "options": {"expected": "4"}}
+TASK = al.Task(id="sum", instruction="Add 2 and 2.", verifiers=(EXACT,), split="heldout")
+
+
+class Model:
+    """Submits `answer`, and counts how often it is asked."""
+
+    def __init__(self, answer: str = "4") -> None:
+        self.answer, self.asked = answer, 0
+
+    def policy(self) -> object:
+        def play(messages: Sequence[Message], rng: random.Random) -> Message:
+            self.asked += 1
+            return call_message("submit", answer=self.answer)
+
+        return al.policy(play)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+def test_every_name_loads_and_type_checkers_see_the_same_ones() -> None:
+    tree = ast.parse(Path(al.__file__).read_text())
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert typed == {*al.__all__} - {"__version__"}
+    assert set(dir(al)) == {*al.__all__}
+    for name in typed:
+        assert callable(getattr(al, str(name)))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = al.nothing
+
+
+def test_gate_and_judge_are_packages_and_functions() -> None:
+    import agentloop.gate.fold
+    import agentloop.judge.score
+
+    assert agentloop.gate.fold.Fold
+    assert agentloop.judge.score.judge
+    assert "baseline" in inspect.signature(al.gate).parameters
+    assert "verifiers" in inspect.signature(al.judge).parameters
+
+
+# ------------------------------------------------------------------------------------ suites
+
+
+def test_a_suite_made_in_python_is_the_one_that_is_read_from_its_folder(folder: Path) -> None:
+    made = al.Suite(name="mine", tasks=[TASK])
+    read = write_suite(folder / "evals/mine", "mine", [TASK])
+    assert (made.hash, made.folder) == (read.hash, read.folder)
+    assert al.load_suite("evals/mine").tasks[0].id == "sum"
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"), [([], "has no task"), ([TASK, TASK], "two tasks 'sum'")], ids=["none", "twice"]
+)
+def test_a_suite_that_cannot_be_run_is_refused(tasks: list[al.Task], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        al.run(tasks, Model().policy(), **HERE)
+
+
+# ------------------------------------------------------------------------------------ run
+
+
+def test_a_run_is_judged_and_stored_and_continues(folder: Path) -> None:
+    model = Model()
+    results = al.run([TASK], model.policy(), trials=2, **HERE)
+    assert (len(results), results.mean_reward, results.n_unscored) == (2, 1.0, 0)
+    assert {one.verdict.state for one in results} == {RewardState.scored}
+    assert (folder / "traces/store.db").is_file()
+    assert results[0].trace.id != results[1].trace.id
+    again = al.run([TASK], model.policy(), trials=3, **HERE)
+    assert model.asked == 3, "two are stored"
+    assert again.stage == results.stage
+    assert [one.trace.id for one in again][:2] == [one.trace.id for one in results]
+    assert results.rows()[0]["answer"] == "4"
+
+
+def test_another_task_or_program_is_another_run() -> None:
+    model, other = Model(), Model("5")
+    al.run([TASK], model.policy(), **HERE)
+    al.run([TASK.model_copy(update={"instruction": "Add 3 and 1."})], model.policy(), **HERE)
+    assert model.asked == 2
+
+    def five(messages: Sequence[Message], rng: random.Random) -> str:
+        other.asked += 1
+        return "5"
+
+    assert al.run([TASK], al.policy(five), **HERE)[0].trace.answer is None, "a text is an answer to nobody"
+    assert other.asked == 1
+
+
+def test_a_run_works_in_an_event_loop_that_runs() -> None:
+    async def cell() -> float | None:
+        return al.run([TASK], Model().policy(), **HERE).mean_reward
+
+    assert asyncio.run(cell()) == 1.0
+
+
+SLOW = """
+import sys, time
+import agentloop as al
+from agentloop.policies.scripted import call_message
+
+def slow(messages, rng):
+    if messages[-1].role != "tool":
+        print("asked", flush=True)
+        return call_message("shell", command="sleep 30" if messages[0].content == "slow" else "true")
+    return call_message("submit", answer="4")
+
+tasks = [al.Task(id=name, instruction=name, verifiers=["brief.py:Brief"]) for name in ("quick", "slow")]
+
+async def cell():
+    al.run(tasks, al.policy(slow), n_concurrent=1, sandbox="bubblewrap")
+
+if "loop" in sys.argv:
+    import asyncio
+    asyncio.run(cell())
+else:
+    al.run(tasks, al.policy(slow), n_concurrent=1, sandbox="bubblewrap")
+"""
+BRIEF = """
+class Brief:
+    name, version = "brief", "1"
+
+    async def score(self, trace, sandbox):
+        return 1.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["script", "loop"])
+def test_ctrl_c_keeps_what_had_ended_and_leaves_nothing_behind(where: str, folder: Path, bubblewrap: object) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "brief.py").write_text(BRIEF)
+    process = subprocess.Popen([sys.executable, "slow.py", where], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == [b"asked\n"] * 2
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in errors
+    with stores.opened("traces/store.db", create=False) as store:
+        assert [row.task_id for row in store.every()] == ["quick"]
+
+
+def test_what_cannot_act_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot act"):
+        al.run([TASK], Model().policy(), agent=3, **HERE)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="policy 'openai'"):
+        al.policy("openai", temperature="hot")
+    [attempt] = al.run([TASK], **HERE)
+    assert "no policy was named" in str(attempt.trace.error)
+
+
+# ------------------------------------------------------------------------------------ verifiers and tools
+
+
+@al.verifier
+def at_most(trace: al.Trace, *, limit: int = 3) -> bool:
+    """A short answer."""
+    return len(trace.answer or "") <= limit
+
+
+@al.verifier
+async def from_sandbox(trace: al.Trace, sandbox: Sandbox | None) -> Graded:
+    """Its own words."""
+    return Graded(value=0.5, why="half" if sandbox is None else "more")
+
+
+def test_functions_are_verifiers_with_options() -> None:
+    task = TASK.model_copy(update={"verifiers": (al.verifier(at_most.function).part(limit=0), from_sandbox.part())})
+    [attempt] = al.run([task], Model().policy(), **HERE)
+    scores = {score.verifier: (score.value, score.version) for score in attempt.verdict.scores}
+    assert scores == {"at_most": (0.0, "1"), "from_sandbox": (0.5, "1")}
+    assert al.Task(id="t", instruction="i", verifiers=(at_most,)).verifiers == (at_most.part(),)
+    assert at_most.part().kind == f"{Path(__file__).resolve()}:at_most"
+
+
+def test_a_verifier_is_found_by_its_file(folder: Path) -> None:
+    (folder / "checks.py").write_text(
+        "import agentloop as al\n\n@al.verifier\ndef never(trace, *, why=''):\n    return 0.0\n"
+    )
+    (folder / "pyproject.toml").touch()
+    loaded = load_part("verifiers", "checks.py:never", {"why": "x"}, base=folder)
+    assert asyncio.run(loaded.score(None, None)) == 0.0
+
+
+def test_a_verifier_of_another_shape_is_refused() -> None:
+    with pytest.raises(ConfigError, match="write it as"):
+        al.verifier(lambda: 1.0)
+    with pytest.raises(ConfigError, match="write it as"):
+        al.verifier(lambda trace, other: 1.0)
+
+
+@al.tool
+def multiply(a: int, b: int = 2) -> int:
+    """Multiply two whole numbers."""
+    if a < 0:
+        raise ToolFailed("no negative numbers")
+    return a * b
+
+
+@al.tool
+async def where(sandbox: Sandbox, path: str) -> str:
+    """Show a folder."""
+    return (await sandbox.exec(f"cd {path} && pwd")).stdout
+
+
+def calls(*messages: Message) -> object:
+    """A policy that sends `messages` one after the other, then submits the last result."""
+
+    def play(told: Sequence[Message], rng: random.Random) -> Message:
+        n = sum(message.role == "assistant" for message in told)
+        return messages[n] if n < len(messages) else call_message("submit", answer=told[-1].content)
+
+    return al.policy(play)
+
+
+def call(name: str, **arguments: object) -> Message:
+    return Message(role="assistant", tool_calls=[{"id": "c", "name": name, "arguments": json.dumps(arguments)}])
+
+
+def test_functions_are_tools() -> None:
+    assert multiply.spec.description == "Multiply two whole numbers."
+    assert multiply.spec.parameters["required"] == ["a"]
+    assert list(where.spec.parameters["properties"]) == ["path"]
+    script = calls(call("multiply", a=-1), call("multiply", a="x"), call("where", path="/"), call("multiply", a=2))
+    [attempt] = al.run([TASK], script, agent=[multiply, where], **HERE)
+    results = [(result.content.strip(), result.ok) for _, _, result in attempt.trace.tool_calls if result]
+    assert results[0] == ("failed: no negative numbers", False)
+    assert results[1][1] is False
+    assert results[2:4] == [("/", True), ("4", True)]
+    assert attempt.verdict.reward == 1.0
+
+
+def test_a_tool_that_cannot_be_described_is_refused() -> None:
+    def silent(a: int) -> int:
+        return a
+
+    def unknown(a):  # type: ignore[no-untyped-def]
+        """Take anything."""
+
+    with pytest.raises(ConfigError, match="no docstring"):
+        al.tool(silent)
+    with pytest.raises(ConfigError, match="has no annotation"):
+        al.tool(unknown)
+
+
+# ------------------------------------------------------------------------------------ gate
+
+
+def test_a_gate_tells_a_worse_candidate_from_one_that_is_not(folder: Path) -> None:
+    (folder / "agentloop.toml").write_text('[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n')
+    tasks = [TASK.model_copy(update={"id": f"sum-{n}"}) for n in range(6)]
+    suite = al.Suite(name="sums", tasks=tasks)
+    bank = al.bank(suite, Model().policy(), name="main", trials=8)
+    assert (len(bank.outcomes), bank.head.policy) == (48, "scripted:play")
+    assert (folder / "evals/sums/baseline/main.jsonl").is_file()
+    assert al.gate(suite, baseline="main", candidate=Model("5").policy()).verdict is GateVerdict.failed
+    kept = al.gate(suite, baseline="main", candidate=Model().policy(), max_rollouts=6, out="kept")
+    assert (kept.verdict, kept.n_rollouts) == (GateVerdict.inconclusive, 6)
+    with pytest.raises(ConfigError, match="gate: delta"):
+        al.gate(suite, baseline="main", candidate=Model().policy(), delta=7)
+
+
+# ------------------------------------------------------------------------------------ stores
+
+
+def test_traces_are_read_as_rows_or_as_a_data_frame(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    al.run([TASK], Model("5").policy(), trials=2, **HERE)
+    if find_spec("pandas") is not None:
+        frame = al.load("reward<1")
+        assert list(frame["task_id"]) == ["sum", "sum"]
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
+    with closing(al.open_store("traces/store.db")) as store:
+        rows = al.load("reward<1", store=store)
+        assert [(row["task_id"], row["reward"]) for row in rows] == [("sum", 0.0), ("sum", 0.0)]
+        assert al.load("reward:1", store=store) == []
+    with pytest.raises(StoreError, match=r"no trace store at .*other\.db"):
+        al.load(store=folder / "other.db")
+
+
+def test_a_recorded_run_is_a_trace_with_its_reward(folder: Path) -> None:
+    with al.record("mine", task="greet", store="r.db") as trace:
+        trace.system("Be polite.")
+        trace.user("Greet Ada.")
+        trace.tool("lookup", {"name": "Ada"}, {"title": "Countess"})
+        trace.assistant("Good morning, Countess.", model="m", cost_usd=0.25)
+        trace.answer("Good morning, Countess.")
+        trace.score(0.5, why="no bow")
+    with stores.opened("r.db") as store:
+        [row] = store.every()
+        stored = store.imported("default", trace.id).trace
+    assert (row.agent, row.task_id, row.reward, row.cost_usd) == ("mine", "greet", 0.5, 0.25)
+    assert [message.role for message in stored.messages] == ["system", "user"]
+    assert [(c.name, r.content if r else None) for _, c, r in stored.tool_calls] == [
+        ("lookup", '{"title": "Countess"}')
+    ]
+    assert stored.model_dump(exclude={"id"}) == trace.trace.model_dump(exclude={"id"})
+
+
+def test_a_recorded_run_that_fails_leaves_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "sk-secret-of-the-user")
+
+    def fail() -> None:
+        trace.user("Use sk-secret-of-the-user.")
+        raise OverflowError("too much")
+
+    with pytest.raises(OverflowError), al.record("mine", store="r.db") as trace:
+        fail()
+    with stores.opened("r.db") as store:
+        stored = store.imported("default", trace.id).trace
+    assert stored.stop_reason == "error"
+    assert "too much" in str(stored.error)
+    assert "sk-secret" not in stored.messages[0].content
+
+
+# ------------------------------------------------------------------------------------ judge
+
+
+def test_traces_are_judged_by_their_task_or_by_what_is_named() -> None:
+    [attempt] = al.run([TASK], Model("long answer").policy(), **HERE)
+    assert al.judge(attempt).reward == 0.0
+    assert al.judge(attempt.trace, verifiers=(at_most.part(limit=20),)).reward == 1.0
+    assert al.judge(attempt.trace, TASK, verifiers=("human",)).state is RewardState.unscored
+    assert al.judge(attempt.trace, TASK).reward == 0.0
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+@pytest.mark.slow
+def test_the_page_is_a_script_that_runs(folder: Path, bubblewrap: object) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    (folder / "page.py").write_text("\n\n".join(blocks))
+    (folder / "agentloop.toml").write_text('[sandbox]\nkind = "bubblewrap"\n')
+    done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    expected = ["8 attempts, mean reward 1.0", "2 scored", "FAIL", "8 traces of the run above", "1.0"]
+    assert done.stdout.splitlines() == expected
+    names = {f"al.{name}" for name in al.__all__ if name != "__version__"}
+    assert names == {word for word in names if word in page}
