@@ -146,7 +146,7 @@ def load_policy(path: Path) -> tuple[PolicySection, AgentSection]:
     table = tables.get("policy", {})
     inside: tuple[str, ...] = ("policy",)
     try:
-        if isinstance(table, dict):
+        if isinstance(table, dict) and table.get("kind", "tiny") in PolicySection.built_in:
             key = table.get("api_key", f"${{{ENV_PREFIX}POLICY__API_KEY:-}}".upper())
             table = {**table, "api_key": (isinstance(key, str) and from_environment(key)) or None}
         policy = PolicySection.model_validate(table)

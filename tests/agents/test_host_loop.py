@@ -1,0 +1,106 @@
+"""A project whose agent is a callable on this machine: no sandbox is needed, and the report says what it could read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentloop.errors import ConfigError, SandboxUnavailable
+from agentloop.loop.project import open_project
+from agentloop.progress import Silent
+from agentloop.sandbox.absent import AbsentBackend
+
+pytestmark = pytest.mark.slow
+SETTINGS = """
+[project]
+suite = "evals/mine"
+[policy]
+kind = "mine.py:Fixed"
+[agent]
+kind = "python"
+target = "mine.py:run"
+[gate]
+n_min = 2
+"""
+MINE = """
+import json, os, urllib.request
+
+class Fixed:
+    name = "fixed"
+
+    def __init__(self, answer: str = "4"):
+        self.answer = answer
+
+    async def complete(self, messages, tools, *, max_tokens, seed):
+        from agentloop.types import Completion, Message
+        return Completion(message=Message(role="assistant", content=self.answer), finish_reason="stop")
+
+def run(task):
+    body = json.dumps({"model": task.model, "messages": [{"role": "user", "content": task.instruction}]}).encode()
+    request = urllib.request.Request(
+        task.base_url + "/chat/completions", body, {"content-type": "application/json"}
+    )
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On a machine without Docker and bubblewrap."""
+
+    def none_here(*arguments: object, **options: object) -> None:
+        raise SandboxUnavailable("no sandbox can be made here")
+
+    monkeypatch.setattr("agentloop.sandbox.ladder.choose_backend", none_here)
+    (tmp_path / "agentloop.toml").write_text(SETTINGS)
+    (tmp_path / "mine.py").write_text(MINE)
+    suite = tmp_path / "evals" / "mine"
+    suite.mkdir(parents=True)
+    (suite / "suite.toml").write_text('name = "mine"\n')
+    (suite / "tasks.jsonl").write_text("".join(json.dumps(task(n)) + "\n" for n in range(6)))
+    return tmp_path
+
+
+def task(n: int) -> dict[str, Any]:
+    verifier = {"kind": "exact", "expected": "4"}
+    return {"id": f"t{n}", "instruction": f"two and two, {n}", "split": "heldout", "verifiers": [verifier]}
+
+
+def test_it_is_rolled_out_banked_and_gated_without_a_sandbox(agentloop: Any, project: Path) -> None:
+    done = agentloop("loop", project)
+    assert done.returncode == 0, done.stderr
+    shown = agentloop("traces", "export", "--out", "out.jsonl", "-p", project)
+    assert shown.returncode == 0, shown.stderr
+    traces = [json.loads(line)["trace"] for line in (project / "out.jsonl").read_text().splitlines()]
+    assert traces
+    assert {(trace["isolation"], trace["answers_readable"]) for trace in traces} == {("none", True)}
+    filled = agentloop("bank", "evals/mine", "-p", project, "--policy", "v1", "--as", "main", "--trials", "4")
+    assert filled.returncode == 0, filled.stderr
+    (project / "other.toml").write_text(SETTINGS[SETTINGS.index("[policy]") : SETTINGS.index("[gate]")])
+    gated = agentloop("gate", "evals/mine", "-p", project, "--baseline", "main", "--candidate", "other.toml", "--json")
+    assert "could read the suite's answers" in gated.stdout, gated.stderr
+
+
+def test_no_weights_learn_from_it_unless_that_is_allowed(project: Path) -> None:
+    text = (project / "agentloop.toml").read_text().replace('kind = "mine.py:Fixed"', 'kind = "tiny"')
+    (project / "agentloop.toml").write_text(text)
+    with (
+        pytest.raises(ConfigError, match=r"'python' acts on this machine .* so no weights are trained on it; .*allow"),
+        open_project(project, AbsentBackend(), Silent()),
+    ):
+        pass
+
+
+def test_what_keeps_it_from_starting_is_one_line(agentloop: Any, project: Path) -> None:
+    """Of all attempts the same: the loop says it once, and scores nothing."""
+    (project / "mine.py").write_text(MINE + "\nimport no_such_module\n")
+    (project / "policy.py").write_text(MINE)
+    text = (project / "agentloop.toml").read_text().replace('kind = "mine.py:Fixed"', 'kind = "policy.py:Fixed"')
+    (project / "agentloop.toml").write_text(text)
+    done = agentloop("loop", project)
+    assert done.returncode == 2
+    assert "cannot be imported by" in done.stderr.replace("\n", " ")
+    assert "no_such_module" in done.stderr
