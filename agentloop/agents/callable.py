@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.agents.calls import asked, crash_of, record_calls, sdk_variables, stop_of
-from agentloop.agents.host_process import HostProcess, started
+from agentloop.agents.host_process import HOST, MARK, HostProcess, started
 from agentloop.agents.program import Ran, ran_to_its_end
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.gateway.grants import Grant
@@ -100,6 +100,11 @@ class PythonAgent:
         options: as of the constructor. The new process imports the function's file, so a script that also starts a run
         must do that below `if __name__ == "__main__":`.
         """
+        if os.environ.get(MARK, "").startswith(HOST):
+            raise ConfigError(
+                f"agent {getattr(function, '__name__', function)!r}: its process starts another run; do what starts one "
+                'below `if __name__ == "__main__":`'
+            )
         name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
         file = getattr(module, "__file__", None)
         if not name.replace(".", "").isidentifier() or not inspect.isfunction(function) or not file:

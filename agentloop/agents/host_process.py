@@ -26,6 +26,8 @@ from agentloop.types import ExecResult
 CHUNK = 1 << 16
 MARK = "AGENTLOOP_COMMAND"
 """The variable that marks what belongs to a program; the name is the sandboxes' own."""
+HOST = "host-"
+"""How the mark begins of a program that has no sandbox."""
 PASSES = 5
 """Sweeps for what is to end: each catches what was forked during the one before."""
 LIST_S = 5.0
@@ -116,7 +118,7 @@ class HostProcess:
 
 async def started(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> HostProcess:
     """Start `command`, in a process group of its own. Raises SandboxUnavailable where that cannot be done."""
-    mark = f"host-{os.getpid()}-{secrets.token_hex(8)}."
+    mark = f"{HOST}{os.getpid()}-{secrets.token_hex(8)}."
     with boundary(SandboxUnavailable, f"{command[0]} cannot be started"):
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.subprocess_exec(

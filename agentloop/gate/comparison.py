@@ -127,7 +127,7 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
     for one, bank in zip(suites, banks, strict=True):
         if not bank.head.is_of_known_program:
             note(unknown_program(bank_path(one.evals, options.baseline), one.evals))
-    backend = project_backend(options.sandbox, options.project)
+    backend = project_backend(options.sandbox, options.project, [actor.agent for actor in candidates.values()])
     environments = _environments(suites, banks, backend)
     taped = playing(suites, banks, candidates, environments, options, note)
     parts = [_part(one.evals, weight, options.must_pass, note) for one, weight in zip(suites, weights, strict=True)]

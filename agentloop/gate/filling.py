@@ -90,7 +90,7 @@ def fill(
     actor = suite.actor(options.policy, options.project)
     policy = name_of(options.policy)
     before = _before(path, suite.evals)
-    backend = project_backend(options.sandbox, options.project)
+    backend = project_backend(options.sandbox, options.project, [actor.agent])
     environment = suite.environment(backend, actor.packages, actor.identity)
     head = new_head(suite.evals, policy, actor.identity, options.trials, environment)
     recorder: AbstractContextManager[dict[str, SuiteTape]] = nullcontext({})

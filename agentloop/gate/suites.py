@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 
-from agentloop.agents.choose import needs_sandbox
+from agentloop.abilities import is_on_host
 from agentloop.config.sections import SandboxSection
 from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
@@ -25,7 +25,7 @@ from agentloop.harbor.roots import for_backend
 from agentloop.harbor.task import HarborTask, find_tasks
 from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
-from agentloop.protocols import SandboxBackend
+from agentloop.protocols import Agent, SandboxBackend
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
@@ -111,16 +111,16 @@ def checked_evals(suite: Suite) -> EvalSuite:
     return EvalSuite(evals_of(suite), suite)
 
 
-def project_backend(kind: str | None, project: Path) -> SandboxBackend:
+def project_backend(kind: str | None, project: Path, agents: Iterable[Agent]) -> SandboxBackend:
     """The backend called `kind`, or the one that the settings of `project` name, with what they add.
 
+    agents: where all of them act on this machine, a machine without a sandbox will do.
     Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
     """
-    config = load_config(project) if (project / CONFIG_FILE).is_file() else None
-    settings = config.sandbox if config else SandboxSection()
+    settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
     journals = project / settings.journals if settings.journals else None
-    is_needed = config is None or needs_sandbox(config.agent, project)
+    is_needed = not all(map(is_on_host, agents))
     backend = make_backend(
         kind or settings.kind, where, recording=journals, secrets=settings.secrets, is_needed=is_needed
     )

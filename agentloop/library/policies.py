@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeAlias, cast
 
+from agentloop.agents.callable import PythonAgent
 from agentloop.agents.choose import choose_agent
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import Submit
@@ -73,7 +74,7 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
     if isinstance(chosen, str):
         named = resolve(chosen, project, suite.tasks, suite.name)
         return named if agent is None else replace(named, agent=_agent(agent, project))
-    acting = _agent(agent, project)
+    acting = _agent(agent, project, expects_calls=chosen is not None)
     ref, model, parts, cost = _policy(chosen, suite, project)
     if agent is None:
         parts |= agent_parts(AgentSection(), project, suite.tasks)
@@ -99,7 +100,7 @@ def _policy(
     return chosen.ref, instance, parts, free if chosen.section.kind in OURS else price(prices)
 
 
-def _agent(agent: AgentLike, project: Path) -> Agent:
+def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Agent:
     if agent is None:
         return ToolLoop()
     if isinstance(agent, str):
@@ -108,7 +109,11 @@ def _agent(agent: AgentLike, project: Path) -> Agent:
         return ToolLoop((*(make() for make in agent), Submit()))
     if hasattr(agent, "run") and hasattr(agent, "first_messages"):
         return cast("Agent", agent)
-    raise ConfigError(f"agent {agent!r} cannot act; give an agent, the name of one, or a list of tools")
+    if callable(agent):
+        return PythonAgent.of(agent, project=project, expects_calls=expects_calls)
+    raise ConfigError(
+        f"agent {agent!r} cannot act; give an agent, the name of one, or a function that does, or a list of tools"
+    )
 
 
 def _content(part: object) -> IdentityPart:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, overload
 
+from agentloop.abilities import is_on_host
 from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.outcomes import Side
@@ -91,7 +92,8 @@ def run(
     The same call again continues: attempts that are stored are read and not made again, unless they were lost to the
     infrastructure. Works inside a running event loop, such as Jupyter's, and Ctrl-C ends it with nothing left behind.
 
-    policy, agent: see `al.policy`; an agent may be a list of tools for the reference agent. store: a store, its file or
+    policy, agent: see `al.policy`; an agent may be a list of tools for the reference agent, or a function, which is
+    called with each task in a process of its own on this machine (`agents/callable.py`). store: a store, its file or
     URL; None is `traces/store.db`. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml, or `auto`.
     Raises ConfigError and PluginError for tasks and parts that do not fit, SandboxUnavailable.
     """
@@ -128,7 +130,12 @@ class _Run:
     async def attempts(self, sandbox: str | None, n_concurrent: int) -> Results:
         """All of them, in order, those of a task together."""
         scorer = load_scorer(Path())
-        pool = SandboxPool(make_backend(sandbox, "sandbox") if sandbox else project_backend(None, Path()))
+        is_needed = not is_on_host(self._actor.agent)
+        if sandbox:
+            backend = make_backend(sandbox, "sandbox", is_needed=is_needed)
+        else:
+            backend = project_backend(None, Path(), is_needed=is_needed)
+        pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
         work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent, probes=False)
         planned = [self._planned(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]

@@ -328,3 +328,32 @@ def test_its_trace_says_that_nothing_held_it(tmp_path: Path) -> None:
     trace = asyncio.run(go()).trace
     assert (trace.error, trace.answer) == (None, "x, said the policy")
     assert (trace.isolation, trace.answers_readable, trace.program) == ("none", True, True)
+
+
+SCRIPT = """
+import agentloop as al
+from agentloop.types import Part
+
+def add(task):
+    a, b = map(int, task.instruction.split("+"))
+    return a + b
+
+def main():
+    sums = [(n, Part(kind="exact", options={"expected": str(2 * n)})) for n in range(3)]
+    tasks = [al.Task(id=f"t{n}", instruction=f"{n}+{n}", verifiers=(sum,)) for n, sum in sums]
+    results = al.run(tasks, agent=add, store="traces.db")
+    held = {(one.trace.isolation, one.trace.answers_readable) for one in results}
+    print(results.mean_reward, held, results[0].trace.error)
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_ten_lines_run_a_suite_with_a_function(tmp_path: Path, guarded: bool) -> None:
+    (tmp_path / "mine.py").write_text(SCRIPT + ("if __name__ == '__main__':\n    main()\n" if guarded else "main()\n"))
+    done = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100
+    )
+    if guarded:
+        assert done.stdout.split("\n")[0] == "1.0 {('none', True)} None", done.stderr
+    else:
+        assert 'below `if __name__ == "__main__":`' in done.stdout, done.stderr
