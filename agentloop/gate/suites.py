@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -111,16 +111,16 @@ def checked_evals(suite: Suite) -> EvalSuite:
     return EvalSuite(evals_of(suite), suite)
 
 
-def project_backend(kind: str | None, project: Path, agents: Iterable[Agent]) -> SandboxBackend:
+def project_backend(kind: str | None, project: Path, agents: Sequence[Agent] = ()) -> SandboxBackend:
     """The backend called `kind`, or the one that the settings of `project` name, with what they add.
 
-    agents: where all of them act on this machine, a machine without a sandbox will do.
+    agents: where these are named and all act on this machine, a machine without a sandbox will do.
     Raises ConfigError for boxes that hold nothing, where the settings do not allow that.
     """
     settings = load_config(project).sandbox if (project / CONFIG_FILE).is_file() else SandboxSection()
     where = "--sandbox" if kind else place(project / CONFIG_FILE, "sandbox", "kind")
     journals = project / settings.journals if settings.journals else None
-    is_needed = not all(map(is_on_host, agents))
+    is_needed = not agents or not all(map(is_on_host, agents))
     backend = make_backend(
         kind or settings.kind, where, recording=journals, secrets=settings.secrets, is_needed=is_needed
     )

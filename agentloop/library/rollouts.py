@@ -130,11 +130,10 @@ class _Run:
     async def attempts(self, sandbox: str | None, n_concurrent: int) -> Results:
         """All of them, in order, those of a task together."""
         scorer = load_scorer(Path())
-        is_needed = not is_on_host(self._actor.agent)
         if sandbox:
-            backend = make_backend(sandbox, "sandbox", is_needed=is_needed)
+            backend = make_backend(sandbox, "sandbox", is_needed=not is_on_host(self._actor.agent))
         else:
-            backend = project_backend(None, Path(), is_needed=is_needed)
+            backend = project_backend(None, Path(), [self._actor.agent])
         pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
         work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent, probes=False)
