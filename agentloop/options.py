@@ -1,8 +1,8 @@
 """A part chosen by a `kind` of the settings: the rest of its table, checked against its constructor's annotations.
 
-Two annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
-have `${NAME}` in it, which is then that variable. A parameter `project: Path` that the table does not set is that
-folder itself.
+Three annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
+have `${NAME}` in it, which is then that variable. A `CodeName` names code, whose files belong to the version. A
+parameter `project: Path` that the table does not set is that folder itself.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 from pydantic import SecretStr, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -23,6 +23,9 @@ from agentloop.plugins import METHODS, installed, load_object, load_part
 
 PROJECT = "project"
 """The parameter that gets the project's folder."""
+CODE = "code"
+CodeName: TypeAlias = Annotated[str, CODE]
+"""`file.py:name` or `module:name`: code of the user that the part runs."""
 
 
 def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
@@ -60,6 +63,13 @@ def path_options(group: str, table: str, section: KindSection, base: Path) -> di
     return {name: base / section.options[name] for name in paths if isinstance(section.options[name], str)}
 
 
+def code_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, str]:
+    """The options that name code, by their annotation. Raises PluginError."""
+    parameters = _parameters(_loaded(group, table, section, base)) or {}
+    names = [name for name in section.options if CODE in getattr(parameters.get(name), "__metadata__", ())]
+    return {name: section.options[name] for name in names if isinstance(section.options[name], str)}
+
+
 def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
     """What makes the part. Raises PluginError."""
     kind, names = section.kind, sorted({*section.built_in, *installed(group)})
@@ -78,7 +88,7 @@ def _parameters(make: Callable[..., Any]) -> dict[str, Any] | None:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
     try:
-        hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make)
+        hints = typing.get_type_hints(make.__init__ if inspect.isclass(make) else make, include_extras=True)
     except Exception:
         hints = {}
     return {

@@ -55,6 +55,16 @@ def source(group: str, name: str, base: Path) -> dict[str, Part]:
     return {"name": Value(attribute), **({} if not path.is_file() else _file(path))}
 
 
+def program(name: str, base: Path) -> dict[str, Part]:
+    """Parts of `file.py:name` or `module:name`, as Python started in `base` imports it: its own folder first."""
+    module, _, _ = name.rpartition(":")
+    if module.endswith(".py"):
+        return {"name": Value(name.rpartition(":")[2]), **_file((base / module).resolve())}
+    place = base.resolve().joinpath(*module.split("."))
+    local = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
+    return {"name": Value(name), **(_module(module) if local is None else _file(local))}
+
+
 def package(module: str) -> dict[str, Part]:
     """Files of the installed top-level package that `module` is in; empty for agentloop's own."""
     top = module.split(".")[0]

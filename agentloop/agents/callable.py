@@ -34,6 +34,7 @@ from agentloop.agents.program import Ran, ran_to_its_end
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway, served_on_port
+from agentloop.options import CodeName
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.types import Message, StopReason, Task, Trace
 
@@ -59,7 +60,7 @@ class PythonAgent:
 
     def __init__(
         self,
-        target: str,
+        target: CodeName,
         *,
         python: Path | None = None,
         env: tuple[str, ...] = (),
@@ -102,7 +103,7 @@ class PythonAgent:
         """
         if os.environ.get(MARK, "").startswith(HOST):
             raise ConfigError(
-                f"agent {getattr(function, '__name__', function)!r}: its process starts another run; do what starts one "
+                f"agent {getattr(function, '__name__', function)!r}: its process starts another run; start runs "
                 'below `if __name__ == "__main__":`'
             )
         name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)

@@ -14,9 +14,9 @@ from pathlib import Path
 from agentloop.config.kinds import KindSection
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.identity import Files, Outside, Part, Value
-from agentloop.options import path_options
+from agentloop.options import code_options, path_options
 from agentloop.policies.choose import ENDPOINTS
-from agentloop.source import source
+from agentloop.source import program, source
 from agentloop.types import Task
 
 
@@ -64,12 +64,14 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
 
 
 def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dict[str, Part]:
-    """Parts of a kind that is not built in: its code, its options, and what those options name that are paths."""
+    """Parts of a kind that is not built in: its code, its options, and the files and code that they name."""
     name = {} if ":" in settings.kind else {"kind": settings.kind}
     paths = path_options(group, table, settings, folder)
     plain = {key: value for key, value in settings.public_options.items() if key not in paths}
     parts: dict[str, Part] = {table: Value({**name, **plain})}
     parts |= _named(f"{table}.part", source(group, settings.kind, folder))
+    for key, code in code_options(group, table, settings, folder).items():
+        parts |= _named(f"{table}.{key}", program(code, folder))
     return parts | {f"{table}.{key}": Files(path) for key, path in paths.items() if path.exists()}
 
 

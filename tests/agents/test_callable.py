@@ -18,7 +18,9 @@ from agentloop.agents.choose import choose_agent
 from agentloop.config.sections import AgentSection
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.faults import event_of, fault_of
+from agentloop.identity import Identity, identity
 from agentloop.protocols import Policy
+from agentloop.registry.parts import agent_parts
 from agentloop.rollout.attempt import Rollout
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
@@ -357,3 +359,25 @@ def test_ten_lines_run_a_suite_with_a_function(tmp_path: Path, guarded: bool) ->
         assert done.stdout.split("\n")[0] == "1.0 {('none', True)} None", done.stderr
     else:
         assert 'below `if __name__ == "__main__":`' in done.stdout, done.stderr
+
+
+def test_its_code_is_a_part_of_the_version(tmp_path: Path) -> None:
+    """Of a file, of a module and of a package in the project's folder; another target is another version."""
+    (tmp_path / "mine").mkdir()
+    for name, code in (("one.py", "import openai\n"), ("mine/__init__.py", ""), ("mine/prompt.txt", "Be kind.")):
+        (tmp_path / name).write_text(code)
+
+    def parts(target: str) -> Identity:
+        section = AgentSection.model_validate({"kind": "python", "target": target})
+        return identity(agent_parts(section, tmp_path, ()))
+
+    targets = ("one.py:run", "one:run", "mine:run", "one.py:other")
+    before = [parts(target) for target in targets]
+    assert len({each.hash for each in before}) == len(targets)
+    assert "agent.target.library openai" in before[0].parts
+    (tmp_path / "one.py").write_text("import openai\nPROMPT = ''\n")
+    (tmp_path / "mine/prompt.txt").write_text("Be brief.")
+    after = [parts(target) for target in targets]
+    assert [now.changed(then.parts) for now, then in zip(after, before, strict=True)] == [
+        ["agent.target.code"], ["agent.target.code"], ["agent.target.package"], ["agent.target.code"],
+    ]  # fmt: skip
