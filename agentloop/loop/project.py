@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.abilities import is_on_host
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.choose import choose_agent, needs_sandbox
 from agentloop.agents.gym.loop import GymLoop
 from agentloop.config.layout import POLICIES, refuse_earlier_layout
-from agentloop.config.settings import STORE, Config, known_secrets, load_config, suite_folder
+from agentloop.config.settings import CONFIG_FILE, STORE, Config, known_secrets, load_config, place, suite_folder
 from agentloop.costs.energy import Meter
 from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
@@ -26,7 +26,7 @@ from agentloop.loop.held_out import trainable
 from agentloop.progress import Progress
 from agentloop.protocols import Agent, Pool, SandboxBackend
 from agentloop.registry.versions import Registry
-from agentloop.sandbox.ladder import refuse_unconfined
+from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store
@@ -71,6 +71,19 @@ class Project:
     def version_folder(self, number: int) -> Path:
         """Where the weights of a version are."""
         return self.folder / POLICIES / f"v{number:04d}"
+
+
+def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
+    """The backend called `kind`, or the one that the settings of the project in `folder` name. Raises ConfigError."""
+    config = load_config(folder)
+    journals = config.sandbox.journals
+    return make_backend(
+        kind or config.sandbox.kind,
+        "--sandbox" if kind else place(folder / CONFIG_FILE, "sandbox", "kind"),
+        recording=folder / journals if journals else None,
+        secrets=config.sandbox.secrets,
+        is_needed=needs_sandbox(config.agent, folder),
+    )
 
 
 @contextmanager

@@ -100,21 +100,10 @@ def loop(
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
-    from agentloop.agents.choose import needs_sandbox
-    from agentloop.config.settings import CONFIG_FILE, load_config, place
-    from agentloop.sandbox.ladder import make_backend
+    from agentloop.loop.project import loop_backend
     from agentloop_cli.run import run_project
 
-    config = load_config(folder)
-    where = "--sandbox" if sandbox else place(folder / CONFIG_FILE, "sandbox", "kind")
-    journals = config.sandbox.journals
-    backend = make_backend(
-        sandbox or config.sandbox.kind,
-        where,
-        recording=folder / journals if journals else None,
-        secrets=config.sandbox.secrets,
-        is_needed=needs_sandbox(config.agent, folder),
-    )
+    backend = loop_backend(folder, sandbox)
     run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
 
 
