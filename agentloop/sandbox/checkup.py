@@ -36,7 +36,7 @@ class Trial:
     attempt: str
     """A command that goes beyond it."""
     is_held: Callable[[ExecResult], bool]
-    shown: str
+    wording: str
     """The limit in words."""
 
 
@@ -119,7 +119,7 @@ class Held:
     """How one trial ended."""
 
     is_held: bool
-    shown: str
+    wording: str
     """The limit in words; or why it is not held, with the remedy."""
 
 
@@ -138,8 +138,10 @@ class Checkup:
 
 def machine() -> dict[str, str]:
     """What backends here have to work with, for a person who asks others for help."""
-    found = {name: cgroups.find(name) for name in cgroups.LIMITS.values()}
-    held = [f"{name} v{2 if (path / 'cgroup.controllers').exists() else 1}" for name, path in found.items() if path]
+    controllers = {name: cgroups.find(name) for name in cgroups.LIMITS.values()}
+    held = [
+        f"{name} v{2 if (path / 'cgroup.controllers').exists() else 1}" for name, path in controllers.items() if path
+    ]
     return {
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -182,8 +184,8 @@ async def _try(backend: SandboxBackend, trial: Trial) -> Held:
     except SandboxError as error:
         return Held(False, str(error))
     if trial.is_held(done):
-        return Held(True, trial.shown)
-    return Held(False, f"asked for {trial.shown}, and it was not held (exit code {done.exit_code}); report this")
+        return Held(True, trial.wording)
+    return Held(False, f"asked for {trial.wording}, and it was not held (exit code {done.exit_code}); report this")
 
 
 def _cpu_s(done: ExecResult) -> float:

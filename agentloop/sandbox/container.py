@@ -49,17 +49,17 @@ def _limits(spec: SandboxSpec) -> dict[str, Any]:
     """Processes, memory without swap, and CPU, as the SDK takes them."""
     from docker.types import Ulimit
 
-    found: dict[str, Any] = {
+    limits: dict[str, Any] = {
         "pids_limit": spec.n_processes or MAX_PROCESSES,
         "ulimits": [Ulimit(name="core", soft=1, hard=1)],  # as in inside/pid1.py, which not every image runs
     }
     if spec.memory_mb is not None:
-        found["mem_limit"] = found["memswap_limit"] = spec.memory_mb << 20
+        limits["mem_limit"] = limits["memswap_limit"] = spec.memory_mb << 20
     if spec.cpus is not None:  # not nano_cpus, which refuses more than the machine has
-        found["cpu_period"], found["cpu_quota"] = PERIOD_US, max(1000, int(spec.cpus * PERIOD_US))
+        limits["cpu_period"], limits["cpu_quota"] = PERIOD_US, max(1000, int(spec.cpus * PERIOD_US))
     if spec.root and "scratch_mb" in spec.model_fields_set:
-        found["storage_opt"] = {"size": f"{spec.scratch_mb}m"}
-    return found
+        limits["storage_opt"] = {"size": f"{spec.scratch_mb}m"}
+    return limits
 
 
 def _folder(spec: SandboxSpec, settings: dict[str, Any]) -> str:

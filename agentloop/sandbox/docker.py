@@ -146,8 +146,8 @@ class DockerBackend:
         try:
             with boundary(SandboxUnavailable, "docker cannot start a box", image=spec.image):
                 await door.open()
-                told = options(spec, settings, name, door.folder)
-                started = await _to_its_end(lambda: self._start(image, told, timeout_s))
+                arguments = options(spec, settings, name, door.folder)
+                started = await _to_its_end(lambda: self._start(image, arguments, timeout_s))
             channel = await _entered(door, name, started, timeout_s)
             return Box(name, self.isolation, channel, end, watch=started.watch, egress=egress)
         except BaseException as error:
@@ -157,27 +157,27 @@ class DockerBackend:
                 raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it a shell?") from error
             raise
 
-    def _start(self, image: str, told: dict[str, Any], timeout_s: float) -> _Started:
+    def _start(self, image: str, arguments: dict[str, Any], timeout_s: float) -> _Started:
         from docker.errors import APIError
 
         with engine(timeout_s) as client:
             if not self._swept:  # once; whatever ends later without its owner does so by itself
                 self._swept = True
                 sweep(client)
-            host_config = told.pop("host_config")
+            host_config = arguments.pop("host_config")
             limits = client.api.create_host_config(**host_config)
             # Keys of the API that the SDK does not know.
             limits["MaskedPaths"], limits["ReadonlyPaths"] = list(privileges.HIDDEN), list(privileges.READ_ONLY)
             try:
-                made = client.api.create_container(image, host_config=limits, **told)
-                ignored = _ignored(made.get("Warnings") or ())
+                container = client.api.create_container(image, host_config=limits, **arguments)
+                ignored = _ignored(container.get("Warnings") or ())
                 if ignored:
                     raise CapabilityError(f"docker cannot hold a limit of this box here: {ignored}; leave it out")
-                client.api.start(made["Id"])
+                client.api.start(container["Id"])
             except APIError as error:
                 raise _blamed(error, image) from error
-            pid = client.api.inspect_container(made["Id"])["State"]["Pid"]
-        return _Started(pid, _watch(pid, made["Id"], "mem_limit" in host_config))
+            pid = client.api.inspect_container(container["Id"])["State"]["Pid"]
+        return _Started(pid, _watch(pid, container["Id"], "mem_limit" in host_config))
 
 
 def _check(spec: SandboxSpec) -> None:
@@ -195,13 +195,13 @@ def _check(spec: SandboxSpec) -> None:
 async def _image(image: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
     """The engine's name for an image, and its settings. Raises ImageError, SandboxUnavailable."""
 
-    def found() -> tuple[str, dict[str, Any]]:
+    def in_engine() -> tuple[str, dict[str, Any]]:
         with boundary(SandboxUnavailable, "docker cannot use an image", image=image), engine(timeout_s) as client:
             return builds.in_engine(client, image)
 
     if images.kind(image) in (images.Kind.host, images.Kind.tag):
-        return await asyncio.to_thread(found)
-    return await _abandonable(found)
+        return await asyncio.to_thread(in_engine)
+    return await _abandonable(in_engine)
 
 
 async def _abandonable(work: Callable[[], T]) -> T:

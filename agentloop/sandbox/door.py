@@ -45,13 +45,13 @@ class Door:
     async def open(self) -> None:
         """Listen. Raises SandboxError when no socket can be made."""
         self._channel = channel = Channel()
-        taken = False
+        is_connected = False
 
         def once() -> asyncio.Protocol:
-            nonlocal taken
-            if taken:
+            nonlocal is_connected
+            if is_connected:
                 return _Refused()
-            taken = True
+            is_connected = True
             return channel
 
         path = self.folder / "s"
@@ -75,15 +75,15 @@ class Door:
         """
         if self._channel is None:
             raise SandboxError("a door must be opened before anyone can enter")
-        ready, asked = self._channel.ready, time.monotonic()
+        ready, asked_at = self._channel.ready, time.monotonic()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not ready.done():
                     await asyncio.wait({ready}, timeout=LOOK_S)
                     if self._is_shell():
                         return await self._shell()
-                    if time.monotonic() - asked > WATCH_S and not ready.done():
-                        asked = time.monotonic()
+                    if time.monotonic() - asked_at > WATCH_S and not ready.done():
+                        asked_at = time.monotonic()
                         if await ended() and not ready.done():
                             raise SandboxGone("it ended before its first process connected")
             await ready
@@ -113,14 +113,14 @@ class Door:
     async def _shell(self) -> Fifos:
         """Raises SandboxUnavailable with the shell's words when it cannot begin."""
         assert self._fifos is not None  # noqa: S101 - it was just made
-        said = b""
-        while not said.endswith(b"\n"):
+        greeting = b""
+        while not greeting.endswith(b"\n"):
             with suppress(BlockingIOError):
-                said += os.read(self._hello, 4096)
-            if self._fifos.gone is not None and not said:
+                greeting += os.read(self._hello, 4096)
+            if self._fifos.gone is not None and not greeting:
                 raise SandboxGone("its first process ended at once")
             await asyncio.sleep(LOOK_S)
-        if problem := said.decode(errors="replace").strip():
+        if problem := greeting.decode(errors="replace").strip():
             raise SandboxUnavailable(f"the box cannot be used: {problem}")
         return self._fifos
 

@@ -161,7 +161,7 @@ class Egress:
             self._ended.pop(task, None)
             writer.close()
 
-    async def _led(self, gateway: Path, said: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
+    async def _led(self, gateway: Path, opening: bytes, incoming: Incoming, outgoing: Outgoing) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a coroutine that runs has one
         self._open[task] = None
@@ -169,7 +169,7 @@ class Egress:
             async with asyncio.timeout(CONNECT_S):
                 reader, writer = await asyncio.open_unix_connection(gateway)
             try:
-                writer.write(said)
+                writer.write(opening)
                 with suppress(OSError, TimeoutError):
                     await _relay(reader, writer, incoming, outgoing, lambda: self._ended.setdefault(task))
             finally:
@@ -205,8 +205,8 @@ class Egress:
 
     async def _resolve(self, host: str, port: int) -> list[Address]:
         ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._lookups, ask)
-        return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in found))
+        addresses = await asyncio.get_running_loop().run_in_executor(self._lookups, ask)
+        return list(dict.fromkeys(_plain(ip_address(str(place[0]).partition("%")[0])) for *_, place in addresses))
 
     def _may(self, host: str, port: int, address: Address) -> bool:
         if any(entry.covers(address, port) for entry in self._allowed):
@@ -318,8 +318,8 @@ def _request(method: str, path: str, host: str, headers: list[bytes], secret: Se
     """The request as the host is asked, on a connection of its own."""
     added = {"Host": host, "Connection": "close", **({secret.header: secret.value} if secret else {})}
     dropped = {*HOP_BY_HOP, *(name.lower() for name in added)}
-    kept = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
-    lines = [f"{method} {path} HTTP/1.1".encode(), *(f"{k}: {v}".encode() for k, v in added.items()), *kept]
+    passed_on = [line for line in headers if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped]
+    lines = [f"{method} {path} HTTP/1.1".encode(), *(f"{k}: {v}".encode() for k, v in added.items()), *passed_on]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 

@@ -89,15 +89,15 @@ def containers(client: Any) -> list[Container]:
     """Every container with our label, in whatever state."""
     return [
         Container(
-            id=found["Id"],
-            name=found["Names"][0].lstrip("/") if found["Names"] else found["Id"][:12],
-            image=found["Image"],
-            status=found["State"],
-            owner=found["Labels"][OWNER],
-            deadline=(deadline := _seconds(found["Labels"].get(DEADLINE, ""))),
-            is_orphan=_is_orphan(found["Labels"][OWNER]) or _is_late(deadline),
+            id=entry["Id"],
+            name=entry["Names"][0].lstrip("/") if entry["Names"] else entry["Id"][:12],
+            image=entry["Image"],
+            status=entry["State"],
+            owner=entry["Labels"][OWNER],
+            deadline=(deadline := _seconds(entry["Labels"].get(DEADLINE, ""))),
+            is_orphan=_is_orphan(entry["Labels"][OWNER]) or _is_late(deadline),
         )
-        for found in client.api.containers(all=True, filters={"label": OWNER})
+        for entry in client.api.containers(all=True, filters={"label": OWNER})
     ]
 
 

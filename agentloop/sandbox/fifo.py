@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agentloop.errors import CapabilityError, SandboxGone
-from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP, Kept
+from agentloop.sandbox.inside.commands import CANNOT_START, FLOOD, HARD_CAP, BoundedOutput
 from agentloop.sandbox.inside.frames import STREAM, TERMINAL
 from agentloop.sandbox.pipes import KILLED, PipedCommand
 from agentloop.sandbox.process import End, Incoming, Outgoing, Process, escaped
@@ -82,15 +82,15 @@ class Fifos:
 
     async def _exec(self, running: PipedCommand, timeout_s: float, max_output: int) -> ExecResult:
         cap = max(HARD_CAP * max_output, FLOOD)
-        outputs = [Kept(-1, max_output, cap), Kept(-1, max_output, cap)]
-        reading = [_seen(_keep(running, name, kept)) for name, kept in zip(("out", "err"), outputs, strict=True)]
+        outputs = [BoundedOutput(-1, max_output, cap), BoundedOutput(-1, max_output, cap)]
+        reading = [_seen(_keep(running, name, output)) for name, output in zip(("out", "err"), outputs, strict=True)]
         try:
             done = await asyncio.shield(_seen(running.finish(max(0.0, timeout_s))))
             await asyncio.gather(*reading)
         finally:
             running.abandon()
-        (out, lost_out), (err, lost_err) = (kept.kept() for kept in outputs)
-        if any(kept.total > cap for kept in outputs):
+        (out, lost_out), (err, lost_err) = (output.contents() for output in outputs)
+        if any(output.total > cap for output in outputs):
             err += f"[killed: it printed more than {cap} bytes]\n".encode()
         if done.exit_code == CANNOT_START and not running.began:
             err += b"cannot start: the box has no room for another process\n"
@@ -203,10 +203,10 @@ class Fifos:
             self._loop.remove_writer(self._orders)
 
 
-async def _keep(running: PipedCommand, name: str, kept: Kept) -> None:
+async def _keep(running: PipedCommand, name: str, output: BoundedOutput) -> None:
     async for data in running.incoming[name]:
-        kept.take(data)
-        if kept.total > kept.cap:
+        output.take(data)
+        if output.total > output.cap:
             running.kill()
             return
 

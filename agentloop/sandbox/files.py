@@ -121,18 +121,18 @@ async def download(start: Start, path: str, target: Path, *, max_bytes: int, max
 async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Process]:
     """The process of `command`; after the block it is over, in time and well. Raises PathError when it is not."""
     process = start(command)
-    said = asyncio.ensure_future(_beginning(process.stderr))
+    message = asyncio.ensure_future(_beginning(process.stderr))
     try:
         async with asyncio.timeout(TIMEOUT_S):
             yield process
-            _must_have_worked((await process.wait()).exit_code, await said, path)
+            _must_have_worked((await process.wait()).exit_code, await message, path)
     except TimeoutError:
         raise TransferLimit(
             f"{path} in the box: not done in {TIMEOUT_S:g} s; move less at once, or look at what is there"
         ) from None
     finally:
         process.kill()
-        said.cancel()
+        message.cancel()
 
 
 async def _beside(process: Process, work: Callable[[], T]) -> T:
@@ -154,19 +154,19 @@ async def _beside(process: Process, work: Callable[[], T]) -> T:
 
 async def _beginning(incoming: Incoming) -> str:
     """The first words of what is read to its end: one who says more must not be held up by that."""
-    said = b""
+    text = b""
     async for piece in incoming:
-        said = (said + piece)[:500]
-    return said.decode(errors="replace").strip()
+        text = (text + piece)[:500]
+    return text.decode(errors="replace").strip()
 
 
-def _must_have_worked(code: int, said: str, path: str) -> None:
+def _must_have_worked(code: int, message: str, path: str) -> None:
     if code == NOT_A_FILE:
         raise PathError(f"{path} in the box is not there, or not a file")
     if code == IS_LINK:
         raise PathError(f"{path} in the box leads through a link, which whoever works there may have put in the way")
     if code:
-        raise PathError(f"{path} in the box: {said or f'exit code {code}'}")
+        raise PathError(f"{path} in the box: {message or f'exit code {code}'}")
 
 
 async def _rest(incoming: Incoming) -> None:

@@ -28,7 +28,7 @@ from typing import Any, cast
 from agentloop.errors import CapabilityError, ImageError, boundary
 
 KEY_LENGTH = 32
-_known: dict[str, str] = {}
+_contents: dict[str, str] = {}
 """Hash of what `lstat` tells of a path -> key, so that a large root folder is read once."""
 
 
@@ -70,10 +70,10 @@ def root_folder(image: str) -> Path:
 
     Raises CapabilityError, ImageError. Blocks while it unpacks.
     """
-    found = kind(image)
-    if found is Kind.root:
+    image_kind = kind(image)
+    if image_kind is Kind.root:
         return Path(image)
-    if found is not Kind.packed:
+    if image_kind is not Kind.packed:
         raise CapabilityError(
             f"bubblewrap has the image 'host', root folders and tars of one, not {image!r}; use docker for images"
         )
@@ -93,9 +93,9 @@ def key(path: Path) -> str:
             about = file.lstat()
             numbers = (about.st_ino, about.st_mode, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
             seen.update(repr((file.name, numbers)).encode())
-        if seen.hexdigest() not in _known:
-            _known[seen.hexdigest()] = _content(path)
-        return _known[seen.hexdigest()]
+        if seen.hexdigest() not in _contents:
+            _contents[seen.hexdigest()] = _content(path)
+        return _contents[seen.hexdigest()]
 
 
 @contextmanager

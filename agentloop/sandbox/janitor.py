@@ -83,10 +83,10 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
 
 def _containers() -> tuple[list[Find], str | None]:
     try:
-        found = DockerBackend().list_boxes()
+        boxes = DockerBackend().list_boxes()
     except SandboxUnavailable as error:
         return [], str(error)
-    return [Find("docker", box.name, _pid(box.owner), box.status, box.is_orphan) for box in found], None
+    return [Find("docker", box.name, _pid(box.owner), box.status, box.is_orphan) for box in boxes], None
 
 
 def _images(days: float) -> Iterator[Find]:

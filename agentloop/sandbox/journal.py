@@ -175,13 +175,14 @@ class Player:
         if seq not in self._lines:
             raise SandboxGone(
                 f"the journal {self._path} ends at seq {max(self._lines, default=-1)} and has no answer to "
-                f"{_shown(op, request)} at seq {seq}: its recorder was stopped; record the episode again"
+                f"{_abbreviated(op, request)} at seq {seq}: its recorder was stopped; record the episode again"
             )
         line = self._lines[seq]
         if line["asks"] != digest([op, request]):
             self._mismatch = (
-                f"the replay of {self._path} went another way at seq {seq}: it asks for {_shown(op, request)}, the "
-                f"journal has {_shown(line['op'], line['request'])}; undo what changed it, or record the episode again"
+                f"the replay of {self._path} went another way at seq {seq}: it asks for {_abbreviated(op, request)}, "
+                f"the journal has {_abbreviated(line['op'], line['request'])}; undo what changed it, or "
+                "record the episode again"
             )
             raise ReplayMismatch(self._mismatch)
         if "error" in line:
@@ -236,11 +237,11 @@ def _read(path: Path) -> dict[int, dict[str, Any]]:
     return lines
 
 
-def _shown(op: str, request: Request) -> str:
+def _abbreviated(op: str, request: Request) -> str:
     text = ", ".join(f"{key}={value!r}" for key, value in request.items())
     return f"{op}({text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + '...'})"
 
 
 def _error(kind: str) -> type[SandboxError]:
-    found = getattr(errors, kind, SandboxError)
-    return found if isinstance(found, type) and issubclass(found, SandboxError) else SandboxError
+    error_type = getattr(errors, kind, SandboxError)
+    return error_type if isinstance(error_type, type) and issubclass(error_type, SandboxError) else SandboxError

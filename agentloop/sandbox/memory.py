@@ -57,13 +57,13 @@ def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None)
     total = (spec.memory_mb - RESERVE_MB) << 20
     share = total // (len(folders) + bool(root))
     size = min(scratch, int(share * DATA_SHARE))
-    found = dict.fromkeys(folders, _room(spec, share, size))
+    by_folder = dict.fromkeys(folders, _room(spec, share, size))
     if root:
         # What the folders cannot use is the root's; their share of files stays theirs.
         share = total - len(folders) * min(share, int(size / DATA_SHARE))
         size = int(share * DATA_SHARE)
-        found[root] = _room(spec, share, min(scratch, size) if "scratch_mb" in spec.model_fields_set else size)
-    return found
+        by_folder[root] = _room(spec, share, min(scratch, size) if "scratch_mb" in spec.model_fields_set else size)
+    return by_folder
 
 
 def _room(spec: SandboxSpec, share: int, size: int) -> Room:

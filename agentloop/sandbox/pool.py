@@ -76,7 +76,7 @@ class SandboxPool:
         if shared is not None:
             lease = Lease(shared, lease_id)
             try:
-                with _told(shared, lease_id):
+                with _lease_of(shared, lease_id):
                     yield lease
             finally:
                 await lease.close()
@@ -84,7 +84,7 @@ class SandboxPool:
             async with self._own:
                 box = await self._stock.take(spec)
                 try:
-                    with _told(box, lease_id):
+                    with _lease_of(box, lease_id):
                         yield box
                 finally:
                     await self._end(box)
@@ -96,7 +96,7 @@ class SandboxPool:
         in /tmp stays while the box does.
         """
         shared, self._shared = list(self._shared.values()), {}
-        for box in [_made(task) for task in shared if task.done()]:
+        for box in [_result(task) for task in shared if task.done()]:
             if box:
                 await self._end(box)
 
@@ -119,7 +119,7 @@ class SandboxPool:
         return await asyncio.shield(task)
 
     async def _create_shared(self, spec: SandboxSpec, before: Sharing | None) -> SharedBox | None:
-        dead = _made(before) if before else None
+        dead = _result(before) if before else None
         if dead:
             await self._end(dead)
         box = await self._create(spec)
@@ -156,7 +156,7 @@ class SandboxPool:
         await box.close()
 
 
-def _told(box: object, lease_id: str) -> AbstractContextManager[None]:
+def _lease_of(box: object, lease_id: str) -> AbstractContextManager[None]:
     return box.leased(lease_id) if isinstance(box, KnowsLeases) else nullcontext()
 
 
@@ -164,10 +164,10 @@ def _is_useless(task: Sharing) -> bool:
     """True when it failed to make a box, or the box it made is gone."""
     if not task.done():
         return False
-    box = _made(task)
+    box = _result(task)
     return box.gone if box else task.cancelled() or task.exception() is not None
 
 
-def _made(task: Sharing) -> SharedBox | None:
+def _result(task: Sharing) -> SharedBox | None:
     """The box that a finished task made; None when it made none."""
     return None if task.cancelled() or task.exception() is not None else task.result()

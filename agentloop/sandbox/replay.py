@@ -53,8 +53,10 @@ class Recording:
             file = folder / ABOUT
             if not file.exists():
                 file.write_text(json.dumps(about) + "\n")
-        if (found := _about(folder)) != about:
-            raise ConfigError(f"{folder} has a recording of {found['backend']}, not {self.name}; name another folder")
+        if (recorded := _about(folder)) != about:
+            raise ConfigError(
+                f"{folder} has a recording of {recorded['backend']}, not {self.name}; name another folder"
+            )
 
     def probe(self) -> str | None:
         """See `protocols.SandboxBackend`."""
@@ -149,9 +151,9 @@ class RecordedBox:
             done = await self._real.exec(command, timeout_s=timeout_s, max_output=max_output, lease=lease)
             return done.model_dump()
 
-        asked = {"command": command, "timeout_s": timeout_s, "max_output": max_output}
-        asked |= {} if lease else {"home": "the image's"}
-        return ExecResult(**await self._tape(lease).call("exec", asked, run))
+        request = {"command": command, "timeout_s": timeout_s, "max_output": max_output}
+        request |= {} if lease else {"home": "the image's"}
+        return ExecResult(**await self._tape(lease).call("exec", request, run))
 
     def start(self, command: str, *, lease: str = NO_LEASE) -> Process:
         """Refused with CapabilityError."""
@@ -177,13 +179,13 @@ class RecordedBox:
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `Box`. Raises ReplayMismatch."""
-        asked = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
-        await self._tape().call("write", asked, lambda: self._real.write(path, data, mode=mode))
+        request = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
+        await self._tape().call("write", request, lambda: self._real.write(path, data, mode=mode))
 
     async def upload(self, source: Path, target: str) -> None:
         """See `Box`. Raises ReplayMismatch."""
-        asked = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
-        await self._tape().call("upload", asked, lambda: self._real.upload(source, target))
+        request = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
+        await self._tape().call("upload", request, lambda: self._real.upload(source, target))
 
     async def download(
         self,
@@ -196,19 +198,19 @@ class RecordedBox:
         """See `Box`. Raises ReplayMismatch."""
 
         async def download() -> Any:
-            found = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
-            return {"manifest": found.model_dump(), "files": self._blobs.put(_packed(target, "x"))}
+            manifest = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
+            return {"manifest": manifest.model_dump(), "files": self._blobs.put(_packed(target, "x"))}
 
-        asked = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
-        answer = await self._tape().call("download", asked, download)
+        request = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
+        answer = await self._tape().call("download", request, download)
         if self._box is None:
             _unpack(self._blobs.get(answer["files"]), target)
         return Manifest(**answer["manifest"])
 
     def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
         """See `Box`. Raises ReplayMismatch."""
-        asked = {"allowed_hosts": list(allowed_hosts)}
-        self._tape().tell("set_network", asked, lambda: self._real.set_network(allowed_hosts))
+        request = {"allowed_hosts": list(allowed_hosts)}
+        self._tape().tell("set_network", request, lambda: self._real.set_network(allowed_hosts))
 
     def kill_all(self) -> None:
         """See `Box`. Raises ReplayMismatch."""
@@ -255,8 +257,8 @@ class RecordedSession:
             assert self._session is not None, "a tape that is played calls nothing"  # noqa: S101
             return (await self._session.exec(command, timeout_s=timeout_s, max_output=max_output)).model_dump()
 
-        asked = {"session": self._number, "command": command, "timeout_s": timeout_s, "max_output": max_output}
-        return ExecResult(**await self._tape.call("session", asked, run))
+        request = {"session": self._number, "command": command, "timeout_s": timeout_s, "max_output": max_output}
+        return ExecResult(**await self._tape.call("session", request, run))
 
     async def close(self) -> None:
         """See `Session`."""
@@ -268,10 +270,10 @@ def _about(folder: Path) -> dict[str, Any]:
     """What the recording is one of. Raises ConfigError."""
     file = folder / ABOUT
     try:
-        found = json.loads(file.read_text())
-        if found["format"] != FORMAT:
-            raise ConfigError(f"{file} has format {found['format']}, this agentloop reads {FORMAT}; record it again")
-        return {"format": FORMAT, "backend": str(found["backend"]), "isolation": str(found["isolation"])}
+        header = json.loads(file.read_text())
+        if header["format"] != FORMAT:
+            raise ConfigError(f"{file} has format {header['format']}, this agentloop reads {FORMAT}; record it again")
+        return {"format": FORMAT, "backend": str(header["backend"]), "isolation": str(header["isolation"])}
     except FileNotFoundError:
         raise ConfigError(f"no recording in {folder}: it has no {ABOUT}; name the folder of one") from None
     except OSError as error:

@@ -55,7 +55,7 @@ def _ipc_limits() -> str:
     return "".join(f"{{ echo {value} >/proc/sys/{file}; }} 2>/dev/null; " for file, value in files.items())
 
 
-def shown(name: str, spec: SandboxSpec, folder: Path | None) -> list[str]:
+def mount_arguments(name: str, spec: SandboxSpec, folder: Path | None) -> list[str]:
     """bwrap's arguments for one of PLACES: what was mounted at `folder`, or else a tmpfs of bwrap's."""
     if folder is not None:
         return ["--bind", str(folder / name), PLACES[name]]
@@ -69,7 +69,7 @@ def overlay(folder: Path | None) -> list[str]:
     return ["--overlay", str(folder / ROOT / "upper"), str(folder / ROOT / "work"), "/"]
 
 
-def refused(said: str) -> CapabilityError:
+def refused(output: str) -> CapabilityError:
     """With what the programs said about it."""
-    reason = " ".join(said.replace(REFUSED, "").split())
+    reason = " ".join(output.replace(REFUSED, "").split())
     return CapabilityError(f"bubblewrap cannot bound the scratch folders here: {reason}; use docker")

@@ -157,10 +157,10 @@ def _program(column: int, arch: int) -> bytes:
 
 def program_fd() -> int:
     """The filter in a file of its own, open at its beginning; who asked closes it."""
-    made = os.memfd_create("seccomp")
-    os.write(made, program())
-    os.lseek(made, 0, os.SEEK_SET)
-    return made
+    descriptor = os.memfd_create("seccomp")
+    os.write(descriptor, program())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
 
 
 def profile() -> str:

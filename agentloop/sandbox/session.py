@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from agentloop.sandbox.inside.commands import FLOOD, HARD_CAP, Kept
+from agentloop.sandbox.inside.commands import FLOOD, HARD_CAP, BoundedOutput
 from agentloop.sandbox.inside.frames import FOREGROUND
 from agentloop.sandbox.process import Incoming, Process, escaped
 from agentloop.types import ExecResult
@@ -72,7 +72,7 @@ class Session:
                 await output.settle()
             if code is None:
                 await self._leave()
-            (out, lost_out), (err, lost_err) = (output.kept() for output in outputs)
+            (out, lost_out), (err, lost_err) = (output.contents() for output in outputs)
             if cap := next((output.cap for output in outputs if output.flooded.is_set()), 0):
                 err += f"[killed: it printed more than {cap} bytes]\n".encode()
             return ExecResult(
@@ -141,23 +141,23 @@ class _Output:
     def __init__(self, incoming: Incoming) -> None:
         self._incoming = incoming
         self.flooded = asyncio.Event()
-        self._kept = Kept(-1, 0, FLOOD)
+        self._output = BoundedOutput(-1, 0, FLOOD)
         self._reading = asyncio.ensure_future(self._read(incoming))
         self._reading.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def keep(self, max_output: int) -> None:
         """A new command begins."""
         self.flooded.clear()
-        self._kept = Kept(-1, max_output, max(HARD_CAP * max_output, FLOOD))
+        self._output = BoundedOutput(-1, max_output, max(HARD_CAP * max_output, FLOOD))
 
     @property
     def cap(self) -> int:
         """Bytes after which the present command is a flood."""
-        return self._kept.cap
+        return self._output.cap
 
-    def kept(self) -> tuple[bytes, int]:
+    def contents(self) -> tuple[bytes, int]:
         """(bytes, number dropped) of the present command."""
-        return self._kept.kept()
+        return self._output.contents()
 
     async def settle(self) -> None:
         """Returns when everything that came before is kept; the record of a command comes after its output."""
@@ -170,8 +170,8 @@ class _Output:
 
     async def _read(self, incoming: Incoming) -> None:
         async for data in incoming:
-            self._kept.take(data)
-            if self._kept.total > self._kept.cap:
+            self._output.take(data)
+            if self._output.total > self._output.cap:
                 self.flooded.set()
 
 
@@ -179,19 +179,19 @@ class _Records:
     """What the shell says of its orders, on a channel that they do not have."""
 
     def __init__(self, incoming: Incoming | None = None) -> None:
-        self._incoming, self._said = incoming, b""
+        self._incoming, self._buffer = incoming, b""
 
     async def code(self, token: str) -> int | None:
         """The exit code of the order with that token, None when the shell ended; anything else is skipped."""
         while self._incoming:
-            line, is_whole, rest = self._said.partition(b"\n")
+            line, is_whole, rest = self._buffer.partition(b"\n")
             if is_whole:
-                self._said = rest
-                found = re.fullmatch(rb"(\w+) (\d{1,3})", line)
-                if found and found[1] == token.encode():
-                    return int(found[2])
+                self._buffer = rest
+                match = re.fullmatch(rb"(\w+) (\d{1,3})", line)
+                if match and match[1] == token.encode():
+                    return int(match[2])
             elif data := await self._incoming.read():
-                self._said = self._said[-MAX_RECORD:] + data
+                self._buffer = self._buffer[-MAX_RECORD:] + data
             else:
                 break
         return None

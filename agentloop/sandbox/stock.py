@@ -110,7 +110,7 @@ def _stamps(sources: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
 
     The time is that of the status, which follows every change and cannot be put back.
     """
-    found = []
+    stamps = []
     for source in sources:
         is_root = (source / "bin").exists() and not (source / "Dockerfile").is_file()
         below = () if is_root else os.walk(source)
@@ -118,5 +118,5 @@ def _stamps(sources: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
         for path in (str(source), *names):
             with suppress(OSError):  # the making of the box will say so
                 about = os.lstat(path)
-                found.append((path, about.st_ino, about.st_ctime_ns))
-    return tuple(found)
+                stamps.append((path, about.st_ino, about.st_ctime_ns))
+    return tuple(stamps)

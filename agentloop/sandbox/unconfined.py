@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agentloop.errors import CapabilityError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import host
-from agentloop.sandbox.inside.commands import CANNOT_START, FIXED, FLOOD, HARD_CAP, PATH, Kept
+from agentloop.sandbox.inside.commands import CANNOT_START, FIXED, FLOOD, HARD_CAP, PATH, BoundedOutput
 from agentloop.sandbox.inside.frames import MARK
 from agentloop.sandbox.inside.processes import MAX_PASSES, kill, listed, mark_of
 from agentloop.types import ExecResult, SandboxSpec
@@ -55,9 +55,9 @@ class UnconfinedBackend:
 
     async def create(self, spec: SandboxSpec) -> UnconfinedBox:
         """A scratch folder. Raises CapabilityError for every limit that is asked for, as none is held."""
-        asked = [name for name in LIMITS if getattr(spec, name)]
-        if spec.image != "host" or asked:
-            what = f"the image {spec.image!r}" if spec.image != "host" else ", ".join(asked)
+        unsupported = [name for name in LIMITS if getattr(spec, name)]
+        if spec.image != "host" or unsupported:
+            what = f"the image {spec.image!r}" if spec.image != "host" else ", ".join(unsupported)
             raise CapabilityError(f"unconfined cannot give {what}; use docker or bubblewrap, or leave it out")
         host.check_files(spec)
         with boundary(SandboxUnavailable, "no scratch folder can be made"):
@@ -102,7 +102,7 @@ class UnconfinedBox:
         timed_out = await _ended(process, outputs, timeout_s, mark)
         self._must_be_there()
         code = process.returncode or 0
-        (out, lost_out), (err, lost_err) = (output.kept.kept() for output in outputs)
+        (out, lost_out), (err, lost_err) = (output.buffer.contents() for output in outputs)
         return ExecResult(
             exit_code=code if code >= 0 else 128 - code,
             stdout=out.decode(errors="replace"),
@@ -141,7 +141,7 @@ class _Output(asyncio.Protocol):
     """Reads one output of a command, and says when that is over: at its end, or at a flood."""
 
     def __init__(self, max_output: int) -> None:
-        self.kept = Kept(-1, max_output, max(HARD_CAP * max_output, FLOOD))
+        self.buffer = BoundedOutput(-1, max_output, max(HARD_CAP * max_output, FLOOD))
         self.ended, self.flooded = asyncio.Event(), asyncio.Event()
         self._transport: asyncio.BaseTransport | None = None
 
@@ -162,8 +162,8 @@ class _Output(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
-        self.kept.take(data)
-        if self.kept.total > self.kept.cap:
+        self.buffer.take(data)
+        if self.buffer.total > self.buffer.cap:
             self.flooded.set()
             self.close()
 
@@ -229,8 +229,8 @@ def _signal_group(pid: int, number: int) -> None:
 def _end_marked(start: str) -> None:
     """Kill every process with a mark that starts so, and what it forked meanwhile."""
     for _ in range(MAX_PASSES):
-        found = [pid for pid, _ in listed() if (mark_of(pid) or "").startswith(start)]
-        for pid in found:
+        pids = [pid for pid, _ in listed() if (mark_of(pid) or "").startswith(start)]
+        for pid in pids:
             kill(pid)
-        if not found:
+        if not pids:
             return

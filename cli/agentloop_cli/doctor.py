@@ -46,7 +46,7 @@ def _document(machine: dict[str, str], checkups: Sequence[Checkup], chosen: str 
             "problem": checkup.problem,
             "start_s": checkup.start_s,
             "images": IMAGES.get(checkup.backend),
-            "holds": {name: {"held": held.is_held, "shown": held.shown} for name, held in checkup.held.items()},
+            "holds": {name: {"held": held.is_held, "shown": held.wording} for name, held in checkup.held.items()},
         }
         for checkup in checkups
     ]
@@ -78,7 +78,7 @@ def _table(working: Sequence[Checkup]) -> Table:
         marks = [
             Text("yes", "green") if checkup.held[trial.name].is_held else Text("no", "bold red") for checkup in working
         ]
-        table.add_row(trial.name, trial.shown, *marks)
+        table.add_row(trial.name, trial.wording, *marks)
     table.add_row("isolation", "", *(checkup.isolation for checkup in working))
     table.add_row("box starts in", "", *(f"{1000 * (checkup.start_s or 0):.0f} ms" for checkup in working))
     table.add_row("images", "", *(IMAGES.get(checkup.backend, "see its own pages") for checkup in working))
@@ -89,7 +89,7 @@ def _problems(checkup: Checkup) -> list[tuple[str, str]]:
     if checkup.problem is not None:
         return [(f"{checkup.backend} does not work", checkup.problem)]
     return [
-        (f"{checkup.backend} does not hold {name}", held.shown)
+        (f"{checkup.backend} does not hold {name}", held.wording)
         for name, held in checkup.held.items()
         if not held.is_held
     ]

@@ -19,7 +19,7 @@ from agentloop.sandbox import host
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.channel import Channel
 from agentloop.sandbox.inside import commands, frames, processes
-from agentloop.sandbox.inside.commands import Kept
+from agentloop.sandbox.inside.commands import BoundedOutput
 from agentloop.testing import opened
 
 FILES = sorted(host.SUPERVISOR.glob("*.py"))
@@ -122,12 +122,12 @@ def test_a_box_whose_python_has_no_posix_spawn(bubblewrap: BubblewrapBackend, mo
 @pytest.mark.parametrize("keep", [1, 2, 10, 101, 5000])
 @pytest.mark.parametrize("piece", [1, 7, 4096])
 def test_head_and_tail_are_kept_and_the_rest_counted(keep: int, piece: int) -> None:
-    data, kept = bytes(n % 251 for n in range(4001)), Kept(-1, keep, 1 << 20)
+    data, kept = bytes(n % 251 for n in range(4001)), BoundedOutput(-1, keep, 1 << 20)
     for at in range(0, len(data), piece):
         kept.take(data[at : at + piece])
     half = max(1, keep // 2)
     whole = data if len(data) <= 2 * half else data[:half] + b"\n[...]\n" + data[-half:]
-    assert kept.kept() == (whole, max(0, len(data) - 2 * half))
+    assert kept.contents() == (whole, max(0, len(data) - 2 * half))
 
 
 def test_what_began_later_can_be_told() -> None:

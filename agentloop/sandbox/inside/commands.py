@@ -44,7 +44,9 @@ CANNOT_START = 126
 FIXED = {"LANG": "C.UTF-8", "TZ": "UTC", "PYTHONHASHSEED": "0", "SOURCE_DATE_EPOCH": "0"}
 """What would make two runs of one command differ without need."""
 # As ASCII, whatever the locale: what starts a command turns it back into the same bytes.
-given = {k.decode("ascii", "surrogateescape"): v.decode("ascii", "surrogateescape") for k, v in os.environ.items()}
+image_variables = {
+    k.decode("ascii", "surrogateescape"): v.decode("ascii", "surrogateescape") for k, v in os.environ.items()
+}
 """PID 1's own environment: what the image sets, nothing of the host's."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_TO_GO, LAST_TO_GO = b"1000", b"0"
@@ -78,7 +80,7 @@ def score(value: bytes) -> None:
             pass
 
 
-class Kept:
+class BoundedOutput:
     """Output of which the first and the last bytes are kept, and the others counted."""
 
     def __init__(self, fd: int, keep: int, cap: int) -> None:
@@ -101,7 +103,7 @@ class Kept:
     def end(self) -> None:
         pass
 
-    def kept(self) -> "tuple[bytes, int]":
+    def contents(self) -> "tuple[bytes, int]":
         """(bytes, number dropped)."""
         tail = bytes(self.tail[-self.half :])
         dropped = self.total - len(self.head) - len(tail)
@@ -137,7 +139,7 @@ class Command:
         self.ordered = 0
         self.terminal = -1
         self.sinks = {}  # type: dict[int, int]
-        self.sources = {}  # type: dict[int, Sent | Kept]
+        self.sources = {}  # type: dict[int, Sent | BoundedOutput]
         home = f"{SCRATCH}/{self.lease}" if self.lease else ""
         try:
             if home:
@@ -162,7 +164,9 @@ class Command:
             if channel in (STDIN, ORDERS):
                 self.sinks[channel] = fd
             else:
-                self.sources[channel] = Sent(fd, ident, channel, send) if how & STREAM else Kept(fd, keep, self.cap)
+                self.sources[channel] = (
+                    Sent(fd, ident, channel, send) if how & STREAM else BoundedOutput(fd, keep, self.cap)
+                )
 
     @staticmethod
     def streams(payload: bytes) -> bool:
@@ -254,7 +258,7 @@ def fork(text: bytes, variables: "dict[str, str]", inside: "dict[int, int]", ter
 def environment(home: str, mark: str) -> "dict[str, str]":
     """What the image sets (nothing of the host's gets here), then ours; a lease without a home has the image's."""
     variables = {"PATH": PATH}
-    variables.update(given)
+    variables.update(image_variables)
     variables.update(FIXED)
     if home:
         variables.update(HOME=home, TMPDIR=home)

@@ -11,7 +11,7 @@ import select
 import sys
 import termios
 
-from .commands import Command, Kept, Sent
+from .commands import BoundedOutput, Command, Sent
 from .frames import CHUNK, CREDIT, FROM_BOX, GRANT, RECORDS, STDERR, STDIN, STDOUT, STREAM
 
 TYPE_CHECKING = False
@@ -31,7 +31,7 @@ class Flow:
 
     def __init__(self, poll: "select.poll", send: "Callable[[int, int, bytes], None]") -> None:
         self.poll, self.send = poll, send
-        self.sources = {}  # type: dict[tuple[int, int], Sent | Kept]
+        self.sources = {}  # type: dict[tuple[int, int], Sent | BoundedOutput]
         self.sinks = {}  # type: dict[tuple[int, int], Sink]
         self.keys = {}  # type: dict[int, tuple[int, int]]
         self.over = set()  # type: set[int]
@@ -109,7 +109,7 @@ class Flow:
         source.left -= len(data)
         if not source.left:
             self.close(ident, channel)
-        if isinstance(source, Kept) and source.total > source.cap:
+        if isinstance(source, BoundedOutput) and source.total > source.cap:
             command = self.commands.get(ident)
             if command:
                 command.flooded = True
@@ -161,8 +161,8 @@ class Flow:
         for channel in command.sinks:
             self.shut((ident, channel))
         self.forget(ident)
-        kept = [source.kept() for source in command.sources.values() if isinstance(source, Kept)]
-        return (kept[0], kept[1]) if kept else ((b"", 0), (b"", 0))
+        outputs = [source.contents() for source in command.sources.values() if isinstance(source, BoundedOutput)]
+        return (outputs[0], outputs[1]) if outputs else ((b"", 0), (b"", 0))
 
     def forget(self, ident: int) -> None:
         if not any(key[0] == ident for key in self.sources):

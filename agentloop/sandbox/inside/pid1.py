@@ -16,7 +16,18 @@ import select
 import sys
 import time
 
-from .commands import CANNOT_START, PATH, SCRATCH, Command, given, keep_score, lease_of, resize, spawn, take_score
+from .commands import (
+    CANNOT_START,
+    PATH,
+    SCRATCH,
+    Command,
+    image_variables,
+    keep_score,
+    lease_of,
+    resize,
+    spawn,
+    take_score,
+)
 from .flow import Flow
 from .frames import (
     BYTE,
@@ -206,7 +217,7 @@ class Supervisor:
     def sweep_after(self, command: Command, since: int = 0) -> None:
         """End what a command started and what is nobody's; other commands' children stay."""
         mark = f"{command.lease}.{command.ident}"
-        sweep(self.ours(), lambda found: found == mark, command.pid, since)
+        sweep(self.ours(), lambda other: other == mark, command.pid, since)
 
     def reap(self) -> None:
         """Collect every child that ended, orphans too; a command is over when its shell is."""
@@ -263,7 +274,7 @@ class Supervisor:
         for command in self.running.values():
             if command.lease == lease:
                 command.kill()
-        sweep(self.ours(), lambda found: found.startswith(lease + "."))
+        sweep(self.ours(), lambda other: other.startswith(lease + "."))
         self.remove(f"{SCRATCH}/{lease}")
 
     def remove(self, path: str) -> None:
@@ -306,8 +317,8 @@ class Supervisor:
         self.poll.register(self.listener.fileno(), select.POLLIN)
         proxy = f"http://127.0.0.1:{PROXY_PORT}"
         for name in ("http_proxy", "https_proxy"):
-            given[name] = given[name.upper()] = proxy
-        given["no_proxy"] = given["NO_PROXY"] = "localhost,127.0.0.1,::1"
+            image_variables[name] = image_variables[name.upper()] = proxy
+        image_variables["no_proxy"] = image_variables["NO_PROXY"] = "localhost,127.0.0.1,::1"
 
     def accept(self) -> None:
         try:

@@ -42,7 +42,7 @@ def fill_work() -> None:
     text = f"cp -RPp {FILES}/. {WORK} && chmod u+rwx {WORK}"
     pid = spawn(text.encode(), {"PATH": PATH}, {2: write}, None)
     os.close(write)
-    with open(read, "rb") as said:
-        words = said.read().decode(errors="replace").splitlines()
+    with open(read, "rb") as messages:
+        words = messages.read().decode(errors="replace").splitlines()
     if os.waitpid(pid, 0)[1]:
         raise OSError("cannot fill {}: {}".format(WORK, words[0] if words else "cp failed"))

@@ -19,7 +19,7 @@ CLOCK_BOOTTIME = 7  # `time` has the name since Python 3.7
 
 def listed() -> "list[tuple[int, int]]":
     """(pid, parent) of every living process but PID 1."""
-    found = []
+    processes = []
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
             try:
@@ -28,8 +28,8 @@ def listed() -> "list[tuple[int, int]]":
             except (OSError, ValueError):
                 continue
             if state not in (b"Z", b"X"):
-                found.append((int(name), int(parent)))
-    return found
+                processes.append((int(name), int(parent)))
+    return processes
 
 
 def mark_of(pid: int) -> "str | None":
@@ -52,25 +52,27 @@ def sweep(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int 
     """
     killed = set()  # type: set[int]
     for _ in range(MAX_PASSES):
-        found = doomed(ours, is_meant, shell) - killed
+        targets = doomed(ours, is_meant, shell) - killed
         if since:
-            found = {pid for pid in found if started(pid) >= since}
-        if not found:
+            targets = {pid for pid in targets if started(pid) >= since}
+        if not targets:
             return
-        for pid in found:
+        for pid in targets:
             kill(pid)
-        killed |= found
+        killed |= targets
     end_all()
 
 
 def doomed(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int) -> "set[int]":
     processes = [(pid, parent, mark_of(pid)) for pid, parent in listed() if pid not in ours]
-    found, grown = {1, shell}, True
+    members, grown = {1, shell}, True
     while grown:
-        more = {pid for pid, parent, mark in processes if (parent in found if mark is None else is_meant(mark))} - found
-        found |= more
+        more = {
+            pid for pid, parent, mark in processes if (parent in members if mark is None else is_meant(mark))
+        } - members
+        members |= more
         grown = bool(more)
-    return found - {1, shell}
+    return members - {1, shell}
 
 
 def started(pid: int) -> int:
