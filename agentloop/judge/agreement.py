@@ -54,15 +54,15 @@ def measure(store: Store, filter: str = "", *, project: str) -> list[Agreement]:
     pairs: defaultdict[tuple[str, str], list[Pair]] = defaultdict(list)
     for _, verifier, version, value, gold in store.gold(filter, project=project):
         pairs[verifier, version].append((value, gold))
-    found = [agreement(verifier, version, pairs[verifier, version]) for verifier, version in sorted(pairs)]
+    agreements = [agreement(verifier, version, pairs[verifier, version]) for verifier, version in sorted(pairs)]
     now = datetime.now(UTC)
     store.put_agreement(
         [
             AgreementRow(project=project, verifier=a.verifier, version=a.version, measured_at=now, body=document(a))
-            for a in found
+            for a in agreements
         ]
     )
-    return found
+    return agreements
 
 
 def agreement(verifier: str, version: str, pairs: Sequence[Pair]) -> Agreement:

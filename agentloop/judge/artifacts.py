@@ -29,7 +29,7 @@ NO_FILES = "its box hands out no files; use docker or bubblewrap, and a suite wh
 class Artifacts:
     """Of one episode."""
 
-    found: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
     """Path in the box -> where it is now; what was not there is not in it."""
     too_much: dict[str, str] = field(default_factory=dict)
     """Path in the box -> which limit it is beyond, in size, number of files, depth or time."""
@@ -45,9 +45,9 @@ def wanted(task: Task) -> list[str]:
 
 async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
     """Take what verifiers want into the new folder `folder`. Raises SandboxGone."""
-    taken, paths = Artifacts(), wanted(task)
+    artifacts, paths = Artifacts(), wanted(task)
     if not paths:
-        return taken
+        return artifacts
     if not isinstance(box, FileSandbox):
         return Artifacts(problems=dict.fromkeys(paths, NO_FILES))
     box.kill_all()
@@ -55,12 +55,12 @@ async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
         local = folder / str(n) / PurePosixPath(path).name
         try:
             await box.download(path, local, max_bytes=MAX_BYTES)
-            taken.found[path] = local
+            artifacts.files[path] = local
         except TransferLimit as error:
-            taken.too_much[path] = str(error)
+            artifacts.too_much[path] = str(error)
         except PathError:
             continue
-    return taken
+    return artifacts
 
 
 def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> FreshBox:
@@ -76,17 +76,17 @@ def fresh_boxes(task: Task, pool: Pool, artifacts: Artifacts, name: str) -> Fres
         async with pool.lease(task.sandbox.model_copy(update={"allowed_hosts": ()}), f"verify-{name}") as box:
             if not isinstance(box, FileSandbox):
                 raise SandboxError(NO_FILES)
-            await _put(box, paths, artifacts.found)
+            await _put(box, paths, artifacts.files)
             yield box
 
     return fresh
 
 
-async def _put(box: FileSandbox, paths: Sequence[str], found: Mapping[str, Path]) -> None:
+async def _put(box: FileSandbox, paths: Sequence[str], files: Mapping[str, Path]) -> None:
     for path in paths:
         gone = await box.exec(f"rm -rf -- {shlex.quote(path)}")
         if gone.exit_code:
             raise SandboxError(f"{path} cannot be replaced in a fresh box: {gone.stderr.strip()[:200]}")
-        if path in found:
-            local = found[path]
+        if path in files:
+            local = files[path]
             await box.upload(local, path if local.is_dir() else str(PurePosixPath(path).parent))

@@ -59,8 +59,8 @@ def check(rule: RewardRule | None, names: Collection[str], task: str) -> None:
         return
     for name in (*rule.weights, *rule.gates):
         if name not in names:
-            known = f"(verifiers: {_listed(names)}){did_you_mean(name, names)}"
-            raise ConfigError(f"task {task!r}: [reward] names {name!r}, which is none of its verifiers {known}")
+            listing = f"(verifiers: {_listed(names)}){did_you_mean(name, names)}"
+            raise ConfigError(f"task {task!r}: [reward] names {name!r}, which is none of its verifiers {listing}")
     for name, weight in rule.weights.items():
         if not 0 <= weight < math.inf:
             raise ConfigError(

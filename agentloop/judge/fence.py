@@ -80,7 +80,7 @@ def _visible(text: str, mark: str) -> str:
     seen = "".join(c for c in text if c in "\n\t" or not _hidden(c))
     while re.search(mark, seen, re.IGNORECASE):  # taking one out may make another
         seen = re.sub(mark, "", seen, flags=re.IGNORECASE)
-    return _TOKENS.sub(lambda found: f"{found[0]} " if found[0] != ">" else " >", seen)
+    return _TOKENS.sub(lambda match: f"{match[0]} " if match[0] != ">" else " >", seen)
 
 
 def _hidden(character: str) -> bool:

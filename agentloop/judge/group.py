@@ -34,18 +34,18 @@ async def judge_group(
 
     A trace that an error ended is not compared. Raises PluginError and ConfigError, as `judge` does.
     """
-    kept: list[dict[str, Score]] = [{} for _ in traces]
+    scores_of: list[dict[str, Score]] = [{} for _ in traces]
     sound = [n for n, trace in enumerate(traces) if fault_in(trace) is None]
     if sound:
         for name, verifier in name_verifiers(task).items():
             if isinstance(verifier, GroupVerifier):
                 scores = await rank(verifier, name, [traces[n] for n in sound])
                 for n, score in zip(sound, scores, strict=True):
-                    kept[n][name] = score
+                    scores_of[n][name] = score
     boxes = fresh or [None] * len(traces)
     return [
-        await judge(task, trace, kept=known, fresh=box, guess=guess)
-        for trace, known, box in zip(traces, kept, boxes, strict=True)
+        await judge(task, trace, existing=existing, fresh=box, guess=guess)
+        for trace, existing, box in zip(traces, scores_of, boxes, strict=True)
     ]
 
 

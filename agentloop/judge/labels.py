@@ -47,7 +47,7 @@ class Read(NamedTuple):
 
 def read_labels(path: Path) -> list[Label]:
     """Raises ConfigError, with the line, for one that is no label and for a trace that is there twice; OSError."""
-    found: dict[str, Label] = {}
+    labels: dict[str, Label] = {}
     for n, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
@@ -60,18 +60,18 @@ def read_labels(path: Path) -> list[Label]:
                 f"{path}:{n}: {where}: {first['msg']}; a label is such as "
                 '{"trace": "ID", "step": 3, "type": "obs.misread"}'
             ) from None
-        if label.trace in found:
+        if label.trace in labels:
             raise ConfigError(f"{path}:{n}: trace {label.trace} has a label already; leave one of them out")
-        found[label.trace] = label
-    if not found:
+        labels[label.trace] = label
+    if not labels:
         raise ConfigError(f"{path}: no labels in it; write one line a trace")
-    return list(found.values())
+    return list(labels.values())
 
 
 def stored_labels(store: Store, *, project: str) -> list[Label]:
     """What people said by `agentloop judge label`, the newest label of each trace."""
     return [
-        Label(trace=trace_id, step=failure.step, type=_known(failure.type))
+        Label(trace=trace_id, step=failure.step, type=_type(failure.type))
         for trace_id, failure in store.person_labels(project)
     ]
 
@@ -88,12 +88,12 @@ def put_label(
     if kind is None and step is None:
         raise ConfigError("a label needs --type, --step or both")
     row = store.row(project, trace_id)
-    found = read(store, row)
-    steps = [] if found is None else [each.index for each in found.trace.steps]
+    stored = read(store, row)
+    steps = [] if stored is None else [each.index for each in stored.trace.steps]
     if step is not None and step not in steps:
         has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has no steps"
         raise ConfigError(f"--step {step}: trace {trace_id} has no such step; {has}")
-    at, words = quote_at(found.trace, step, "") if found is not None else (step, "")
+    at, words = quote_at(stored.trace, step, "") if stored is not None else (step, "")
     failure = Failure(
         type=kind or FailureType.unclassified,
         step=step,
@@ -104,13 +104,13 @@ def put_label(
     return failure, store.put_person_label(project, trace_id, failure, by=by, why=note)
 
 
-def _known(kind: FailureType) -> FailureType | None:
+def _type(kind: FailureType) -> FailureType | None:
     return None if kind is FailureType.unclassified else kind
 
 
 def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Read]:
     """The stored traces that labels are about. Raises NoSuchTrace; ConfigError for a step that a trace has not."""
-    found = []
+    rows = []
     for label in labels:
         stored = read(store, store.row(project, label.trace))
         if stored is None:
@@ -132,5 +132,5 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Rea
             category=None if won else label.type,
             failed=None if reward is None else reward < 1.0,
         )
-        found.append(Read(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
-    return found
+        rows.append(Read(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
+    return rows

@@ -40,11 +40,11 @@ class Spent(NamedTuple):
 
     def plus(self, other: Spent) -> Spent:
         """Both together."""
-        known = self.cost_usd is not None and other.cost_usd is not None
+        is_priced = self.cost_usd is not None and other.cost_usd is not None
         return Spent(
             self.n_prompt_tokens + other.n_prompt_tokens,
             self.n_completion_tokens + other.n_completion_tokens,
-            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if known else None,
+            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if is_priced else None,
         )
 
     def graded(self, value: float | None, *, why: str = "", error: str | None = None) -> Graded:
@@ -79,7 +79,7 @@ class JudgeModel:
             price = costs.price([PriceSection(model="*", input=usd_per_million[0], output=usd_per_million[1])])
         self._price = price
         self._cache = None if cache is None else Path(cache)
-        self._known: dict[str, str] = {}
+        self._answers: dict[str, str] = {}
         self._policies: dict[type[BaseModel], Policy] = {}
         if base_url is None:
             refuse_litellm(f"judge model {model!r}")
@@ -96,7 +96,7 @@ class JudgeModel:
         name = content_hash([self.model, self._base_url, self._temperature, strict_schema(form), key, repeat])
         if (before := self._remembered(name, form)) is not None:
             return before, Spent()
-        text, spent = await self._said(system, user, form, repeat)
+        text, spent = await self._completion(system, user, form, repeat)
         try:
             ruling = form.model_validate_json(only_object(text), strict=True)
         except ValueError:
@@ -107,7 +107,7 @@ class JudgeModel:
         self._remember(name, ruling.model_dump_json())
         return ruling, spent
 
-    async def _said(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, Spent]:
+    async def _completion(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, Spent]:
         schema = {"name": form.__name__.lower(), "strict": True, "schema": strict_schema(form)}
         shape = {"response_format": {"type": "json_schema", "json_schema": schema}}
         policy = self._policies.get(form)
@@ -131,14 +131,14 @@ class JudgeModel:
         """None where there is no answer yet, or its file is damaged: the model is then asked anew."""
         try:
             if self._cache is None:
-                return form.model_validate_json(self._known[name])
+                return form.model_validate_json(self._answers[name])
             return form.model_validate_json((self._cache / name[:2] / f"{name}.json").read_bytes())
         except (KeyError, FileNotFoundError, ValidationError):
             return None
 
     def _remember(self, name: str, ruling: str) -> None:
         if self._cache is None:
-            self._known[name] = ruling
+            self._answers[name] = ruling
             return
         path = self._cache / name[:2] / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

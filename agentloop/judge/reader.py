@@ -69,9 +69,9 @@ class Reader:
         votes: list[Failure] = []
         for repeat in range(self._votes):
             try:
-                said, cost = await self._ask(seen, repeat)
+                vote, cost = await self._ask(seen, repeat)
                 spent = spent.plus(cost)
-                votes.append(self._checked(said, trace.steps))
+                votes.append(self._checked(vote, trace.steps))
             except Unreadable as error:
                 spent = spent.plus(error.spent)
                 problems.append(str(error))
@@ -85,19 +85,19 @@ class Reader:
         system = SYSTEM.format(mark=fenced.mark, types=types)
         return await self._model.ask(system, fenced.text, Cause, key=[SYSTEM, types, fenced.inside], repeat=repeat)
 
-    def _checked(self, said: Cause, steps: Sequence[Step]) -> Failure:
+    def _checked(self, vote: Cause, steps: Sequence[Step]) -> Failure:
         """Raises ValueError for a vote on a type or step that is not there, or whose words that step has not."""
-        if said.type not in self._types and said.type != FailureType.unclassified:
-            raise ValueError(f"a vote on {said.type!r:.80}, which is no type")
-        step = next((step for step in steps if step.index == said.step), None)
+        if vote.type not in self._types and vote.type != FailureType.unclassified:
+            raise ValueError(f"a vote on {vote.type!r:.80}, which is no type")
+        step = next((step for step in steps if step.index == vote.step), None)
         if step is None:
-            raise ValueError(f"a vote on step {said.step}, which is not there")
+            raise ValueError(f"a vote on step {vote.step}, which is not there")
         parts = list(texts(Trace(id="", messages=(), steps=(step,))))
-        words = _literal(said.evidence, parts)
-        if not words or not identifies(said.evidence, "\n".join(parts)):
-            problem = f"step {said.step}: the quote is not in the step, or too short to show which place it is from"
-            raise ValueError(f"{problem}: {said.evidence!r:.120}")
-        return Failure(type=FailureType(said.type), step=step.index, evidence=words[:MAX_QUOTE], detector=DETECTOR)
+        words = _literal(vote.evidence, parts)
+        if not words or not identifies(vote.evidence, "\n".join(parts)):
+            problem = f"step {vote.step}: the quote is not in the step, or too short to show which place it is from"
+            raise ValueError(f"{problem}: {vote.evidence!r:.120}")
+        return Failure(type=FailureType(vote.type), step=step.index, evidence=words[:MAX_QUOTE], detector=DETECTOR)
 
     def _agreed(self, votes: Sequence[Failure], spent: Spent) -> tuple[Failure | None, Spent]:
         kinds = Counter(vote.type for vote in votes)
@@ -119,7 +119,7 @@ def is_open(verdict: Verdict) -> bool:
     return critical.type is FailureType.unclassified or critical.type.value.startswith("outcome.") or is_lead
 
 
-def told(verdict: Verdict, cause: Failure) -> Verdict:
+def with_cause(verdict: Verdict, cause: Failure) -> Verdict:
     """`verdict` with `cause` as its critical failure."""
     others = [
         failure.model_copy(update={"critical": False})

@@ -25,7 +25,7 @@ from agentloop.failures.learned.scorer import Scorer
 from agentloop.failures.taxonomy import VERSION
 from agentloop.faults import fault_in
 from agentloop.judge.group import rank
-from agentloop.judge.reader import Reader, is_open, told
+from agentloop.judge.reader import Reader, is_open, with_cause
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, Verifier
@@ -86,11 +86,11 @@ async def rejudge(
     Raises ConfigError for a filter that is none and for a name in `only` that no task has.
     """
     named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
-    known = {name for verifiers in named.values() for name in verifiers}
+    names = {name for verifiers in named.values() for name in verifiers}
     for name in only:
-        if name not in known:
+        if name not in names:
             raise ConfigError(
-                f"--verifier: no {name!r} (known: {', '.join(sorted(known)) or 'none'}){did_you_mean(name, known)}"
+                f"--verifier: no {name!r} (known: {', '.join(sorted(names)) or 'none'}){did_you_mean(name, names)}"
             )
     guess = scorer.guess if scorer else None
     learned = [content_hash(scorer.model_dump_json())] if scorer else []
@@ -114,19 +114,19 @@ async def rejudge(
         async def one(stored: Stored, stamp: str) -> New | None:
             async with slots:
                 task = tasks.get(stored.row.task_id) if is_ours(stored.row) else None
-                found = read(store, stored.row)
-                if found is None:
+                record = read(store, stored.row)
+                if record is None:
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
                     _count(account, stored, stored.row.reward_state, stored.row.reward)
                     return None
                 mine = named.get(task.id if task else "", {})
-                verdict = await _judged(task, found, stored, mine, only, account, groups, guess)
+                verdict = await _judged(task, record, stored, mine, only, account, groups, guess)
                 if reader is not None and is_open(verdict):
-                    verdict = await _read_by(reader, found.trace, verdict, account)
+                    verdict = await _read_by(reader, record.trace, verdict, account)
                 verdict = store.clean(verdict)
                 _count(account, stored, verdict.state, verdict.reward)
-                _note(account, found.verdict, stored.verdict, verdict)
-                if _is_settled(stored, found.verdict):  # the word from outside stays under the name of who gave it
+                _note(account, record.verdict, stored.verdict, verdict)
+                if _is_settled(stored, record.verdict):  # the word from outside stays under the name of who gave it
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
                 return New(stored.row.key, verdict, stamp)
 
@@ -139,7 +139,7 @@ async def rejudge(
 
 async def _judged(
     task: Task | None,
-    found: Found,
+    record: Found,
     stored: Stored,
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
@@ -147,41 +147,41 @@ async def _judged(
     groups: Groups,
     guess: Rule | None,
 ) -> Verdict:
-    trace, before = found.trace, found.verdict
+    trace, before = record.trace, record.verdict
     if task is None:
         ours = is_ours(stored.row)
         account.why_not[f"task {trace.task_id} is not in the suite" if ours else "their task is not in the suite"] += 1
-        if found.imported is not None:
-            return classified_imported(found.imported, before.state, _outcome(stored), guess=guess)
-        known = partial(classified, bare_task(trace), trace, guess=guess, rule=before.rule)
+        if record.imported is not None:
+            return classified_imported(record.imported, before.state, _outcome(stored), guess=guess)
+        classify = partial(classified, bare_task(trace), trace, guess=guess, rule=before.rule)
         fault = fault_in(trace)
         if fault and not fault.ours and before.state is RewardState.infra_failed:  # as an older version had it
-            return known(RewardState.scored, 0.0)
-        return known(before.state, before.reward, before.scores)
-    known = partial(classified, task, trace, guess=guess, rule=task.reward)
+            return classify(RewardState.scored, 0.0)
+        return classify(before.state, before.reward, before.scores)
+    classify = partial(classified, task, trace, guess=guess, rule=task.reward)
     if fault := fault_in(trace):
         if fault.ours or _is_settled(stored, before):
-            return known(before.state, before.reward, before.scores)
-        return known(RewardState.scored, 0.0)
+            return classify(before.state, before.reward, before.scores)
+        return classify(RewardState.scored, 0.0)
     if not verifiers:
-        return known(before.state, before.reward, before.scores)
+        return classify(before.state, before.reward, before.scores)
     had = {score.verifier: score for score in before.scores}
-    kept: dict[str, Score] = {}
+    scores: dict[str, Score] = {}
     for name, verifier in verifiers.items():
-        score = _kept(name, verifier, had.get(name), stored.given.get(name), only, account)
+        score = _reusable(name, verifier, had.get(name), stored.given.get(name), only, account)
         if score is not None:
-            kept[name] = score
-    account.n_rescored += len(kept) < len(verifiers)
+            scores[name] = score
+    account.n_rescored += len(scores) < len(verifiers)
     compared = {
         name: await groups.score(task, stored.row, name, verifier)
         for name, verifier in verifiers.items()
-        if name not in kept and isinstance(verifier, GroupVerifier)
+        if name not in scores and isinstance(verifier, GroupVerifier)
     }
-    verdict = await judge(task, trace, kept=kept | compared, guess=guess)
-    account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in kept)
+    verdict = await judge(task, trace, existing=scores | compared, guess=guess)
+    account.cost_usd += sum(score.cost_usd or 0.0 for score in verdict.scores if score.verifier not in scores)
     if _is_settled(stored, before):
         account.why_not[f"{stored.by} has said what it is worth"] += 1
-        return known(before.state, before.reward, verdict.scores)
+        return classify(before.state, before.reward, verdict.scores)
     return verdict
 
 
@@ -190,15 +190,15 @@ async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: Acco
     account.cost_usd += spent.cost_usd or 0.0
     if problem and cause is None:
         account.why_not[f"the reader cannot say why it failed: {problem}"] += 1
-    return told(verdict, cause) if cause else verdict
+    return with_cause(verdict, cause) if cause else verdict
 
 
-def _kept(
-    name: str, verifier: Verifier, had: Score | None, given: Score | None, only: Collection[str], account: Account
+def _reusable(
+    name: str, verifier: Verifier, had: Score | None, outside: Score | None, only: Collection[str], account: Account
 ) -> Score | None:
     """The score that stands without asking; None where the verifier is asked."""
     if waits(verifier):
-        return given
+        return outside
     if artifacts_of(verifier):
         account.why_not[f"{name} needs the agent's box"] += 1
         return had or no_score(verifier, name, NEEDS_BOX)
@@ -222,26 +222,26 @@ class Groups:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._asked: dict[tuple[object, ...], asyncio.Task[dict[str, Score]]] = {}
+        self._rankings: dict[tuple[object, ...], asyncio.Task[dict[str, Score]]] = {}
 
     async def score(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> Score:
         """What `verifier` gives the episode of `row` among those of its group."""
         key = (row.project, row.stage, row.group, row.task_id, name)
-        if key not in self._asked:
-            self._asked[key] = asyncio.create_task(self._rank(task, row, name, verifier))
-        return (await self._asked[key]).get(row.id) or no_score(verifier, name, ALONE)
+        if key not in self._rankings:
+            self._rankings[key] = asyncio.create_task(self._rank(task, row, name, verifier))
+        return (await self._rankings[key]).get(row.id) or no_score(verifier, name, ALONE)
 
     async def _rank(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> dict[str, Score]:
-        found = [read(self._store, member) for member in self._store.group(row)]
-        traces = [one.trace for one in found if one is not None and fault_in(one.trace) is None]
+        members = [read(self._store, member) for member in self._store.group(row)]
+        traces = [one.trace for one in members if one is not None and fault_in(one.trace) is None]
         return {t.id: score for t, score in zip(traces, await rank(verifier, name, traces), strict=True)}
 
 
 def _outcome(stored: Stored) -> float | None:
     """What a trace from elsewhere is worth: what somebody has said here, else what its source said."""
-    said, known = reward_of(tuple(stored.given.values())), stored.row.reward
-    by_others = stored.by not in (None, JUDGE) and known is not None
-    return known if by_others or said is None else said
+    reported, reward = reward_of(tuple(stored.given.values())), stored.row.reward
+    by_others = stored.by not in (None, JUDGE) and reward is not None
+    return reward if by_others or reported is None else reported
 
 
 def _is_settled(stored: Stored, before: Verdict) -> bool:

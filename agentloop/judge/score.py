@@ -54,7 +54,7 @@ async def judge(
     verifiers: Sequence[Verifier] | None = None,
     *,
     load: Callable[[Part], Verifier] | None = None,
-    kept: Mapping[str, Score] = {},
+    existing: Mapping[str, Score] = {},
     fresh: FreshBox | None = None,
     guess: Rule | None = None,
 ) -> Verdict:
@@ -62,7 +62,7 @@ async def judge(
 
     verifiers: in place of the task's own, which `load` makes from its parts (installed ones by
     default, kept between calls). `combine.py` makes the reward from their values, as the task's rule says.
-    kept: scores that are there already, by verifier; those are not asked.
+    existing: scores by verifier; these verifiers are not asked.
     fresh: makes the box of a verifier that names `artifacts`, which without it gives no number.
     guess: of `classify`.
 
@@ -88,7 +88,7 @@ async def judge(
         )  # fmt: skip
     scores: dict[str, Score] = {}
     for name in _in_order(task, named):
-        scores[name] = kept[name] if name in kept else await _score(named[name], name, trace, fresh)
+        scores[name] = existing[name] if name in existing else await _score(named[name], name, trace, fresh)
         if decided(task.reward, tuple(scores.values())):
             break
     return verdict_of(task, trace, tuple(scores[name] for name in named if name in scores), guess)
@@ -108,10 +108,10 @@ def name_verifiers(
     """
     named: dict[str, Verifier] = {}
     wanted = [None] * len(verifiers) if verifiers is not None else [part.options.get(AS) for part in task.verifiers]
-    made = verifiers if verifiers is not None else [(load or _installed)(part) for part in task.verifiers]
-    for name, verifier in zip(wanted, made, strict=True):
+    verifiers_of = verifiers if verifiers is not None else [(load or _installed)(part) for part in task.verifiers]
+    for name, verifier in zip(wanted, verifiers_of, strict=True):
         name = first = str(name or verifier.name)
-        for n in range(2, len(made) + 2):
+        for n in range(2, len(verifiers_of) + 2):
             if name not in named:
                 break
             name = f"{first}-{n}"
@@ -208,13 +208,13 @@ def plain_float(value: object) -> float | None:
 def raised(error: BaseException) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
     words = words_of(error)
-    said = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    message = f"{type(error).__name__}: {words}" if words else type(error).__name__
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     inside = frames[1:]
     if not inside or inside[0][0].is_relative_to(ENGINE):
-        return said
+        return message
     file = inside[0][0]
-    return f"{said} ({file.name}:{[line for path, line in inside if path == file][-1]})"
+    return f"{message} ({file.name}:{[line for path, line in inside if path == file][-1]})"
 
 
 def words_of(error: BaseException) -> str:
@@ -264,14 +264,14 @@ def _installed(part: Part) -> Verifier:
 def make_verifier(part: Part) -> Verifier:
     """The verifier that `part` names. Raises PluginError, also for what is none and could score nothing."""
     options = {key: value for key, value in part.options.items() if key != AS}
-    made: Verifier = load_part("verifiers", part.kind, options)
-    score: Any = getattr(made, "score", None) or getattr(made, "rank", None)
+    verifier: Verifier = load_part("verifiers", part.kind, options)
+    score: Any = getattr(verifier, "score", None) or getattr(verifier, "rank", None)
     if not inspect.iscoroutinefunction(inspect.unwrap(score)):
         has = "has no score" if score is None else "has a score that is not async"
         raise PluginError(f"verifiers {part.kind!r} {has}; give it `async def score(self, trace, sandbox)`")
-    if not all(isinstance(getattr(made, name, None), str) for name in ("name", "version")):
+    if not all(isinstance(getattr(verifier, name, None), str) for name in ("name", "version")):
         raise PluginError(
             f"verifiers {part.kind!r} has no name or no version, which every verdict records; "
             'give its class both as texts, like `name, version = "mine", "1"`'
         )
-    return made
+    return verifier

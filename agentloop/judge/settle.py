@@ -51,11 +51,11 @@ def resolve(
     if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
         return past[-1].verdict
     scores = past[-1].verdict.scores if past else ()
-    found, rule = read(store, row), past[-1].verdict.rule if past else None
-    if found is not None and found.imported is not None:
-        verdict = classified_imported(found.imported, RewardState.scored, reward).model_copy(update={"scores": scores})
+    record, rule = read(store, row), past[-1].verdict.rule if past else None
+    if record is not None and record.imported is not None:
+        verdict = classified_imported(record.imported, RewardState.scored, reward).model_copy(update={"scores": scores})
     else:
-        trace = found.trace if found else Trace(id=trace_id, messages=())
+        trace = record.trace if record else Trace(id=trace_id, messages=())
         task = (tasks or {}).get(trace.task_id or "") or bare_task(trace)
         verdict = classified(task, trace, RewardState.scored, reward, scores, rule=rule)
     store.resolve(project, trace_id, verdict, reward, by=by, why=why)
@@ -79,8 +79,8 @@ def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
     scores = tuple(_arrived(score, stored.given) for score in before.scores)
     if scores == before.scores or before.state is RewardState.infra_failed:
         return None
-    found = read(store, stored.row)
-    trace = found.trace if found else Trace(id=trace_id, messages=())
+    record = read(store, stored.row)
+    trace = record.trace if record else Trace(id=trace_id, messages=())
     settled = before.state is RewardState.scored  # by a person
     state, reward = (before.state, before.reward) if settled else combine(before.rule, scores)
     verdict = classified(bare_task(trace), trace, state, reward, scores, rule=before.rule)
@@ -88,7 +88,7 @@ def settle(store: Store, project: str, trace_id: str) -> Verdict | None:
     return verdict
 
 
-def _arrived(score: Score, given: Mapping[str, Score]) -> Score:
+def _arrived(score: Score, arrivals: Mapping[str, Score]) -> Score:
     """The number that came for a score that waits. One without a value is no number."""
-    came = given.get(score.verifier)
+    came = arrivals.get(score.verifier)
     return came if score.waiting and came is not None and came.value is not None else score

@@ -61,8 +61,8 @@ def classified(
     **more: Any,
 ) -> Verdict:
     """A verdict whose state and reward are settled, with the failures as they are found today. guess: of `classify`."""
-    known = tuple(score for score in scores if not score.waiting)
-    failures = classify(task, trace, state, reward, known, guess=guess)
+    final = tuple(score for score in scores if not score.waiting)
+    failures = classify(task, trace, state, reward, final, guess=guess)
     return Verdict(
         trace_id=trace.id, state=state, reward=reward, scores=scores, failures=failures, taxonomy=VERSION, **more
     )

@@ -11,12 +11,12 @@ MAX_RESULT = 4_000
 
 def transcript(trace: Trace, limit: int) -> str:
     """The whole, its course and its answer in at most about `limit` characters each, head and tail kept."""
-    lines = [_said(message) for message in trace.messages]
+    lines = [_line(message) for message in trace.messages]
     for step in trace.steps:
-        lines += [_said(message) for message in step.heard]
+        lines += [_line(message) for message in step.heard]
         message = step.completion.message
         if message.content:
-            lines.append(_said(message))
+            lines.append(_line(message))
         lines += [f"[step {step.index}] call {call.name} {call.arguments}" for call in message.tool_calls]
         lines += [
             f"[step {step.index}] result{'' if r.ok else ' (failed)'}: {shortened(r.content, MAX_RESULT)}"
@@ -35,5 +35,5 @@ def task(trace: Trace) -> str:
     return next((message.content for message in trace.messages if message.role == "user"), "")
 
 
-def _said(message: Message) -> str:
+def _line(message: Message) -> str:
     return f"[{message.role}] {shortened(message.content, MAX_RESULT)}"

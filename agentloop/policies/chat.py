@@ -37,7 +37,7 @@ def render(message: Message) -> str:
 def parse(text: str) -> tuple[str, tuple[ToolCall, ...]]:
     """(words before the first call, the calls). A call that cannot be read keeps its text and says why."""
     words = text.split(OPEN, 1)[0]
-    return words, tuple(_parse_call(f"call_{i}", *found.groups()) for i, found in enumerate(_CALL.finditer(text)))
+    return words, tuple(_parse_call(f"call_{i}", *match.groups()) for i, match in enumerate(_CALL.finditer(text)))
 
 
 def _parse_call(call_id: str, body: str, close: str) -> ToolCall:
@@ -80,10 +80,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 448) -> Tokenizer:
 
 
 def _token_id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
+    token_id = tokenizer.token_to_id(token)
+    if token_id is None:
         raise ConfigError(f"the tokenizer has no {token}: it was not made by train_tokenizer")
-    return found
+    return token_id
 
 
 class Chat:

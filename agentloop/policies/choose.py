@@ -20,10 +20,10 @@ def choose_endpoint(settings: PolicySection, prices: Sequence[PriceSection] = ()
 
     Raises ConfigError for what is not set, PluginError where litellm is needed and is not there.
     """
-    key, temperature, known = settings.api_key, settings.temperature, price(prices)
+    key, temperature, model_price = settings.api_key, settings.temperature, price(prices)
     if settings.kind == "litellm":
         return LiteLLMPolicy(
-            settings.model, base_url=settings.base_url, api_key=key, temperature=temperature, price=known
+            settings.model, base_url=settings.base_url, api_key=key, temperature=temperature, price=model_price
         )
     kind = VLLMPolicy if settings.kind == "vllm" else OpenAIPolicy
-    return kind(settings.base_url, settings.model, api_key=key, temperature=temperature, price=known)
+    return kind(settings.base_url, settings.model, api_key=key, temperature=temperature, price=model_price)

@@ -47,7 +47,7 @@ def _ready(timeout_s: float | None, *descriptors: int) -> list[int]:
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return [found for found, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
+    return [descriptor for descriptor, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 def _end_children() -> None:

@@ -109,11 +109,11 @@ class LiteLLMPolicy:
             except litellm.ContextWindowExceededError:
                 return None
             except Exception as error:  # it raises the classes of every provider's client
-                said, status = " ".join(str(error).split()), getattr(error, "status_code", None) or 0
-                if status == 400 and any(words in said.lower() for words in TOO_LONG):
+                message, status = " ".join(str(error).split()), getattr(error, "status_code", None) or 0
+                if status == 400 and any(words in message.lower() for words in TOO_LONG):
                     return None
-                remedy = _remedy(status, said)
-                words = f"{type(error).__name__}: {said.removeprefix(f'litellm.{type(error).__name__}: ')}"[:300]
+                remedy = _remedy(status, message)
+                words = f"{type(error).__name__}: {message.removeprefix(f'litellm.{type(error).__name__}: ')}"[:300]
                 words = f"model {self.model}: {words}{f'; {remedy}' if remedy else ''}"
                 if isinstance(error, litellm.Timeout):  # its status is 408, though the provider sent none
                     problem = UpstreamUnavailable(words)
@@ -156,16 +156,16 @@ def load_litellm() -> Any:
 def refuse_litellm(what: str) -> None:
     """Raises PluginError, naming `what` needs it, when litellm cannot be used: before anything is rolled out."""
     try:
-        found = version("litellm")
+        installed = version("litellm")
     except PackageNotFoundError:
         raise PluginError(
             f"{what} without base_url needs litellm: {extra('hosted')}; or give the base_url of an "
             "OpenAI-compatible endpoint"
         ) from None
-    if found in COMPROMISED:
+    if installed in COMPROMISED:
         raise PluginError(
-            f"litellm {found} is a compromised release that steals credentials; remove it, change every key that this "
-            "machine knew, and install another"
+            f"litellm {installed} is a compromised release that steals credentials; remove it, change every key that "
+            "this machine knew, and install another"
         )
 
 
@@ -175,10 +175,10 @@ def _wire(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [{**m, "content": m["content"] or None} if "tool_calls" in m else m for m in sent]
 
 
-def _remedy(status: int, said: str) -> str:
+def _remedy(status: int, message: str) -> str:
     """What to do about a refusal that stays one; empty for others."""
-    if status == 401 or any(words in said.lower() for words in NO_KEY):
+    if status == 401 or any(words in message.lower() for words in NO_KEY):
         return "set AGENTLOOP_POLICY__API_KEY, or the variable that litellm names for this provider"
-    if "LLM Provider NOT provided" in said:
+    if "LLM Provider NOT provided" in message:
         return "name it PROVIDER/MODEL, such as anthropic/NAME or openai/NAME (docs.litellm.ai/docs/providers)"
     return ""

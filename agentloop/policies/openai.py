@@ -231,14 +231,14 @@ def _is_readable(call: ToolCall) -> bool:
 def read_completion(answer: dict[str, Any]) -> Completion:
     """A chat completion as its dialect has it. Raises KeyError, TypeError and the like for what is none."""
     choice = answer["choices"][0]
-    said = choice["message"]
+    reply = choice["message"]
     calls = tuple(
         ToolCall(
             id=call["id"],
             name=_text(call["function"]["name"]),
             arguments=_text(call["function"]["arguments"] or "{}"),
         )
-        for call in said.get("tool_calls") or ()
+        for call in reply.get("tool_calls") or ()
     )
     ids = tuple(choice.get("token_ids") or ())
     logprobs = tuple(item["logprob"] for item in ((choice.get("logprobs") or {}).get("content") or ()))
@@ -246,8 +246,8 @@ def read_completion(answer: dict[str, Any]) -> Completion:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
     message = Message(
         role="assistant",
-        content=_text(said.get("content") or ""),
-        reasoning=_text(said.get("reasoning_content") or ""),
+        content=_text(reply.get("content") or ""),
+        reasoning=_text(reply.get("reasoning_content") or ""),
         tool_calls=calls,
         token_ids=ids,
     )
@@ -263,6 +263,6 @@ def read_completion(answer: dict[str, Any]) -> Completion:
     )
 
 
-def _text(said: str) -> str:
-    """`said` as it can be stored: half of a surrogate pair, which only JSON can hold, becomes a question mark."""
-    return said.encode(errors="replace").decode()
+def _text(text: str) -> str:
+    """`text` as it can be stored: half of a surrogate pair, which only JSON can hold, becomes a question mark."""
+    return text.encode(errors="replace").decode()

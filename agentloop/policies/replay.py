@@ -37,8 +37,8 @@ class ReplayPolicy:
         if traces is None:
             raise ConfigError("policy 'replay' needs traces, a file or a store; set it under [policy]")
         self._answers: dict[str, list[Completion]] = {}
-        self._given: dict[str, int] = {}
-        self._known: list[list[Message]] = []
+        self._n_answered: dict[str, int] = {}
+        self._conversations: list[list[Message]] = []
         """Each trace's whole conversation, to say where another one departs from it."""
         for trace in _read(Path(traces)) if isinstance(traces, Path | str) else traces:
             self._add(trace)
@@ -59,9 +59,9 @@ class ReplayPolicy:
         recorded = self._answers.get(key)
         if recorded is None:
             raise UpstreamUnavailable(
-                f"nothing was recorded for this conversation: {difference(self._known, messages)}"
+                f"nothing was recorded for this conversation: {difference(self._conversations, messages)}"
             )
-        n = self._given[key] = self._given.get(key, 0) + 1
+        n = self._n_answered[key] = self._n_answered.get(key, 0) + 1
         if n > len(recorded):
             raise UpstreamUnavailable(
                 f"the same conversation of {counted(len(messages), 'message')} was asked {n} times and recorded "
@@ -70,28 +70,29 @@ class ReplayPolicy:
         return recorded[n - 1]
 
     def _add(self, trace: Trace) -> None:
-        said = list(trace.messages)
+        conversation = list(trace.messages)
         for step in trace.steps:
             if step.compacted:
                 break
-            said += step.heard
+            conversation += step.heard
             if not step.copied:
-                self._answers.setdefault(_key(said), []).append(step.completion)
-            said.append(step.completion.message)
-            said += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in step.results]
-        self._known.append(said)
+                self._answers.setdefault(_key(conversation), []).append(step.completion)
+            conversation.append(step.completion.message)
+            conversation += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in step.results]
+        self._conversations.append(conversation)
         for child in trace.children:
             self._add(child.trace)
 
 
-def difference(recorded: Iterable[Sequence[Message]], asked: Sequence[Message]) -> str:
-    """Where `asked` departs from the recorded conversation that goes along with it for longest; there must be one."""
-    shared, nearest = max(((_n_shared(known, asked), known) for known in recorded), key=lambda pair: pair[0])
-    if shared == len(asked):
+def difference(recorded: Iterable[Sequence[Message]], messages: Sequence[Message]) -> str:
+    """Where `messages` departs from the recorded conversation with the longest common start; needs at least one."""
+    nearest = max(recorded, key=lambda conversation: _n_shared(conversation, messages))
+    shared = _n_shared(nearest, messages)
+    if shared == len(messages):
         return f"after message {shared} no answer of a model follows"
     if shared == len(nearest):
-        return f"diverged at message {shared + 1}: recorded nothing more, asked {_shown(asked[shared])}"
-    return f"diverged at message {shared + 1}: {_apart(nearest[shared], asked[shared])}"
+        return f"diverged at message {shared + 1}: recorded nothing more, asked {_abbreviated(messages[shared])}"
+    return f"diverged at message {shared + 1}: {_apart(nearest[shared], messages[shared])}"
 
 
 def _read(path: Path) -> Iterator[Trace]:
@@ -142,24 +143,24 @@ def _seen(message: Message) -> tuple[object, ...]:
     return message.role, message.content, calls, message.tool_call_id, message.name
 
 
-def _n_shared(known: Sequence[Message], asked: Sequence[Message]) -> int:
-    pairs = zip(known, asked, strict=False)
-    return next((n for n, (a, b) in enumerate(pairs) if _seen(a) != _seen(b)), min(len(known), len(asked)))
+def _n_shared(conversation: Sequence[Message], messages: Sequence[Message]) -> int:
+    pairs = zip(conversation, messages, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if _seen(a) != _seen(b)), min(len(conversation), len(messages)))
 
 
-def _apart(known: Message, asked: Message) -> str:
+def _apart(recorded: Message, message: Message) -> str:
     """Both from where they differ; of messages that differ in their calls alone, the calls."""
-    if known.role == asked.role and known.content != asked.content:
-        pairs = zip(known.content, asked.content, strict=False)
-        shortest = min(len(known.content), len(asked.content))
+    if recorded.role == message.role and recorded.content != message.content:
+        pairs = zip(recorded.content, message.content, strict=False)
+        shortest = min(len(recorded.content), len(message.content))
         start = max(0, next((n for n, (a, b) in enumerate(pairs) if a != b), shortest) - SHOWN // 3)
-        said = [repr(m.content[start : start + SHOWN]) for m in (known, asked)]
+        excerpts = [repr(m.content[start : start + SHOWN]) for m in (recorded, message)]
         where = f", from character {start}" if start else ""
-        return f"{known.role} said {said[0]}{where}, asked {said[1]}"
-    return f"recorded {_shown(known)}, asked {_shown(asked)}"
+        return f"{recorded.role} said {excerpts[0]}{where}, asked {excerpts[1]}"
+    return f"recorded {_abbreviated(recorded)}, asked {_abbreviated(message)}"
 
 
-def _shown(message: Message) -> str:
+def _abbreviated(message: Message) -> str:
     calls = "".join(f" {call.name} {call.arguments}"[:SHOWN] for call in message.tool_calls)
     answers = f" to {message.tool_call_id}" if message.tool_call_id else ""
     return f"{message.role}{answers} {message.content[:SHOWN]!r}{calls}"

@@ -61,5 +61,5 @@ def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
 
 
 def _goes_on_from(messages: Sequence[Message], task: Task) -> bool:
-    said = [message.tool_calls for message in messages if message.role == "assistant"]
-    return said[: len(task.prefix)] == [step.completion.message.tool_calls for step in task.prefix]
+    calls = [message.tool_calls for message in messages if message.role == "assistant"]
+    return calls[: len(task.prefix)] == [step.completion.message.tool_calls for step in task.prefix]

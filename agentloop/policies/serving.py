@@ -67,7 +67,7 @@ class Server:
         """Start the process; it answers later, see `wait`. Raises OSError where there can be no log."""
         self.last_lines.clear()
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        kept = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
+        log = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
         read, self._hold = os.pipe()
         try:
             self._process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Server:
             )
         finally:
             os.close(read)
-        self._reader = threading.Thread(target=self._keep_log, args=(self._process.stdout, kept), daemon=True)
+        self._reader = threading.Thread(target=self._keep_log, args=(self._process.stdout, log), daemon=True)
         self._reader.start()
 
     def wait(self, timeout_s: float, waiting: Callable[[float], object] = lambda s: None) -> list[str]:
@@ -136,10 +136,10 @@ class Server:
         try:
             with _open(f"{self.url}/v1/models", timeout_s) as response:
                 models = json.load(response)["data"]
-            found = {each["id"]: Path(each["root"]) for each in models if each.get("parent")}
+            adapters = {each["id"]: Path(each["root"]) for each in models if each.get("parent")}
         except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
             return  # it says nothing of them
-        self.others = {name: folder for name, folder in found.items() if name not in self.adapters}
+        self.others = {name: folder for name, folder in adapters.items() if name not in self.adapters}
 
     def stop(self) -> None:
         """End it and everything that it started. Stopping twice is harmless."""
@@ -174,19 +174,19 @@ class Server:
             _open(f"{self.url}/v1/{what}", 120.0, body).close()
         except urllib.error.HTTPError as error:
             with error:
-                said = error.read().decode(errors="replace")
-            raise PolicyError(f"{self.url}: {what} {body['lora_name']}: HTTP {error.code}: {said[:300]}") from None
+                body_text = error.read().decode(errors="replace")
+            raise PolicyError(f"{self.url}: {what} {body['lora_name']}: HTTP {error.code}: {body_text[:300]}") from None
         except (OSError, HTTPException) as error:
             raise PolicyError(f"{self.url}: {what} {body['lora_name']}: {error}") from None
 
-    def _keep_log(self, printed: IO[bytes], kept: logging.Handler) -> None:
+    def _keep_log(self, printed: IO[bytes], log: logging.Handler) -> None:
         """All of it goes to the log, and its last lines are remembered."""
         with printed as lines, suppress(ValueError):
             for raw in lines:
                 line = clean(raw.decode(errors="replace").replace("\r", " ").rstrip())
                 self.last_lines.append(line[:300])
-                kept.emit(logging.LogRecord("vllm", logging.INFO, "", 0, line, (), None))
-        kept.close()
+                log.emit(logging.LogRecord("vllm", logging.INFO, "", 0, line, (), None))
+        log.close()
 
 
 def _open(url: str, timeout_s: float, body: Mapping[str, str] | None = None) -> Any:
@@ -258,12 +258,12 @@ def _until_broken(server: Server, p: Patience) -> str:
 
 def _each(n_s: float, tell: Callable[[float], object]) -> Callable[[float], None]:
     """`tell`, but no more often than each `n_s` seconds."""
-    told = 0.0
+    last_at = 0.0
 
     def maybe(now: float) -> None:
-        nonlocal told
-        if now - told >= n_s:
-            told = now
+        nonlocal last_at
+        if now - last_at >= n_s:
+            last_at = now
             tell(now)
 
     return maybe

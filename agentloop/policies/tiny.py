@@ -96,16 +96,16 @@ class TinyPolicy:
         n_new = [max(0, min(n, CONTEXT - len(ids))) for ids, (_, n, _) in zip(prompts, requests, strict=True)]
         rows = sample(self.model, prompts, n_new, [seed for _, _, seed in requests], self.temperature, self.chat.end)
         return [
-            self._completion(prompt, ids, logprobs, asked=n)
+            self._completion(prompt, ids, logprobs, limit=n)
             for prompt, (ids, logprobs), (_, n, _) in zip(prompts, rows, requests, strict=True)
         ]
 
-    def _completion(self, prompt: list[int], ids: list[int], logprobs: list[float], *, asked: int) -> Completion:
+    def _completion(self, prompt: list[int], ids: list[int], logprobs: list[float], *, limit: int) -> Completion:
         ended = bool(ids) and ids[-1] == self.chat.end
         words, calls = parse(self.chat.decode(ids))
         return Completion(
             message=Message(role="assistant", content=words, tool_calls=calls, token_ids=tuple(ids)),
-            finish_reason="stop" if ended else "length" if len(ids) >= asked else "context",
+            finish_reason="stop" if ended else "length" if len(ids) >= limit else "context",
             prompt_token_ids=tuple(prompt),
             logprobs=tuple(logprobs),
             n_prompt_tokens=len(prompt),

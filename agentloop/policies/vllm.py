@@ -49,7 +49,7 @@ class VLLMPolicy:
         """price: of an answer. extend: False leaves every prompt to the server, for one that takes no ids."""
         self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, price=price, extra=EXACT)
         self.model, self._extend = self._chat.model, extend
-        self._said: OrderedDict[int, array[int]] = OrderedDict()
+        self._answers: OrderedDict[int, array[int]] = OrderedDict()
         self._n_kept = 0
         self._ends: set[int] = set()
         self.n_forks = 0
@@ -61,8 +61,8 @@ class VLLMPolicy:
         """See `protocols.Policy`. Raises MalformedAnswer, naming the field, for an answer without exact tokens."""
         before = self._before(messages, tools)
         prompt = await self._extended(messages, before) if before is not None and self._extend else None
-        given = {"kv_transfer_params": {"prompt_token_ids": prompt}} if prompt else {}
-        answer = await self._chat.ask(messages, tools, max_tokens=max_tokens, seed=seed, **given)
+        extra = {"kv_transfer_params": {"prompt_token_ids": prompt}} if prompt else {}
+        answer = await self._chat.ask(messages, tools, max_tokens=max_tokens, seed=seed, **extra)
         if answer is None:
             return NO_ROOM
         done = self._exact(answer)
@@ -127,19 +127,19 @@ class VLLMPolicy:
         if last is None:
             return None
         key = _key(messages[: last + 1], tools)
-        if key in self._said:
-            self._said.move_to_end(key)
-        return self._said.get(key)
+        if key in self._answers:
+            self._answers.move_to_end(key)
+        return self._answers.get(key)
 
     def _remember(self, messages: Sequence[Message], tools: Sequence[ToolSpec], done: Completion) -> None:
         # No `stop` is ever sent, so what ends an answer is the model's end mark.
         if done.finish_reason in ("stop", "tool_calls"):
             self._ends.add(done.message.token_ids[-1])
         key, ids = _key([*messages, done.message], tools), array("i", done.prompt_token_ids + done.message.token_ids)
-        self._n_kept += len(ids) - len(self._said.pop(key, ()))
-        self._said[key] = ids
+        self._n_kept += len(ids) - len(self._answers.pop(key, ()))
+        self._answers[key] = ids
         while self._n_kept > MAX_KEPT:
-            self._n_kept -= len(self._said.popitem(last=False)[1])
+            self._n_kept -= len(self._answers.popitem(last=False)[1])
 
     @staticmethod
     def _extends(done: Completion, before: array[int] | None) -> bool:

@@ -39,17 +39,17 @@ class Actions:
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """Calls that failed, or could not be read, were not made; one without a result counts as made."""
-        made = [
+        calls = [
             {"name": call.name, "arguments": _arguments(call.arguments)}
             for _, call, result in trace.tool_calls
             if call.error is None and call.name not in self._ignore and (result is None or result.ok)
         ]
         if self._match == "exact":
-            return float(len(made) == len(self._expected) and all(map(_same, made, self._expected)))
+            return float(len(calls) == len(self._expected) and all(map(_same, calls, self._expected)))
         if self._match == "ordered":
-            rest = iter(made)
+            rest = iter(calls)
             return float(all(any(_same(call, wanted) for call in rest) for wanted in self._expected))
-        return float(_all_found(made, self._expected))
+        return float(_all_found(calls, self._expected))
 
 
 def _arguments(text: str) -> Any:
@@ -59,33 +59,33 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _same(made: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    if made["name"] != wanted["name"]:
+def _same(call: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    if call["name"] != wanted["name"]:
         return False
-    return "arguments" not in wanted or _equal(made["arguments"], wanted["arguments"])
+    return "arguments" not in wanted or _equal(call["arguments"], wanted["arguments"])
 
 
-def _equal(made: Any, wanted: Any) -> bool:
+def _equal(value: Any, wanted: Any) -> bool:
     """As JSON: `1` is `1.0` and is not `true`."""
-    if isinstance(made, bool) != isinstance(wanted, bool):
+    if isinstance(value, bool) != isinstance(wanted, bool):
         return False
-    if isinstance(made, dict) and isinstance(wanted, dict):
-        return made.keys() == wanted.keys() and all(_equal(made[key], wanted[key]) for key in made)
-    if isinstance(made, list) and isinstance(wanted, list):
-        return len(made) == len(wanted) and all(map(_equal, made, wanted))
-    return bool(made == wanted)
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(_equal(value[key], wanted[key]) for key in value)
+    if isinstance(value, list) and isinstance(wanted, list):
+        return len(value) == len(wanted) and all(map(_equal, value, wanted))
+    return bool(value == wanted)
 
 
-def _all_found(made: list[dict[str, Any]], expected: list[Mapping[str, Any]]) -> bool:
+def _all_found(calls: list[dict[str, Any]], expected: list[Mapping[str, Any]]) -> bool:
     """True when each expected action has a call of its own: a matching in the graph of who fits whom."""
-    taken: dict[int, int] = {}
+    matches: dict[int, int] = {}
 
     def place(n: int, seen: set[int]) -> bool:
-        for at, call in enumerate(made):
+        for at, call in enumerate(calls):
             if at not in seen and _same(call, expected[n]):
                 seen.add(at)
-                if at not in taken or place(taken[at], seen):
-                    taken[at] = n
+                if at not in matches or place(matches[at], seen):
+                    matches[at] = n
                     return True
         return False
 

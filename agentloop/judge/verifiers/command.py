@@ -47,18 +47,18 @@ class Command:
         if not isinstance(sandbox, FileSandbox):
             raise TypeError("tests need a box that takes files; use docker or bubblewrap")
         if self._tests is not None:
-            made = await sandbox.exec("rm -rf /tests && mkdir -p /tests")
-            at = "/tests" if made.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the box, where / may not be written
+            created = await sandbox.exec("rm -rf /tests && mkdir -p /tests")
+            at = "/tests" if created.exit_code == 0 else "/tmp/tests"  # noqa: S108 - of the box, where / may not be written
             await sandbox.upload(self._tests, at)
             command = f"TESTS={at}; export TESTS; {self._command}"
         else:
             command = self._command
         done = await sandbox.exec(command, timeout_s=self._time_s)
-        said = " ".join(f"{done.stdout}\n{done.stderr}".split())[-MAX_SAID:]
+        output = " ".join(f"{done.stdout}\n{done.stderr}".split())[-MAX_SAID:]
         if done.timed_out:
-            return Graded(value=0.0, why=f"the tests took more than {self._time_s:g} s; they printed: {said}")
+            return Graded(value=0.0, why=f"the tests took more than {self._time_s:g} s; they printed: {output}")
         if done.oom:
-            return Graded(value=0.0, why=f"the tests ran out of memory; they printed: {said}")
+            return Graded(value=0.0, why=f"the tests ran out of memory; they printed: {output}")
         if done.exit_code in CANNOT_RUN:
-            return Graded(value=0.0, why=f"the tests ended with {done.exit_code}, cannot run; they printed: {said}")
-        return Graded(value=float(done.exit_code == 0), why=said)
+            return Graded(value=0.0, why=f"the tests ended with {done.exit_code}, cannot run; they printed: {output}")
+        return Graded(value=float(done.exit_code == 0), why=output)

@@ -39,9 +39,9 @@ class EnvReturn:
         for step in trace.steps:
             for result in step.results:
                 if result.name == STEP and result.ok:
-                    told = json.loads(result.content)
-                    rewards.append(float(told["reward"]))
-                    over = over or told["terminated"] or told["truncated"]
+                    reply = json.loads(result.content)
+                    rewards.append(float(reply["reward"]))
+                    over = over or reply["terminated"] or reply["truncated"]
         bad = next((n for n, reward in enumerate(rewards, start=1) if not math.isfinite(reward)), None)
         if bad is not None:
             return Graded(value=None, error=f"the reward of step {bad} was {rewards[bad - 1]}; mend the environment")
@@ -52,6 +52,6 @@ class EnvReturn:
         if self.threshold is not None:
             return Graded(value=float(total >= self.threshold), why=f"{why}, threshold {self.threshold:g}")
         if not self.low <= total <= self.high:
-            told = f"{why}, outside of {self.low:g} to {self.high:g}; correct low and high"
-            return Graded(value=None, error=told)
+            reply = f"{why}, outside of {self.low:g} to {self.high:g}; correct low and high"
+            return Graded(value=None, error=reply)
         return Graded(value=(total - self.low) / (self.high - self.low), why=f"{why}, of {self.low:g} to {self.high:g}")

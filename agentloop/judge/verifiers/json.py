@@ -40,7 +40,7 @@ class Json:
     def __init__(self, schema: dict[str, Any] | bool | None = None, subset: object = None) -> None:
         if schema is None and subset is None:
             raise ValueError("json: give a schema, or the subset that must be in the answer")
-        self._subset, self._shown = exact(subset), json.dumps(subset, default=str)
+        self._subset, self._subset_text = exact(subset), json.dumps(subset, default=str)
         self._validator = None
         if schema is not None:
             try:
@@ -56,7 +56,7 @@ class Json:
         try:
             value = read_json(trace.answer or "")
             if self._subset is not None and not contains(value, self._subset):
-                return unlike(f"JSON with {self._shown}", trace.answer)
+                return unlike(f"JSON with {self._subset_text}", trace.answer)
             if self._validator is not None and not self._validator.is_valid(value):
                 return unlike("JSON that fits the schema", trace.answer)
         except (ValueError, RecursionError):

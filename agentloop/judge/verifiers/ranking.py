@@ -106,18 +106,18 @@ class Ranking:
         one, two = fence(first), fence(second)
         system = SYSTEM.format(first=one.mark, second=two.mark, rubric=self._rubric)
         key = [SYSTEM, self._rubric, one.inside, two.inside]
-        said, spent = await self._model.ask(system, f"{one.text}\n\n{two.text}", Preference, key=key, repeat=0)
-        return said.better, spent
+        preference, spent = await self._model.ask(system, f"{one.text}\n\n{two.text}", Preference, key=key, repeat=0)
+        return preference.better, spent
 
 
 def pairs(n: int, n_opponents: int | None) -> list[tuple[int, int]]:
     """Each pair once; with `n_opponents`, neighbours in a circle, and those opposite where the number is odd."""
     reach = n - 1 if n_opponents is None else min(n_opponents, n - 1)
-    found = {tuple(sorted((i, (i + step) % n))) for i in range(n) for step in range(1, reach // 2 + 1)}
+    edges = {tuple(sorted((i, (i + step) % n))) for i in range(n) for step in range(1, reach // 2 + 1)}
     if reach % 2:  # in an odd circle nobody is opposite: everybody then has one opponent more
         step = n // 2 if n % 2 == 0 else reach // 2 + 1
-        found |= {tuple(sorted((i, (i + step) % n))) for i in range(n)}
-    return sorted((i, j) for i, j in found)
+        edges |= {tuple(sorted((i, (i + step) % n))) for i in range(n)}
+    return sorted((i, j) for i, j in edges)
 
 
 def mean_rank(wins: Wins, n: int) -> list[float | None]:

@@ -40,5 +40,5 @@ class Regex:
 
 
 def _words(error: Exception) -> str:
-    said = error.args[0] if error.args else error
-    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    reason = error.args[0] if error.args else error
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
