@@ -41,8 +41,8 @@ class Used:
     def since(self, before: Used) -> Used:
         """The difference. Domains that were not there before are left out."""
         both = {name: value - before.joules[name] for name, value in self.joules.items() if name in before.joules}
-        known = self.gpu_s is not None and before.gpu_s is not None
-        return Used(both, (self.gpu_s or 0.0) - (before.gpu_s or 0.0) if known else None)
+        is_measured = self.gpu_s is not None and before.gpu_s is not None
+        return Used(both, (self.gpu_s or 0.0) - (before.gpu_s or 0.0) if is_measured else None)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -105,8 +105,8 @@ class Meter:
                 self._total = Used(joules, sum(busy) if busy else None)
             else:
                 before = self._total
-                kept = {name: known + joules[name] for name, known in before.joules.items() if name in joules}
-                self._total = Used(kept, before.gpu_s + sum(busy) if busy and before.gpu_s is not None else None)
+                totals = {name: total + joules[name] for name, total in before.joules.items() if name in joules}
+                self._total = Used(totals, before.gpu_s + sum(busy) if busy and before.gpu_s is not None else None)
             return self._total
 
     def _keep_reading(self) -> None:
@@ -175,12 +175,12 @@ class Nvml:
 
 
 def _rapl(powercap: Path) -> tuple[Rapl | None, str | None]:
-    found = sorted(path for path in powercap.glob("intel-rapl:*") if ZONE.fullmatch(path.name))
-    if not found:
+    folders = sorted(path for path in powercap.glob("intel-rapl:*") if ZONE.fullmatch(path.name))
+    if not folders:
         return None, f"not available: no counter of energy in {powercap}, as in most virtual machines"
     zones: dict[str, Path] = {}
     try:
-        for path in found:
+        for path in folders:
             name = (path / "name").read_text().strip()
             if COUNTED.fullmatch(name):
                 zones[name if name.startswith("package") else f"{name}-{path.name.split(':')[1]}"] = path

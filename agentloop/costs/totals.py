@@ -46,11 +46,11 @@ def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
     return cost
 
 
-def priced(completion: Completion, asked: str, price: Price) -> Completion:
+def priced(completion: Completion, model: str, price: Price) -> Completion:
     """With its cost, by the model's name as the answer has it, else as it was asked for."""
     cost = price(completion)
     if cost is None:
-        cost = price(completion.model_copy(update={"model": asked}))
+        cost = price(completion.model_copy(update={"model": model}))
     return completion.model_copy(update={"cost_usd": cost})
 
 
@@ -73,9 +73,9 @@ def by_table(table: PriceSection, completion: Completion) -> float | None:
     if not completion.n_prompt_tokens + completion.n_completion_tokens:
         return None
     cached = min(completion.n_cached_tokens, completion.n_prompt_tokens)
-    kept = table.input if table.cached is None else table.cached
+    cached_rate = table.input if table.cached is None else table.cached
     fresh = (completion.n_prompt_tokens - cached) * table.input
-    return (fresh + cached * kept + completion.n_completion_tokens * table.output) / 1e6
+    return (fresh + cached * cached_rate + completion.n_completion_tokens * table.output) / 1e6
 
 
 def completions(trace: Trace) -> Iterator[Completion]:
@@ -84,9 +84,9 @@ def completions(trace: Trace) -> Iterator[Completion]:
     A call that failed is one only where somebody counted its tokens.
     """
     for step in trace.steps:
-        said = step.completion
-        if not step.copied and not (step.is_broken and not said.n_prompt_tokens + said.n_completion_tokens):
-            yield said
+        completion = step.completion
+        if not step.copied and not (step.is_broken and not completion.n_prompt_tokens + completion.n_completion_tokens):
+            yield completion
     for child in trace.children:
         yield from completions(child.trace)
 
@@ -145,17 +145,17 @@ class Sum:
 
     def row(self) -> dict[str, Any]:
         """Figures by name."""
-        known = {name: total(self._costs[name]) for name in ("usd", "judging_usd", "gpu_s", "joules")}
+        totals = {name: total(self._costs[name]) for name in ("usd", "judging_usd", "gpu_s", "joules")}
         return {
             "episodes": self.n_episodes,
             "solved": self.n_solved,
             "prompt_tokens": self.n_prompt_tokens,
             "cached_tokens": self.n_cached_tokens,
             "completion_tokens": self.n_completion_tokens,
-            **known,
-            "usd_per_episode": each(known["usd"], self.n_episodes),
-            "usd_per_solved": each(known["usd"], self.n_solved),
-            "joules_per_solved": each(known["joules"], self.n_solved),
+            **totals,
+            "usd_per_episode": each(totals["usd"], self.n_episodes),
+            "usd_per_solved": each(totals["usd"], self.n_solved),
+            "joules_per_solved": each(totals["joules"], self.n_solved),
         }
 
 
@@ -185,8 +185,8 @@ def shares(stage: Mapping[str, float], n_episodes: int, duration_s: float, all_s
 def total(values: Iterable[float | None]) -> float | None:
     """The sum; None where one is unknown."""
     numbers = list(values)
-    known = [number for number in numbers if number is not None]
-    return sum(known) if len(known) == len(numbers) else None
+    present = [number for number in numbers if number is not None]
+    return sum(present) if len(present) == len(numbers) else None
 
 
 def each(value: float | None, n: int) -> float | None:

@@ -25,13 +25,13 @@ P_SLIP = 0.06
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
-def _asked(instruction: str) -> tuple[Operation, str]:
+def _operation_of(instruction: str) -> tuple[Operation, str]:
     """(operation, file name) of a question."""
     for operation in OPERATIONS:
         pattern = re.escape(operation.question).replace(re.escape("{file}"), r"(\w+)")
-        found = re.fullmatch(pattern, instruction)
-        if found:
-            return operation, found[1]
+        match = re.fullmatch(pattern, instruction)
+        if match:
+            return operation, match[1]
     raise ValueError(f"not a question of this suite: {instruction!r}")
 
 
@@ -39,7 +39,7 @@ def demonstrator(tasks: Sequence[Task]) -> ScriptedPolicy:
     """The scripted policy. It reads each question itself: `tasks` and their solutions are not looked at."""
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
-        operation, file = _asked(messages[0].content)
+        operation, file = _operation_of(messages[0].content)
         n_turns = sum(m.role == "assistant" for m in messages)
         last = messages[-1]
         if last.role == "tool" and not last.content.startswith(("error:", "exit code")) and last.content:

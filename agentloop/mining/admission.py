@@ -59,10 +59,10 @@ class Check(Frozen):
 NAMES = ("reproduces", "solvable", "sound", "flake", "novel", "no_secrets")
 
 
-def all_six(made: Iterable[Check]) -> tuple[Check, ...]:
+def all_six(checks: Iterable[Check]) -> tuple[Check, ...]:
     """In the order of NAMES, with those that were not made."""
-    known = {check.name: check for check in made}
-    return tuple(known.get(name) or Check(name=name, passed=None, why="not made") for name in NAMES)
+    by_name = {check.name: check for check in checks}
+    return tuple(by_name.get(name) or Check(name=name, passed=None, why="not made") for name in NAMES)
 
 
 async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
@@ -80,9 +80,11 @@ async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
         "types": dict(Counter(seen.types).most_common()),
     }  # fmt: skip
     alike = f"{numbers['same_type']} of them by {failure}"
-    said = f"{who} failed {seen.n_failed} of {seen.n} replays ({alike}), which is at least {low:.0%} of the time"
+    finding = f"{who} failed {seen.n_failed} of {seen.n} replays ({alike}), which is at least {low:.0%} of the time"
     passed = not lost and low > MIN_FAILS
-    return Check(name="reproduces", passed=passed, why=lost or (said if passed else _not_shown(said)), numbers=numbers)
+    return Check(
+        name="reproduces", passed=passed, why=lost or (finding if passed else _not_shown(finding)), numbers=numbers
+    )
 
 
 async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
@@ -99,26 +101,26 @@ async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
         "policy": who, "failed": seen.n_failed, "of": seen.n, "lost": seen.n_lost, "high": round(high, 4),
         "risk": PASS_ALPHA,
     }  # fmt: skip
-    said = f"{who} failed {seen.n_failed} of {seen.n} trials, which is at most {high:.1%} of the time"
+    finding = f"{who} failed {seen.n_failed} of {seen.n} trials, which is at most {high:.1%} of the time"
     passed = not lost and high <= MAX_FLAKE
-    why = lost or (said if passed else f"{said}; more than {MAX_FLAKE:.0%} is not excluded")
+    why = lost or (finding if passed else f"{finding}; more than {MAX_FLAKE:.0%} is not excluded")
     return Check(name="flake", passed=passed, why=why, numbers=numbers), seen.n - seen.n_failed
 
 
-def sound(found: TaskAudit) -> Check:
+def sound(result: TaskAudit) -> Check:
     """Whether the verifiers can be believed. A task without a solution is not asked for it here (`solvable`)."""
-    problems = [one for one in found.problems if found.oracle or not one.startswith("not known")]
+    problems = [one for one in result.problems if result.oracle or not one.startswith("not known")]
     numbers = {
-        "solution": found.oracle, "nothing": found.empty, "random": found.random, "cheats": found.n_cheats,
-        "fooled_by": found.fooled_by,
+        "solution": result.oracle, "nothing": result.empty, "random": result.random, "cheats": result.n_cheats,
+        "fooled_by": result.fooled_by,
     }  # fmt: skip
-    if found.waits:
-        problems = [f"its verifier waits for somebody: {found.waits}"]
-    solution = "the solution scores 1, " if found.oracle else ""
+    if result.waits:
+        problems = [f"its verifier waits for somebody: {result.waits}"]
+    solution = "the solution scores 1, " if result.oracle else ""
     return Check(
         name="sound",
         passed=not problems,
-        why="; ".join(problems) or f"{solution}doing nothing 0, and {found.n_cheats} cheats nothing",
+        why="; ".join(problems) or f"{solution}doing nothing 0, and {result.n_cheats} cheats nothing",
         numbers=numbers,
     )
 
@@ -151,21 +153,21 @@ def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
     What was redacted before it was stored counts as well: where it was, a person has to look. No secret is quoted.
     """
     redactor = Redactor(b"case", secrets)
-    found: dict[str, list[str]] = {}
+    secrets_in: dict[str, list[str]] = {}
     n_files = n_bytes = 0
     for name, path in _files(draft, task):
         n_files, n_bytes = n_files + 1, n_bytes + path.stat().st_size
         if n_bytes > MAX_SCANNED:
             why = f"more than {MAX_SCANNED:,} bytes to look through"
             return Check(name="no_secrets", passed=False, why=why, numbers={"files": n_files, "bytes": n_bytes})
-        shown = redactor.text(name)
-        kinds = _MARK.findall(f"{shown}\n{redactor.text(path.read_bytes().decode(errors='replace'))}")
+        redacted_name = redactor.text(name)
+        kinds = _MARK.findall(f"{redacted_name}\n{redactor.text(path.read_bytes().decode(errors='replace'))}")
         if kinds:
-            found[shown] = sorted(set(kinds))
-    told = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in found.items())
-    why = f"secrets, or places where one was: {told}; take them out" if found else f"{n_files} files are clean"
-    numbers = {"files": n_files, "bytes": n_bytes, "found": found}
-    return Check(name="no_secrets", passed=not found, why=why, numbers=numbers)
+            secrets_in[redacted_name] = sorted(set(kinds))
+    listing = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in secrets_in.items())
+    why = f"secrets, or places where one was: {listing}; take them out" if secrets_in else f"{n_files} files are clean"
+    numbers = {"files": n_files, "bytes": n_bytes, "found": secrets_in}
+    return Check(name="no_secrets", passed=not secrets_in, why=why, numbers=numbers)
 
 
 def _files(draft: Path, task: Task | None) -> list[tuple[str, Path]]:
@@ -204,10 +206,10 @@ class _Counted:
 
     def too_many_lost(self) -> str:
         """Why nothing can be said; "" when it can."""
-        asked = self.n + self.n_lost
-        if self.n_lost <= MAX_LOST * asked:
+        n_total = self.n + self.n_lost
+        if self.n_lost <= MAX_LOST * n_total:
             return ""
-        return f"{self.n_lost} of {asked} trials have no reward: {self._why}"
+        return f"{self.n_lost} of {n_total} trials have no reward: {self._why}"
 
 
 def _stages(looks: Sequence[int]) -> list[range]:
@@ -221,5 +223,5 @@ def _hopeless(seen: _Counted, last: int) -> bool:
     return low <= MIN_FAILS or seen.n_failed < MIN_FAILS / 2 * seen.n
 
 
-def _not_shown(said: str) -> str:
-    return f"{said}: that it fails more often than not is not shown"
+def _not_shown(finding: str) -> str:
+    return f"{finding}: that it fails more often than not is not shown"

@@ -106,8 +106,8 @@ def candidates(
             enough |= row.task in signatures.of_task
             if enough and not every:
                 signatures.n_passed_over += 1
-            elif made := _candidate(store, tasks, row, signature, len(rows), project):
-                yield made
+            elif candidate := _candidate(store, tasks, row, signature, len(rows), project):
+                yield candidate
 
 
 def _candidate(
@@ -119,12 +119,12 @@ def _candidate(
     project: str | None,
 ) -> Candidate | None:
     row = next(iter(store.find(f'id:"{label.id}"', project=project, limit=1).traces))
-    found = read(store, store.row(row.project, row.id))
-    if found is None:
+    record = read(store, store.row(row.project, row.id))
+    if record is None:
         return None
-    verdict = found.verdict if is_ours(row) else store.verdict(row.project, row.id)
+    verdict = record.verdict if is_ours(row) else store.verdict(row.project, row.id)
     failure = verdict.critical
     if verdict.state is not RewardState.scored or failure is None:
         return None
-    task = tasks.get(found.trace.task_id or "")
-    return Candidate(found.trace, verdict, failure, label.tool, task, found.imported, signature, n_alike)
+    task = tasks.get(record.trace.task_id or "")
+    return Candidate(record.trace, verdict, failure, label.tool, task, record.imported, signature, n_alike)

@@ -197,7 +197,7 @@ def read_case(folder: Path) -> Case:
     except OSError as error:
         raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
     except ValidationError as error:
-        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+        first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         key = place_of(first["loc"][:1])
         hint = did_you_mean(key, Case.model_fields) if first["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; mend the line") from None

@@ -76,16 +76,16 @@ def pin(failures: Sequence[Pinned], folder: Path, suite: Suite, *, taxonomy: Tax
         return 0
     folder = folder.resolve()
     tasks = {task.id: task for task in _pinned_tasks(folder, suite)}
-    known = {failed.task_id: failed for failed in read_failed(folder)}
-    n_before = len(tasks.keys() & known.keys())
+    by_task = {failed.task_id: failed for failed in read_failed(folder)}
+    n_before = len(tasks.keys() & by_task.keys())
     for failure in failures:
         task = _heldout_task(failure.trace, suite)
         tasks.setdefault(task.id, task)
-        known.setdefault(task.id, _failed(failure, taxonomy))
-    lines = "".join(failed.model_dump_json() + "\n" for failed in known.values())
+        by_task.setdefault(task.id, _failed(failure, taxonomy))
+    lines = "".join(failed.model_dump_json() + "\n" for failed in by_task.values())
     write_text(folder / FAILURES, lines)  # first: a task without its failure would not be completed by pinning again
     write_suite(folder, "failed", list(tasks.values()))
-    return len(tasks.keys() & known.keys()) - n_before
+    return len(tasks.keys() & by_task.keys()) - n_before
 
 
 def read_failed(folder: Path) -> tuple[FailedTask, ...]:
@@ -93,14 +93,14 @@ def read_failed(folder: Path) -> tuple[FailedTask, ...]:
     path = folder / FAILURES
     if not path.is_file():
         return ()
-    found = []
+    tasks = []
     for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
         try:
-            found.append(FailedTask.model_validate(row))
+            tasks.append(FailedTask.model_validate(row))
         except ValidationError as error:
             key = error.errors()[0]["loc"][0]
             raise ConfigError(f"{where}: key {key!r}: {error.errors()[0]['msg']}; mend or delete the line") from None
-    return tuple(found)
+    return tuple(tasks)
 
 
 def _pinned_tasks(folder: Path, suite: Suite) -> list[Task]:

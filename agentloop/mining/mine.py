@@ -93,12 +93,12 @@ class Mine:
     _decided: dict[tuple[str, str], Mined] = field(default_factory=dict)
     """(task, who failed) -> what came of asking it again from its start."""
 
-    async def mine(self, found: Iterator[Candidate], *, limit: int | None = None) -> AsyncIterator[Mined]:
+    async def mine(self, candidates: Iterator[Candidate], *, limit: int | None = None) -> AsyncIterator[Mined]:
         """Each candidate that is no case yet, until `limit` were admitted. Raises what ends the program."""
         n = 0
         pool = SandboxPool(self.backend)
         try:
-            for candidate in found:
+            for candidate in candidates:
                 if n == limit:
                     return
                 if candidate.trace.id in self.signatures.traces or (self.out / candidate.id / CASE).exists():
@@ -157,20 +157,20 @@ class Mine:
                 checks += await (
                     self._online(candidate, draft, pool) if task else self._offline(candidate, case, draft)
                 )
-            made = all_six(checks)
-            if (shown := _shown(made, case.failure)) is not None:
-                case = _renamed(case, shown)
+            all_checks = all_six(checks)
+            if (majority := _majority(all_checks, case.failure)) is not None:
+                case = _renamed(case, majority)
                 write_case(draft, case, candidate.trace, task=task, imported=self._whole(candidate))
-            folder = self.out / case.id if all(check.passed for check in made) else None
+            folder = self.out / case.id if all(check.passed for check in all_checks) else None
             target = folder or (self.keep_rejected / case.id if self.keep_rejected else None)
             if target is not None and not target.exists():
-                put_case(draft, target, _evidence(made, before))
+                put_case(draft, target, _evidence(all_checks, before))
             if folder is not None:
                 self.signatures.traces.add(case.trace)
                 self.signatures.n_cases[candidate.signature] += 1
                 if kind == FULL and task is not None:
                     self.signatures.of_task[case.task] = case.id
-        return Mined(case, made, time.perf_counter() - started, folder)
+        return Mined(case, all_checks, time.perf_counter() - started, folder)
 
     async def _task(self, candidate: Candidate, case: Case, draft: Path) -> Task | None:
         """The task as it is done in the case. Raises NoFork."""
@@ -205,9 +205,9 @@ class Mine:
         passes = self._rolled(task, Side.candidate, passing, pool)
         flaky, n_passed = await admission.flake(passes, passing.ref)
         n_solved = sum(reward == 1.0 for reward in audited.oracle) if not task.prefix else 0
-        known = (n_passed, passing.ref) if n_passed else (n_solved, "solution")
-        stored = None if known[0] else await self._stored_pass(source)
-        return [*checks, flaky, admission.solvable(*known, stored)]
+        evidence = (n_passed, passing.ref) if n_passed else (n_solved, "solution")
+        stored = None if evidence[0] else await self._stored_pass(source)
+        return [*checks, flaky, admission.solvable(*evidence, stored)]
 
     def _rolled(self, task: Task, side: Side, actor: Actor, pool: SandboxPool) -> admission.Rolled:
         """Trials as a gate makes them, of which nothing is stored."""
@@ -225,29 +225,29 @@ class Mine:
         return roll
 
     async def _offline(self, candidate: Candidate, case: Case, draft: Path) -> list[Check]:
-        passing = [found for found in self._passing(candidate.trace.task_id) if found.trace.id != candidate.trace.id]
+        passing = [other for other in self._passing(candidate.trace.task_id) if other.trace.id != candidate.trace.id]
         return offline_checks(case, draft, passing)
 
     async def _audited(self, task: Task) -> TaskAudit:
         if task.hash not in self._audits:
-            [found] = await audit([task], self.backend, n_oracle=3, n_concurrent=self.n_concurrent)
-            self._audits[task.hash] = found
+            [result] = await audit([task], self.backend, n_oracle=3, n_concurrent=self.n_concurrent)
+            self._audits[task.hash] = result
         return self._audits[task.hash]
 
     async def _stored_pass(self, task: Task) -> str | None:
-        for found in self._passing(task.id):
-            if (await judge(task, found.trace)).reward == 1.0:
-                return found.trace.id
+        for attempt in self._passing(task.id):
+            if (await judge(task, attempt.trace)).reward == 1.0:
+                return attempt.trace.id
         return None
 
     def _passing(self, task_id: str | None) -> list[Imported]:
         """Stored runs of a task that passed, with what is known of their worth."""
-        found = []
+        attempts = []
         rows = self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0, project=self.tenant)
         for row in rows if task_id else ():
             if (one := read(self.store, row)) is not None:
-                found.append(one.imported or Imported(trace=one.trace, verdict=one.verdict))
-        return [one if one.verdict else one.model_copy(update={"verdict": _won(one.trace)}) for one in found]
+                attempts.append(one.imported or Imported(trace=one.trace, verdict=one.verdict))
+        return [one if one.verdict else one.model_copy(update={"verdict": _won(one.trace)}) for one in attempts]
 
     def _whole(self, candidate: Candidate) -> Imported:
         whole = candidate.imported or Imported(trace=candidate.trace)
@@ -285,7 +285,7 @@ def _not_again(mined: Mined) -> Check | None:
     return next((check for check in mined.checks if check.name == "reproduces" and check.passed is False), None)
 
 
-def _shown(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, int, int] | None:
+def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, int, int] | None:
     """(type that most replays failed by, how many did, how many failed) where fewer than half failed by `failure`."""
     numbers = next(check.numbers for check in checks if check.name == "reproduces")
     types = numbers.get("types")
@@ -295,9 +295,9 @@ def _shown(checks: Sequence[Check], failure: FailureType) -> tuple[FailureType, 
     return None if most == failure else (FailureType(most), types[most], numbers["failed"])
 
 
-def _renamed(case: Case, shown: tuple[FailureType, int, int]) -> Case:
+def _renamed(case: Case, majority: tuple[FailureType, int, int]) -> Case:
     """Called after what it will be seen to fail by; its failure stays that of the trace, which its step is of."""
-    most, n, n_failed = shown
+    most, n, n_failed = majority
     words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."
     return case.model_copy(update={"id": case_id(case.task, most, case.trace), "sentence": words})
 
@@ -314,7 +314,7 @@ def _without_fork(mined: Mined | None, why: str) -> Mined:
 
 
 def _evidence(checks: Sequence[Check], before: Mined | None) -> dict[str, Any]:
-    made = {check.name: {"passed": check.passed, "why": check.why, **check.numbers} for check in checks}
+    evidence = {check.name: {"passed": check.passed, "why": check.why, **check.numbers} for check in checks}
     if before is not None and (check := _not_again(before)) is not None:
-        made["reproduces"]["from_start"] = check.numbers
-    return made
+        evidence["reproduces"]["from_start"] = check.numbers
+    return evidence

@@ -16,15 +16,15 @@ from agentloop.mining.case import OFFLINE, Case, read_cases, read_trace
 from agentloop.types import Failure, Imported, RewardState, Verdict
 
 
-def found_in(imported: Imported) -> Failure | None:
+def failure_in(imported: Imported) -> Failure | None:
     """The failure that decides a run, as the rules find it now; its outcome is the one that is recorded."""
-    known = imported.verdict or Verdict(trace_id=imported.trace.id, state=RewardState.unscored, reward=None)
-    return classified_imported(imported, known.state, known.reward).critical
+    verdict = imported.verdict or Verdict(trace_id=imported.trace.id, state=RewardState.unscored, reward=None)
+    return classified_imported(imported, verdict.state, verdict.reward).critical
 
 
 def lost(case: Case, imported: Imported) -> str | None:
     """What the rules say in place of what they said, in words; None where they still say it."""
-    now = found_in(imported)
+    now = failure_in(imported)
     if now is None:
         return f"no rule finds {case.failure} in it now"
     if (now.type, now.step) == (case.failure, case.step):
@@ -47,7 +47,7 @@ def offline_checks(case: Case, draft: Path, passing: Sequence[Imported]) -> list
         why=why or f"the rules find {_at(case.failure, case.step)}, the same each time",
         numbers={"deterministic": True, "detector": case.detector},
     )
-    n_silent = sum(found_in(one) is None for one in passing)
+    n_silent = sum(failure_in(one) is None for one in passing)
     before = _before(case, imported)
     sound = Check(
         name="sound",

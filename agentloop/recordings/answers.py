@@ -70,7 +70,7 @@ class Answer(Frozen):
     """Its key."""
     heard: tuple[str, ...]
     """Ids of the request's messages."""
-    said: str
+    answered: str
     """Id of the answer's message."""
     completion: Completion
 
@@ -94,8 +94,8 @@ class Tape:
 
     def covers(self, task_id: str, trial: int, setting: str) -> bool:
         """Whether the trial need not be run: it is on the tape, and all that decides it is as it was."""
-        kept = self.trials.get((task_id, trial))
-        return kept is not None and kept.setting == setting
+        attempt = self.trials.get((task_id, trial))
+        return attempt is not None and attempt.setting == setting
 
     def keep(self, taped: TapedPolicy, setting: str) -> None:
         """Take over what a finished episode recorded, in place of what the trial had. One that broke is not kept."""
@@ -137,10 +137,10 @@ class TapedPolicy:
         self._ids: dict[str, str] = {}
         """Id of an answer as it was played -> as it was recorded: they differ where a secret was redacted."""
         self._seen: dict[int, tuple[Message, str]] = {}
-        self._known: tuple[Answer, ...] = ()
-        if mode in (Mode.replay, Mode.auto) and (kept := tape.trials.get((task_id, trial))):
-            self._known = kept.answers
-            for answer in self._known:
+        self._answers: tuple[Answer, ...] = ()
+        if mode in (Mode.replay, Mode.auto) and (attempt := tape.trials.get((task_id, trial))):
+            self._answers = attempt.answers
+            for answer in self._answers:
                 self._left.setdefault(answer.request, deque()).append(answer)
 
     @property
@@ -166,34 +166,34 @@ class TapedPolicy:
         self.n_live += 1
         done = await self._policy.complete(messages, tools, max_tokens=max_tokens, seed=seed)
         if self.mode is Mode.record:
-            said = message_id(done.message)
-            self.heard |= {**dict(zip(ids, messages, strict=True)), said: done.message}
-            self.recorded.append(Answer(request=key, heard=tuple(ids), said=said, completion=done))
+            answered = message_id(done.message)
+            self.heard |= {**dict(zip(ids, messages, strict=True)), answered: done.message}
+            self.recorded.append(Answer(request=key, heard=tuple(ids), answered=answered, completion=done))
         return done
 
     def _play(self, answer: Answer) -> Completion:
         self.played.append(answer.completion)
-        self._ids[message_id(answer.completion.message)] = answer.said
+        self._ids[message_id(answer.completion.message)] = answer.answered
         return answer.completion
 
     def _id(self, message: Message) -> str:
         """As it was recorded. Agents hand the same messages over turn after turn, and hashing them takes its time."""
-        known = self._seen.get(id(message))
-        if known is None or known[0] is not message:
-            made = message_id(message)
-            known = self._seen[id(message)] = (message, self._ids.get(made, made))
-        return known[1]
+        entry = self._seen.get(id(message))
+        if entry is None or entry[0] is not message:
+            content_id = message_id(message)
+            entry = self._seen[id(message)] = (message, self._ids.get(content_id, content_id))
+        return entry[1]
 
-    def _why(self, key: str, asked: Sequence[str], messages: Sequence[Message]) -> str:
-        if not self._known:
+    def _why(self, key: str, heard: Sequence[str], messages: Sequence[Message]) -> str:
+        if not self._answers:
             return "the tape has no such trial"
         if key in self._left:
             return "the same request was asked more often than it was recorded"
-        said = self._tape.messages
-        if any(answer.heard == tuple(asked) for answer in self._known):
+        messages_by_id = self._tape.messages
+        if any(answer.heard == tuple(heard) for answer in self._answers):
             return "the same conversation, and another policy, other settings or other tools"
-        told = [[said[i] for i in (*answer.heard, answer.said)] for answer in self._known]
-        return difference(sorted(told, key=len, reverse=True), messages)  # of equally near ones, what went on
+        conversations = [[messages_by_id[i] for i in (*answer.heard, answer.answered)] for answer in self._answers]
+        return difference(sorted(conversations, key=len, reverse=True), messages)  # of equally near ones, what went on
 
 
 def message_id(message: Message) -> str:
@@ -252,31 +252,32 @@ def write_tape(path: Path, tape: Tape, redactor: Redactor) -> None:
 def _rows(tape: Tape, redactor: Redactor) -> Iterator[dict[str, Any]]:
     yield {HEAD: {"format": 1}}
     written: set[str] = set()
-    for (task_id, trial), kept in sorted(tape.trials.items()):
+    for (task_id, trial), attempt in sorted(tape.trials.items()):
         answers: list[Any] = []
         before: tuple[str, ...] = ()
-        for answer in kept.answers:
-            for id in (*answer.heard, answer.said):
+        for answer in attempt.answers:
+            for id in (*answer.heard, answer.answered):
                 if id not in written:
                     written.add(id)
                     yield {"id": id, MESSAGE: _redacted(tape.messages[id], redactor)}
             shared = _n_shared(before, answer.heard)
             rest = answer.completion.model_dump(mode="json", exclude=UNKEPT, exclude_defaults=True)
-            answers.append([answer.request, shared, answer.heard[shared:], answer.said, rest])
-            before = (*answer.heard, answer.said)
-        yield {"task": task_id, TRIAL: trial, "setting": kept.setting, "answers": answers}
+            answers.append([answer.request, shared, answer.heard[shared:], answer.answered, rest])
+            before = (*answer.heard, answer.answered)
+        yield {"task": task_id, TRIAL: trial, "setting": attempt.setting, "answers": answers}
 
 
 def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[Answer]:
     """Each row: key, messages shared with the conversation before, ids of the others, id of the answer, the rest."""
     before: tuple[str, ...] = ()
-    for request, shared, others, said, rest in rows:
+    for request, shared, others, answered, rest in rows:
         heard = (*before[:shared], *others)
         missing = [id for id in heard if id not in messages]
         if missing:
             raise ValueError(f"no message {missing[0]}")
-        yield Answer(request=request, heard=heard, said=said, completion=Completion(message=messages[said], **rest))
-        before = (*heard, said)
+        completion = Completion(message=messages[answered], **rest)
+        yield Answer(request=request, heard=heard, answered=answered, completion=completion)
+        before = (*heard, answered)
 
 
 def _n_shared(before: Sequence[str], heard: Sequence[str]) -> int:

@@ -82,24 +82,24 @@ async def _comment(mark: str, text: str, forge: Forge) -> None:
     limit = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(headers=forge.headers, timeout=limit, trust_env=True) as session:
         ours = await _ours(session, forge, mark)
-        if not ours or not await _asked(session, forge, forge.update, f"{forge.one}/{ours[0]}", body):
-            await _asked(session, forge, "POST", forge.all, body)
+        if not ours or not await _request(session, forge, forge.update, f"{forge.one}/{ours[0]}", body):
+            await _request(session, forge, "POST", forge.all, body)
         for extra in ours[1:]:  # two gates that started at once have each written one
-            await _asked(session, forge, "DELETE", f"{forge.one}/{extra}", None)
+            await _request(session, forge, "DELETE", f"{forge.one}/{extra}", None)
 
 
 async def _ours(session: aiohttp.ClientSession, forge: Forge, mark: str) -> list[int]:
     """Ids of the comments that begin with the marker, the oldest first."""
-    found = []
+    ids = []
     for page in range(1, MAX_PAGES + 1):
         async with session.get(forge.all, params={"per_page": "100", "page": str(page)}) as response:
             await _check(response, forge)
             rows = await response.json()
             more = "next" in response.links or response.headers.get("x-next-page")
-        found += [int(row["id"]) for row in rows if (row.get("body") or "").startswith(mark) and _may_be_ours(row)]
+        ids += [int(row["id"]) for row in rows if (row.get("body") or "").startswith(mark) and _may_be_ours(row)]
         if not more:
             break
-    return sorted(found)
+    return sorted(ids)
 
 
 def _may_be_ours(row: Mapping[str, Any]) -> bool:
@@ -107,7 +107,7 @@ def _may_be_ours(row: Mapping[str, Any]) -> bool:
     return user is None or user.get("type") == "Bot" or row.get("author_association") in TRUSTED
 
 
-async def _asked(
+async def _request(
     session: aiohttp.ClientSession, forge: Forge, method: str, url: str, body: dict[str, str] | None
 ) -> bool:
     """False where the comment is gone meanwhile."""
@@ -121,11 +121,11 @@ async def _asked(
 async def _check(response: aiohttp.ClientResponse, forge: Forge) -> None:
     if response.ok:
         return
-    said = clean((await response.text())[:200])
+    text = clean((await response.text())[:200])
     refused = response.status in (401, 403, 404)
     hint = forge.remedy if refused else "run the gate again; its outcomes are kept"
     where = f"{response.method} {response.url.path}"
-    raise _NoComment(f"{where} answered {response.status} {' '.join(said.split())}; {hint}")
+    raise _NoComment(f"{where} answered {response.status} {' '.join(text.split())}; {hint}")
 
 
 # ------------------------------------------------------------------------------------ where we are
@@ -173,14 +173,14 @@ def _pull_request(environ: Environ) -> int:
     event: dict[str, Any] = {}
     if path := environ.get("GITHUB_EVENT_PATH"):
         try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            event = found if isinstance(found, dict) else {}
+            payload = json.loads(Path(path).read_text(encoding="utf-8"))
+            event = payload if isinstance(payload, dict) else {}
         except (OSError, ValueError):
             event = {}
-    asked = [event.get("pull_request"), *((event.get("workflow_run") or {}).get("pull_requests") or [])]
+    candidates = [event.get("pull_request"), *((event.get("workflow_run") or {}).get("pull_requests") or [])]
     issue = event.get("issue") or {}
-    asked += [issue] if "pull_request" in issue else []
-    numbers = [one["number"] for one in asked if one and isinstance(one.get("number"), int)]
+    candidates += [issue] if "pull_request" in issue else []
+    numbers = [one["number"] for one in candidates if one and isinstance(one.get("number"), int)]
     if not numbers and (ref := re.fullmatch(r"refs/pull/(\d+)/\w+", environ.get("GITHUB_REF", ""))):
         numbers = [int(ref[1])]
     if not numbers:

@@ -79,17 +79,22 @@ def write_gate_report(result: GateResult, path: Path, evidence: Evidence | None 
 def render(result: GateResult, evidence: Evidence | None = None) -> str:
     """The report as one self-contained HTML document of at most MAX_BYTES."""
     evidence = evidence or Evidence()
-    made = environment(evidence.own_types)
-    made.filters.update(tally=findings.tally, points=findings.points, span=findings.span)
-    made.filters.update(failure_type=findings.failure_type, last_look=findings.last_look)
-    made.filters.update(what_happened=findings.what_happened)
-    template = made.get_template("gate.html.j2")
-    every = list(pairs(result, evidence.attempts))
+    templates = environment(evidence.own_types)
+    templates.filters.update(tally=findings.tally, points=findings.points, span=findings.span)
+    templates.filters.update(failure_type=findings.failure_type, last_look=findings.last_look)
+    templates.filters.update(what_happened=findings.what_happened)
+    template = templates.get_template("gate.html.j2")
+    all_pairs = list(pairs(result, evidence.attempts))
     html = ""
     for n_pairs, n_rows in SIZES:
-        shown = every[:n_pairs]
+        listed_pairs = all_pairs[:n_pairs]
         html = template.render(
-            result=result, evidence=evidence, findings=findings, charts_of=gate_charts, pairs=shown, n_rows=n_rows
+            result=result,
+            evidence=evidence,
+            findings=findings,
+            charts_of=gate_charts,
+            pairs=listed_pairs,
+            n_rows=n_rows,
         )
         if len(html.encode()) <= MAX_BYTES:
             break
@@ -142,9 +147,9 @@ def _got(step: Step) -> list[tuple[str, bool]]:
 
 def _one(trace_ids: Sequence[str], attempts: Mapping[str, TraceVerdict], *, passed: bool) -> TraceVerdict | None:
     """The first that passed, or did not; else the first there is."""
-    found = [attempts[trace_id] for trace_id in trace_ids if trace_id in attempts]
-    wanted = [a for a in found if ((a.verdict.reward or 0) >= findings.PASSING) == passed]
-    return next(iter(wanted + found), None)
+    stored = [attempts[trace_id] for trace_id in trace_ids if trace_id in attempts]
+    wanted = [a for a in stored if ((a.verdict.reward or 0) >= findings.PASSING) == passed]
+    return next(iter(wanted + stored), None)
 
 
 def _instruction(trace: Trace) -> str:

@@ -50,8 +50,12 @@ def _suite(root: ElementTree.Element, title: str, properties: Mapping[str, objec
 
 def _of_suite(part: SuiteResult) -> dict[str, object]:
     look = last_look(part)
-    shown: dict[str, object] = {"hash": part.hash, "verdict": part.verdict.value, "visits": part.n_visits}
-    return shown if look is None else {**shown, "difference_points": f"{look.mean * 100:.1f}", "interval": span(look)}
+    properties: dict[str, object] = {"hash": part.hash, "verdict": part.verdict.value, "visits": part.n_visits}
+    return (
+        properties
+        if look is None
+        else {**properties, "difference_points": f"{look.mean * 100:.1f}", "interval": span(look)}
+    )
 
 
 def _verdict_case(gate: ElementTree.Element, result: GateResult) -> None:
@@ -80,7 +84,7 @@ def _task_case(suite: ElementTree.Element, task: TaskLine) -> None:
 
 
 def _of_task(task: TaskLine) -> dict[str, object]:
-    shown: dict[str, object] = {
+    properties: dict[str, object] = {
         "kind": task.kind,
         "trials": len(task.candidate),
         "rewards": " ".join(f"{reward:g}" for reward in task.candidate),
@@ -92,7 +96,7 @@ def _of_task(task: TaskLine) -> dict[str, object]:
         "log10_e_value": None if task.e_value is None else f"{task.e_value:.3f}",
         "traces": " ".join(task.trace_ids) or None,
     }
-    return {key: value for key, value in shown.items() if value is not None}
+    return {key: value for key, value in properties.items() if value is not None}
 
 
 def _trials(task: TaskLine) -> str:

@@ -224,7 +224,7 @@ def render(data: ReportData) -> str:
 
 def environment(own_types: Mapping[str, str]) -> Environment:
     """What both reports are drawn with: every value is cleaned and escaped. own_types: what a project's own mean."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("agentloop.reports", "."),
         autoescape=True,
         undefined=StrictUndefined,
@@ -245,8 +245,8 @@ def environment(own_types: Mapping[str, str]) -> Environment:
         "meaning": lambda kind: own_types.get(kind) or _meaning(kind),
         "why_left_out": lambda reason: LEFT_OUT.get(reason, ""),
     }
-    made.filters.update(filters)
-    return made
+    templates.filters.update(filters)
+    return templates
 
 
 def _cleaned(value: object) -> object:
@@ -286,9 +286,10 @@ def paired_counts(
     """Every failure type of the two, the commonest before first; n: of how many episodes, 0 where nobody knows."""
     kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
     pairs = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
-    known = n_before > 0 and n_after > 0
+    is_comparable = n_before > 0 and n_after > 0
     return [
-        FailureCount(kind, b, a, not known or bool(trend(rate(b, n_before), rate(a, n_after)))) for kind, b, a in pairs
+        FailureCount(kind, b, a, not is_comparable or bool(trend(rate(b, n_before), rate(a, n_after))))
+        for kind, b, a in pairs
     ]
 
 
@@ -299,7 +300,7 @@ def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
     evidence = shown_evidence(attempt)
     steps = attempt.trace.steps[start:]
     chosen = [step for n, step in enumerate(steps) if n < MAX_STEPS or step.index == failing]
-    return [_shown(step, evidence) if step.index == failing else _shown(step, None) for step in chosen]
+    return [_excerpt(step, evidence) if step.index == failing else _excerpt(step, None) for step in chosen]
 
 
 def shown_evidence(attempt: TraceVerdict) -> str:
@@ -310,7 +311,7 @@ def shown_evidence(attempt: TraceVerdict) -> str:
     return _readable(evidence) if is_call else evidence
 
 
-def _shown(step: Step, evidence: str | None) -> ShownStep:
+def _excerpt(step: Step, evidence: str | None) -> ShownStep:
     """evidence: None where the step is not the failing one."""
     message = step.completion.message
     results = {result.call_id: result for result in step.results}

@@ -74,7 +74,7 @@ def code(text: str) -> str:
 def prose(text: str) -> str:
     """`text` as words on one line that Markdown does nothing with."""
     line = clip(" ".join(clean(text).split()), MAX_REASON).replace("\n", " ")
-    return _ACTIVE.sub(r"\\\1", _LINKING.sub(lambda found: _apart(found[0]), line))
+    return _ACTIVE.sub(r"\\\1", _LINKING.sub(lambda match: _apart(match[0]), line))
 
 
 def _apart(word: str) -> str:
@@ -89,8 +89,8 @@ def _title(result: GateResult) -> str:
 def _where(report: str | None, url: str | None) -> str:
     run = f"[this run]({url})" if url else ""
     file = code(report) if report else ""
-    found = " of ".join(part for part in (file, run) if part)
-    return f"Side-by-side traces, evidence and every task: {found}." if found else ""
+    place = " of ".join(part for part in (file, run) if part)
+    return f"Side-by-side traces, evidence and every task: {place}." if place else ""
 
 
 def _blocks(result: GateResult, n_rows: int, where: str) -> Iterable[str]:
@@ -142,8 +142,8 @@ def _broken(tasks: Sequence[TaskLine], n_rows: int) -> Iterable[str]:
     yield _table(("case", "passed", "baseline", "failure", "what happened"), rows, len(tasks))
 
 
-def _flips(title: str, found: Sequence[Flip], n_rows: int, note: str = "") -> Iterable[str]:
-    if not found:
+def _flips(title: str, flips: Sequence[Flip], n_rows: int, note: str = "") -> Iterable[str]:
+    if not flips:
         return
     rows = [
         (
@@ -153,10 +153,10 @@ def _flips(title: str, found: Sequence[Flip], n_rows: int, note: str = "") -> It
             code(failure_type(flip.task)) if flip.task.failures else "",
             code(what_happened(flip.task)) if flip.task.why else "",
         )
-        for flip in found[:n_rows]
+        for flip in flips[:n_rows]
     ]
-    yield f"### {title} ({len(found)})" + (f"\n\n{note}" if note else "")
-    yield _table(("task", "baseline", "candidate", "failure", "what happened"), rows, len(found))
+    yield f"### {title} ({len(flips)})" + (f"\n\n{note}" if note else "")
+    yield _table(("task", "baseline", "candidate", "failure", "what happened"), rows, len(flips))
 
 
 def _set_aside(result: GateResult, n_rows: int) -> Iterable[str]:
@@ -179,8 +179,8 @@ def _estimates(result: GateResult) -> str:
     return _table(("of all trials", *sides), rows)
 
 
-def _estimate(found: tuple[float, float, float] | None) -> str:
-    return "" if found is None else f"{found[0]:.1%} ({found[1]:.1%} to {found[2]:.1%})"
+def _estimate(estimate: tuple[float, float, float] | None) -> str:
+    return "" if estimate is None else f"{estimate[0]:.1%} ({estimate[1]:.1%} to {estimate[2]:.1%})"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], total: int | None = None) -> str:

@@ -47,12 +47,12 @@ def task_places(folder: Path, root: Path) -> dict[str, Place]:
 
     folder: the suite's. root: the repository's. Raises ValueError for a folder outside it, ConfigError and OSError.
     """
-    found = {}
+    places = {}
     for path in [folder / TASKS] if (folder / TASKS).is_file() else sorted(folder.glob(f"*/{TASKS}")):
         for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
             line = int(where.rpartition(":")[2])
-            found[str(row.get("id"))] = (path.resolve().relative_to(root.resolve()), line)
-    return found
+            places[str(row.get("id"))] = (path.resolve().relative_to(root.resolve()), line)
+    return places
 
 
 def _result(task: TaskLine, place: Place, rules: list[str]) -> dict[str, Any]:
