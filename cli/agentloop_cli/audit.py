@@ -54,15 +54,15 @@ def audit(
         raise typer.Exit(FAILED_CHECK if is_task else SandboxError.exit_code)
 
 
-def show_quick(found: Mapping[str, Any]) -> None:
+def show_quick(result: Mapping[str, Any]) -> None:
     """A line for each wrong task, then the count."""
-    for task in found["tasks"]:
+    for task in result["tasks"]:
         if task["problem"]:
             stdout.print(Text(f"{task['task']}: {task['problem']}", style="red"), soft_wrap=True)
-    _show_infrastructure(found["tasks"])
-    n = found["n_tasks"] - found["n_infrastructure"]
+    _show_infrastructure(result["tasks"])
+    n = result["n_tasks"] - result["n_infrastructure"]
     stdout.print(
-        f"{n - found['n_wrong']} of {counted(n, 'task')} right: the solution scores 1, and doing nothing scores 0",
+        f"{n - result['n_wrong']} of {counted(n, 'task')} right: the solution scores 1, and doing nothing scores 0",
         soft_wrap=True,
     )
 
@@ -77,12 +77,12 @@ def _show_infrastructure(tasks: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def show(found: Mapping[str, Any]) -> None:
+def show(result: Mapping[str, Any]) -> None:
     """A row for each task, then the problems."""
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "solution", "nothing", "random", "cheats that score", "found out"):
         table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
-    for task in [task for task in found["tasks"] if task["problems"] or found["n_tasks"] <= MAX_ROWS]:
+    for task in [task for task in result["tasks"] if task["problems"] or result["n_tasks"] <= MAX_ROWS]:
         n_passed, n_fooled = sum(reward == 1.0 for reward in task["oracle"]), len(task["fooled_by"])
         table.add_row(
             Text(task["task"]),
@@ -96,22 +96,22 @@ def show(found: Mapping[str, Any]) -> None:
         )
     if table.row_count:
         stdout.print(table)
-    for task in found["tasks"]:
+    for task in result["tasks"]:
         for problem in task["problems"]:
             stdout.print(Text(f"{task['task']}: {problem}", style="red"), soft_wrap=True)
-    for task in found["tasks"]:
+    for task in result["tasks"]:
         if task["excused"]:
             cheats = ", ".join(f"{name} ({why})" for name, why in task["excused"].items())
             stdout.print(Text(f"{task['task']}: cheats without a verdict: {cheats}"), soft_wrap=True)
-    _show_infrastructure(found["tasks"])
-    n_bad = sum(bool(task["problems"]) for task in found["tasks"])
-    waiting = [task for task in found["tasks"] if task["waits"]]
+    _show_infrastructure(result["tasks"])
+    n_bad = sum(bool(task["problems"]) for task in result["tasks"])
+    waiting = [task for task in result["tasks"] if task["waits"]]
     if waiting:
         first = f"{waiting[0]['task']}: {waiting[0]['waits']}"
         stdout.print(Text(f"not audited: {counted(len(waiting), 'task')} ({first})"), soft_wrap=True)
-    n = found["n_tasks"] - len(waiting) - found["n_infrastructure"]
+    n = result["n_tasks"] - len(waiting) - result["n_infrastructure"]
     stdout.print(
-        f"{n - n_bad} of {counted(n, 'task')} can be believed: {found['n_fooled']:,} of {found['n_cheats']:,} cheats "
+        f"{n - n_bad} of {counted(n, 'task')} can be believed: {result['n_fooled']:,} of {result['n_cheats']:,} cheats "
         "scored; `found out` counts those that were also labelled outcome.reward_hack",
         soft_wrap=True,
     )

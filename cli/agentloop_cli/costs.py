@@ -60,9 +60,9 @@ def costs(
     from agentloop.reports.costs import stored_costs
 
     own = load_prices(project)
-    known = price(own, _listed) if find_spec("litellm") else price(own)
+    model_price = price(own, _listed) if find_spec("litellm") else price(own)
     with opened_store(where, project=project) as store:
-        rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, known)
+        rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, model_price)
     if as_json:
         print_json({"by": by.value, "rows": rows})
     elif not rows:
@@ -83,7 +83,7 @@ def _table(by: str, rows: dict[str, dict[str, Any]]) -> Table:
     for _, heading, _ in COLUMNS:
         table.add_column(heading, justify="right")
     for name, row in rows.items():
-        shown = [UNKNOWN if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS]
+        cells = [UNKNOWN if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS]
         label = f"v{name}" if by == "version" and name != UNKNOWN else name
-        table.add_row(Text(on_one_line(label)), *shown)
+        table.add_row(Text(on_one_line(label)), *cells)
     return table

@@ -61,9 +61,9 @@ def _type(kind: str, project: Path) -> FailureType:
     from agentloop.failures.taxonomy import project_taxonomy
     from agentloop.types import FailureType
 
-    known = [leaf.type.value for leaf in project_taxonomy(project).leaves]
-    if kind not in known:
-        raise ConfigError(f"--type: no {kind!r} (known: {', '.join(known)}){did_you_mean(kind, known)}")
+    types = [leaf.type.value for leaf in project_taxonomy(project).leaves]
+    if kind not in types:
+        raise ConfigError(f"--type: no {kind!r} (known: {', '.join(types)}){did_you_mean(kind, types)}")
     return FailureType(kind)
 
 

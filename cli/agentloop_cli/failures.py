@@ -60,29 +60,29 @@ def failures(
     words = " ".join(filter or ())
     with opened_store(where, project=project) as store:
         check_types(words, known_types(project, store))
-        shown = survey(
+        result = survey(
             store, words, project=tenant, by=by, since=_version(since), every=labels, cluster=cluster, limit=limit
         )
     if as_json:
-        print_json(shown.model_dump(mode="json"))
+        print_json(result.model_dump(mode="json"))
     else:
-        _print_survey(shown, project, since is not None, cluster is not None)
-        _print_hints(shown, labels, cluster is not None, same_store(project, where, tenant))
-    if not shown.n:
+        _print_survey(result, project, since is not None, cluster is not None)
+        _print_hints(result, labels, cluster is not None, same_store(project, where, tenant))
+    if not result.n:
         raise typer.Exit(NOTHING)
 
 
-def _print_survey(shown: Survey, project: Path, only_new: bool, one: bool) -> None:
+def _print_survey(result: Survey, project: Path, only_new: bool, one: bool) -> None:
     from agentloop.failures.taxonomy import project_taxonomy
 
     if one:
-        _print_cluster(shown.clusters[0])
+        _print_cluster(result.clusters[0])
     else:
-        _print(shown, only_new, project_taxonomy(project))
+        _print(result, only_new, project_taxonomy(project))
 
 
-def _print_hints(shown: Survey, labels: bool, one: bool, same: str) -> None:
-    for hint in _hints(shown, labels, one, same):
+def _print_hints(result: Survey, labels: bool, one: bool, same: str) -> None:
+    for hint in _hints(result, labels, one, same):
         stderr.print(Text(hint))
 
 
@@ -94,53 +94,53 @@ def _version(since: str | None) -> int | None:
     return int(since.removeprefix("v"))
 
 
-def _print(found: Survey, only_new: bool, taxonomy: Taxonomy) -> None:
-    untyped = f", {found.untyped:,} with no word why" if found.untyped else ""
-    ends = f"{found.failed + found.untyped:,} failed{untyped}, {found.won:,} succeeded"
-    unknown = f", {found.unknown:,} of unknown outcome" if found.unknown else ""
-    stdout.print(Text(f"{counted(found.n, 'trace')}: {ends}{unknown}", style="bold"), soft_wrap=True)
-    if not found.counted:
+def _print(result: Survey, only_new: bool, taxonomy: Taxonomy) -> None:
+    untyped = f", {result.untyped:,} with no word why" if result.untyped else ""
+    ends = f"{result.failed + result.untyped:,} failed{untyped}, {result.won:,} succeeded"
+    unknown = f", {result.unknown:,} of unknown outcome" if result.unknown else ""
+    stdout.print(Text(f"{counted(result.n, 'trace')}: {ends}{unknown}", style="bold"), soft_wrap=True)
+    if not result.counted:
         return
     stdout.print()
-    _print_rows(found, taxonomy)
+    _print_rows(result, taxonomy)
     stdout.print()
     if only_new:
-        what = f"New in {found.later}, never in {found.earlier}" if found.clusters else ""
-        stdout.print(Text(what or f"Nothing is new in {found.later}: {found.earlier} had it all", "bold"))
+        what = f"New in {result.later}, never in {result.earlier}" if result.clusters else ""
+        stdout.print(Text(what or f"Nothing is new in {result.later}: {result.earlier} had it all", "bold"))
     else:
         stdout.print(Text("Alike, the largest first", style="bold"))
-    for cluster in found.clusters:
+    for cluster in result.clusters:
         _print_alike(cluster)
 
 
-def _print_rows(found: Survey, taxonomy: Taxonomy) -> None:
+def _print_rows(result: Survey, taxonomy: Taxonomy) -> None:
     from agentloop.types import FailureType
 
-    first = max([len(found.by), *(len(on_one_line(row.value)) for row in found.rows)])
+    first = max([len(result.by), *(len(on_one_line(row.value)) for row in result.rows)])
     first = min(first, 40)
     heading = ("traces", "share", "cum.", "tasks")
-    stdout.print(_columns(Text(found.by, style="bold"), heading, first))
+    stdout.print(_columns(Text(result.by, style="bold"), heading, first))
     above = 0.0
-    for row in found.rows:
+    for row in result.rows:
         numbers = (f"{row.n:,}", percent(row.share), percent(row.cumulative), f"{row.n_tasks:,}")
         line = _columns(Text(on_one_line(row.value)), numbers, first)
         bar = "█" * max(1, round(BAR * row.share))
         stdout.print(Text.assemble(line, "  ", (bar, "red")), soft_wrap=True)
-        _print_below(row, found, taxonomy.describe(FailureType(row.mostly)), vital=above < VITAL)
+        _print_below(row, result, taxonomy.describe(FailureType(row.mostly)), vital=above < VITAL)
         above = row.cumulative
-    if found.n_rows > len(found.rows):
-        stdout.print(Text(f"and {found.n_rows - len(found.rows):,} more; --limit shows more", style="dim"))
+    if result.n_rows > len(result.rows):
+        stdout.print(Text(f"and {result.n_rows - len(result.rows):,} more; --limit shows more", style="dim"))
 
 
-def _print_below(row: Row, found: Survey, meaning: str, *, vital: bool) -> None:
+def _print_below(row: Row, result: Survey, meaning: str, *, vital: bool) -> None:
     """What is said of a row under its numbers; of those that make up most failures, what to do."""
-    if found.by not in ("type", "group"):
+    if result.by not in ("type", "group"):
         rate = f"{_rate(row.rate)} of its {row.rate.of:,} traces; " if row.rate else ""
         print_block(INDENT, Text(f"{rate}mostly {row.mostly}", style="dim"))
-    elif found.by == "type" and vital:
+    elif result.by == "type" and vital:
         print_block(INDENT, Text(on_one_line(meaning), style="dim"))
     if row.change:
-        stdout.print(_changed(row.change, found), soft_wrap=True)
+        stdout.print(_changed(row.change, result), soft_wrap=True)
     stdout.print(_quoted(row.example), soft_wrap=True)
     if vital:
         print_block(Text("    next: "), Text(row.next, style="italic"))
@@ -157,8 +157,8 @@ def _print_alike(cluster: Cluster) -> None:
         before = cluster.change.before
         line.append(f"  new? {cluster.n:,} of {cluster.change.since.of:,}, 0 of {before.of:,} before", style="dim")
     stdout.print(_cut(line), soft_wrap=True)
-    said = FOUND.get(cluster.detector, "")
-    alike = " ".join(filter(None, (f"{said}:" if said else "", on_one_line(cluster.template))))
+    origin = FOUND.get(cluster.detector, "")
+    alike = " ".join(filter(None, (f"{origin}:" if origin else "", on_one_line(cluster.template))))
     stdout.print(_cut(Text(f"        {alike or '(no words)'}")), soft_wrap=True)
     stdout.print(_quoted(cluster.example, INDENT + INDENT, tool=False), soft_wrap=True)
 
@@ -176,18 +176,18 @@ def _print_cluster(cluster: Cluster) -> None:
         stdout.print(f"          and {cluster.n - len(cluster.traces):,} more", soft_wrap=True)
 
 
-def _changed(change: Change, found: Survey) -> Text:
-    rates = f"    {found.earlier} {_rate(change.before)} → {found.later} {_rate(change.since)}"
+def _changed(change: Change, result: Survey) -> Text:
+    rates = f"    {result.earlier} {_rate(change.before)} → {result.later} {_rate(change.since)}"
     return Text.assemble(rates, "  ", (change.trend or "no clear change", COLOURS[change.trend]))
 
 
 def _quoted(example: Example, indent: Text = INDENT, tool: bool = True) -> Text:
     """Cut where a terminal ends; a pipe gets all of the quote."""
     words = on_one_line(" ".join(example.evidence.split()))
-    shown = example.trace_id[:10] if sys.stdout.isatty() else example.trace_id
+    short_id = example.trace_id[:10] if sys.stdout.isatty() else example.trace_id
     quote = f"“{words}”" if words else "(it said nothing)"
     called = f"{on_one_line(example.tool)}: " if tool and example.tool else ""
-    return _cut(Text.assemble(indent, (f"{on_one_line(shown)}  ", "cyan"), called, (quote, "dim")))
+    return _cut(Text.assemble(indent, (f"{on_one_line(short_id)}  ", "cyan"), called, (quote, "dim")))
 
 
 def _columns(first: Text, numbers: tuple[str, ...], width: int) -> Text:
@@ -205,31 +205,31 @@ def _cut(line: Text) -> Text:
     return line
 
 
-def _hints(found: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
+def _hints(result: Survey, labels: bool, one: bool, same: str) -> Iterator[str]:
     """What to do next, as commands."""
-    if not found.n:
+    if not result.n:
         yield "no trace for which the filter holds; `agentloop traces ls` lists those that there are"
         return
-    if found.unjudged:
-        yield f"{counted(found.unjudged, 'trace')} never judged: `agentloop judge again{same}` says what failed there"
-    if found.untyped:
+    if result.unjudged:
+        yield f"{counted(result.unjudged, 'trace')} never judged: `agentloop judge again{same}` says what failed there"
+    if result.untyped:
         yield f"failed with no word why: `agentloop judge again 'reward<1' --all{same}` looks for it"
-    if found.unknown and not labels:
+    if result.unknown and not labels:
         have = (
-            f" ({found.unknown_labelled:,} with labels, which --labels counts, too)" if found.unknown_labelled else ""
+            f" ({result.unknown_labelled:,} with labels, which --labels counts, too)" if result.unknown_labelled else ""
         )
         yield (
-            f"{counted(found.unknown, 'trace')} of unknown outcome{have}: "
+            f"{counted(result.unknown, 'trace')} of unknown outcome{have}: "
             f"`agentloop judge resolve ID --reward 0 --why …{same}` tells one, "
             "or `PUT /api/v1/traces/ID/reward` of `agentloop serve`"
         )
-    if found.earlier and len(found.purposes) > 1 and not one:
+    if result.earlier and len(result.purposes) > 1 and not one:
         yield (
-            f"versions did different tasks in {', '.join(found.purposes)}: "
+            f"versions did different tasks in {', '.join(result.purposes)}: "
             "the term purpose:evaluate, say, compares like with like"
         )
-    if found.clusters and not one:
-        example = found.clusters[0]
+    if result.clusters and not one:
+        example = result.clusters[0]
         yield (
             f"next: `agentloop traces show {example.example.trace_id[:10]}{same}`, "
             f"or `agentloop failures --cluster {example.id}{same}`"

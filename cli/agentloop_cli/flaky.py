@@ -52,9 +52,9 @@ def flaky(
 
 
 def _show(state: Flakiness) -> None:
-    with stdout.capture() as shown:
+    with stdout.capture() as output:
         stdout.print(_table(state.rates, state.evals, state.entries))
-    for row in map(Text.from_ansi, shown.get().splitlines()):
+    for row in map(Text.from_ansi, output.get().splitlines()):
         row.rstrip()  # a table fills its columns up
         stdout.print(row, soft_wrap=True)
     if state.written is not None:

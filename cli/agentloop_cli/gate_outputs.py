@@ -80,8 +80,8 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
     from agentloop.gate import findings
     from agentloop.reports.gate import Evidence, write_gate_report
 
-    shown = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
-    wanted = {one for task in shown for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
+    tasks = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
+    wanted = {one for task in tasks for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
     attempts: dict[str, TraceVerdict] = {}
     for place in ([folder] if folder else []) + [BANKS]:
         attempts |= _attempts(place, wanted - attempts.keys())
@@ -98,15 +98,15 @@ def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
     if not (folder / STORE).is_file():
         return {}
     store: Store = Store(folder / STORE, create=False)
-    found = {}
+    attempts = {}
     try:
         for one in sorted(ids):
             with suppress(NoSuchTrace):
                 _, trace, verdict = store.trace(one)
-                found[one] = TraceVerdict(trace=trace, verdict=verdict)
+                attempts[one] = TraceVerdict(trace=trace, verdict=verdict)
     finally:
         store.close()
-    return found
+    return attempts
 
 
 def show(result: GateResult, folder: Path | None, report: str | None) -> None:

@@ -21,12 +21,12 @@ def known_types(project: Path, store: Store) -> list[str]:
     return list(dict.fromkeys([*ours, *own, *store.values("failure")]))
 
 
-def check_types(filter: str, known: list[str]) -> None:
+def check_types(filter: str, types: list[str]) -> None:
     """Raises ConfigError for a `failure` or `label` of a filter that is known nowhere, probably a typo."""
     from agentloop.store.query import parse
 
     for term in parse(filter):
         names = [term.value] if term.quoted else term.value.split(",")
         for name in names if term.key in ("failure", "label") else ():
-            if name and "*" not in name and name not in known:
-                raise ConfigError(f"{term.key}: no {name!r} (known: {', '.join(known)}){did_you_mean(name, known)}")
+            if name and "*" not in name and name not in types:
+                raise ConfigError(f"{term.key}: no {name!r} (known: {', '.join(types)}){did_you_mean(name, types)}")

@@ -83,13 +83,13 @@ def _try(mining: ProjectMining, choice: Failures, sandbox: str, limit: int, as_j
     from agentloop.sandbox.ladder import make_backend
 
     backend = make_backend(sandbox, "--sandbox")
-    with LiveProgress() as progress, _shown(mining, as_json):
+    with LiveProgress() as progress, _progress(mining, as_json):
         progress.start("mine: cases admitted", limit)
         asyncio.run(mining.run(backend, choice, limit, partial(_tell, progress)))
 
 
 @contextmanager
-def _shown(mining: ProjectMining, as_json: bool) -> Iterator[None]:
+def _progress(mining: ProjectMining, as_json: bool) -> Iterator[None]:
     """What was done is printed also when the work was interrupted."""
     try:
         yield
@@ -132,9 +132,9 @@ def _print(mining: ProjectMining) -> None:
         for check in mined.checks:
             stdout.print(Text(f"    {check.name:<11} {on_one_line(check.why)}", style="dim"), soft_wrap=True)
     why = Counter(check.name for mined in done for check in mined.checks if check.passed is False)
-    told = ", ".join(f"{name} {n}" for name, n in why.most_common())
+    reasons = ", ".join(f"{name} {n}" for name, n in why.most_common())
     n_rejected = len(done) - len(admitted)
-    rejected = f"; {n_rejected} not admitted ({told})" if n_rejected else ""
+    rejected = f"; {n_rejected} not admitted ({reasons})" if n_rejected else ""
     stdout.print(Text(f"{counted(len(admitted), 'case')} admitted to {out}{rejected}"), soft_wrap=True)
     for line in _next(mining, admitted) if admitted else _nothing(mining) if done else ():
         stdout.print(Text(line), soft_wrap=True)
@@ -165,8 +165,8 @@ def _next(mining: ProjectMining, admitted: Sequence[Mined]) -> Iterator[str]:
 def _is_ignored(folder: Path) -> bool:
     """Whether git would not take it; where there is no git, there is nobody to refuse it."""
     try:
-        asked = ("git", "-C", str(folder), "check-ignore", "-q", ".")
-        return subprocess.run(asked, check=False, capture_output=True).returncode == 0
+        command = ("git", "-C", str(folder), "check-ignore", "-q", ".")
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
     except FileNotFoundError:
         return False
 
@@ -183,13 +183,13 @@ def _check(out: Path, as_json: bool) -> None:
 
     if not out.is_dir():
         raise ConfigError(f"no cases in {out}; name their folder with --out, or make some with `agentloop mine`")
-    found = recheck(out)
+    problems = recheck(out)
     if as_json:
-        print_json({"out": str(out), "cases": found})
+        print_json({"out": str(out), "cases": problems})
     else:
-        for name, lost in found.items():
+        for name, lost in problems.items():
             stdout.print(Text(f"{name}: {lost or 'holds'}", style="red" if lost else ""), soft_wrap=True)
-        if not found:
+        if not problems:
             stdout.print("no offline cases to check")
-    if any(found.values()):
+    if any(problems.values()):
         raise typer.Exit(LOST)

@@ -134,7 +134,7 @@ class Controller:
 @pytest.fixture(scope="session")
 def agent_policy(pytestconfig: pytest.Config) -> Policy:
     """What --agentloop-policy names."""
-    policy: Policy = _said(lambda: session_of(pytestconfig).policy)
+    policy: Policy = _or_usage_error(lambda: session_of(pytestconfig).policy)
     return policy
 
 
@@ -144,7 +144,7 @@ def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[Box]:
     from agentloop.testing.own import Box
 
     session = session_of(pytestconfig)
-    box = _said(lambda: Box(session.runner, session.pool))
+    box = _or_usage_error(lambda: Box(session.runner, session.pool))
     yield box
     box.close()
 
@@ -181,7 +181,7 @@ def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., TapedPoli
     session = session_of(request.config)
     node = request.node
     folder = node.path.parent / "cassettes" / node.path.stem
-    taping = _said(lambda: Taping(folder, node.name, session.mode, session.root))
+    taping = _or_usage_error(lambda: Taping(folder, node.name, session.mode, session.root))
     yield taping.policy
     taping.close()
 
@@ -272,7 +272,7 @@ def _collected(ask: Callable[[], Any]) -> Any:
         raise pytest.Collector.CollectError(clean(str(error))) from None
 
 
-def _said(ask: Callable[[], Any]) -> Any:
+def _or_usage_error(ask: Callable[[], Any]) -> Any:
     from agentloop.errors import AgentLoopError
     from agentloop.printable import clean
 

@@ -64,9 +64,9 @@ def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:
     hang = hang or Text(" " * lead.cell_len)
     width = max(20, stdout.width - lead.cell_len)
     for line in text.wrap(stdout, width) if sys.stdout.isatty() else text.split(allow_blank=True):
-        shown = Text.assemble(lead, line)
-        shown.rstrip()
-        stdout.print(shown, soft_wrap=True)
+        block = Text.assemble(lead, line)
+        block.rstrip()
+        stdout.print(block, soft_wrap=True)
         lead = hang
 
 

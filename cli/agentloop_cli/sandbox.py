@@ -24,16 +24,16 @@ def ls(as_json: AsJson = False) -> None:
     """List boxes, and what boxes that are gone left behind."""
     from agentloop.sandbox.janitor import look
 
-    found = look()
-    _say_no_docker(found)
+    findings = look()
+    _say_no_docker(findings)
     if as_json:
-        print_json({"found": [asdict(find) for find in found.finds], "no_docker": found.no_docker})
-    elif not found.finds:
+        print_json({"found": [asdict(find) for find in findings.finds], "no_docker": findings.no_docker})
+    elif not findings.finds:
         stdout.print("no boxes, and nothing left behind")
     else:
-        stdout.print(_table(found.finds))
-        if found.orphans:
-            stdout.print(f"\n{len(found.orphans)} that nobody needs; `agentloop sandbox gc` removes them")
+        stdout.print(_table(findings.finds))
+        if findings.orphans:
+            stdout.print(f"\n{len(findings.orphans)} that nobody needs; `agentloop sandbox gc` removes them")
 
 
 @sandbox.command()
@@ -60,9 +60,9 @@ def gc(
         raise SandboxError(f"still there: {left}; remove it as the user that made it, or as root")
 
 
-def _say_no_docker(found: Findings) -> None:
-    if found.no_docker:
-        stderr.print(f"docker was not asked: {found.no_docker}", markup=False)
+def _say_no_docker(findings: Findings) -> None:
+    if findings.no_docker:
+        stderr.print(f"docker was not asked: {findings.no_docker}", markup=False)
 
 
 def _table(finds: Sequence[Find]) -> Table:
@@ -70,8 +70,8 @@ def _table(finds: Sequence[Find]) -> Table:
     for heading in ("kind", "name", "owner", "state"):
         table.add_column(heading, overflow="fold")
     for find in finds:
-        said = find.state if find.kind == "image" else f"{find.state}, no owner"
-        state = Text(said, "yellow") if find.is_orphan else Text(find.state)
+        wording = find.state if find.kind == "image" else f"{find.state}, no owner"
+        state = Text(wording, "yellow") if find.is_orphan else Text(find.state)
         owner = str(find.owner or ("" if find.kind == "image" else "elsewhere"))
         table.add_row(find.kind, Text(find.name), owner, state)
     return table

@@ -113,19 +113,19 @@ def _print_child(child: SubTrace, margin: Text) -> None:
 
 
 def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
-    said = step.completion.message
+    reply = step.completion.message
     lead = margin + Text(f"{step.index:>3} ", style="dim")
     for message in step.heard:
         print_block(margin + Text(f"{message.role}  ", style="dim"), Text(clean(message.content)))
-    if said.reasoning:
-        print_block(lead, Text(clean(said.reasoning), style="dim italic"))
-    if said.content:
-        print_block(lead, Text(clean(said.content)))
-    for call in said.tool_calls:
+    if reply.reasoning:
+        print_block(lead, Text(clean(reply.reasoning), style="dim italic"))
+    if reply.content:
+        print_block(lead, Text(clean(reply.content)))
+    for call in reply.tool_calls:
         name = (on_one_line(call.name or "(no tool)"), "bold cyan")
-        print_block(lead, Text.assemble(name, " ", clean(_asked(call))))
+        print_block(lead, Text.assemble(name, " ", clean(_arguments(call))))
     if step.is_broken:
-        there = said.content or said.reasoning or said.tool_calls
+        there = reply.content or reply.reasoning or reply.tool_calls
         print_block(lead, Text("the answer ended here" if there else "no answer came", style="red"))
     for result in step.results:
         bar = margin + Text("  │ ", style="dim")
@@ -134,7 +134,7 @@ def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
         _print_failure(failure)
 
 
-def _asked(call: ToolCall) -> str:
+def _arguments(call: ToolCall) -> str:
     """The command or the answer; of a call that cannot be made, the arguments as they were written."""
     from agentloop.agents.tools.shell import argument
 
@@ -144,8 +144,8 @@ def _asked(call: ToolCall) -> str:
 
 def _print_failure(failure: Failure) -> None:
     lead = Text("  ✗ ", style="bold red") if failure.critical else Text("  · ", style="yellow")
-    said = f" “{clean(failure.evidence)}” "
-    print_block(lead, Text.assemble((failure.type, "red"), said, (failure.detector, "dim")))
+    quote = f" “{clean(failure.evidence)}” "
+    print_block(lead, Text.assemble((failure.type, "red"), quote, (failure.detector, "dim")))
 
 
 def _ended(trace: Trace) -> str:
@@ -159,8 +159,8 @@ def _ended(trace: Trace) -> str:
 
 
 def _last_words(trace: Trace) -> str:
-    said = (step.completion.message.content.strip() for step in reversed(trace.answered))
-    words = next(filter(None, said), "")
+    contents = (step.completion.message.content.strip() for step in reversed(trace.answered))
+    words = next(filter(None, contents), "")
     return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"
 
 
@@ -169,8 +169,8 @@ def _print_end(trace: Trace, verdict: Verdict) -> None:
     reward = f"no reward: {verdict.state}" if verdict.reward is None else f"reward {verdict.reward:g}"
     colour = "green" if verdict.reward == 1.0 else "red"
     print_block(NO_MARGIN, Text.assemble(f"{_ended(trace)}, ", (reward.replace("_", " "), colour)))
-    if trace.answer is None and (said := _last_words(trace)):
-        print_block(Text(INDENT), Text(f"its last words: {clean(said)!r}"))  # above they may be far away
+    if trace.answer is None and (words := _last_words(trace)):
+        print_block(Text(INDENT), Text(f"its last words: {clean(words)!r}"))  # above they may be far away
     for score in verdict.scores:
         gave = f"gave no number: {score.error}" if score.value is None else f"gave {score.value:g}"
         if score.value is not None and score.value < 1 and score.why:

@@ -34,5 +34,5 @@ def opened_store(
 
 def same_store(project: Path, where: str | None, tenant: str | None) -> str:
     """The options with which another command is about the same traces."""
-    given = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in given if value is not None)
+    options = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
+    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in options if value is not None)

@@ -121,25 +121,25 @@ def _exit_code(document: Mapping[str, Any], agent: AgentChoice | None) -> int:
     return FAILED_CHECK if is_broken else 0
 
 
-def _show(found: Mapping[str, Any], out: Path) -> None:
-    many = found["n_trials"] > found["n_tasks"]
+def _show(result: Mapping[str, Any], out: Path) -> None:
+    many = result["n_trials"] > result["n_tasks"]
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
         table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
-    for task in found["tasks"]:
-        trials = [trial for trial in found["trials"] if trial["task"] == task["task"]]
+    for task in result["tasks"]:
+        trials = [trial for trial in result["trials"] if trial["task"] == task["task"]]
         reward, time_s = task["mean_reward"], sum(trial["duration_s"] for trial in trials) / len(trials)
-        shown = (
+        marks = (
             Text(trials[0]["state"], "yellow")
             if reward is None
             else Text(f"{reward:.3g}", "green" if reward >= 1 else "red")
         )
         each = " ".join("-" if each is None else f"{each:.3g}" for each in task["rewards"])
         why = next((trial["why"] for trial in trials if trial["why"]), "")
-        table.add_row(task["task"], shown, *([each] if many else []), f"{time_s:.1f} s", why)
+        table.add_row(task["task"], marks, *([each] if many else []), f"{time_s:.1f} s", why)
     stdout.print(table)
-    mean = () if found["mean_reward"] is None else (", mean reward ", (f"{found['mean_reward']:.3f}", "bold"))
-    what = f"trials of {counted(found['n_tasks'], 'task')}" if many else "tasks"
-    scored = f"{found['n_scored']} of {found['n_trials']} {what} scored by their own tests"
+    mean = () if result["mean_reward"] is None else (", mean reward ", (f"{result['mean_reward']:.3f}", "bold"))
+    what = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
+    scored = f"{result['n_scored']} of {result['n_trials']} {what} scored by their own tests"
     stdout.print(Text.assemble(scored, *mean))
     stdout.print(f"traces: agentloop traces ls --project {out}", markup=False, soft_wrap=True)

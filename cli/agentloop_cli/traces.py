@@ -57,8 +57,8 @@ def list_traces(
     version steps tools spans errors duration cost tokens score.NAME (with
     : < <= > >=); error:true; since:7d until:2026-01-31; text:"some words".
     """
-    asked = {"failure": failure, "task": task, "version": version, "stage": stage}
-    options = {name: str(value) for name, value in asked.items() if value is not None}
+    criteria = {"failure": failure, "task": task, "version": version, "stage": stage}
+    options = {name: str(value) for name, value in criteria.items() if value is not None}
     words = " ".join([*(filter or ()), *(_term(name, value) for name, value in options.items())])
     with opened_store(where, project=project) as store:
         rows = list(islice(store.every(words, project=tenant), limit))
@@ -84,21 +84,21 @@ def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list
     """What to say of an empty list. Raises ConfigError for a value that is known nowhere, probably a typo."""
     if not store.n_traces():
         return "no traces yet; `agentloop loop` makes some, `agentloop traces import` and `agentloop serve` take some"
-    known = {
+    values = {
         "failure": types,
         "task": store.values("task_id"),
         "version": [str(number) for number in store.values("policy_version")],
         "stage": list(dict.fromkeys(map(_stage, store.values("stage")))),
     }
     for name, value in options.items():
-        if (_stage(value) if name == "stage" else value) not in known[name]:
-            more = len(known[name]) > MAX_LISTED
-            listed = ", ".join(known[name][:3] if more else known[name])
-            listed += f", … {len(known[name])} in all" if more else ""
-            raise ConfigError(f"--{name}: no {value!r} (known: {listed}){did_you_mean(value, known[name])}")
+        if (_stage(value) if name == "stage" else value) not in values[name]:
+            more = len(values[name]) > MAX_LISTED
+            listed = ", ".join(values[name][:3] if more else values[name])
+            listed += f", … {len(values[name])} in all" if more else ""
+            raise ConfigError(f"--{name}: no {value!r} (known: {listed}){did_you_mean(value, values[name])}")
     check_types(filter, types)
-    asked = [*([filter] if filter else []), *(f"--{name} {value}" for name, value in options.items())]
-    return f"no trace with {' '.join(asked) or 'that --tenant'}"
+    criteria = [*([filter] if filter else []), *(f"--{name} {value}" for name, value in options.items())]
+    return f"no trace with {' '.join(criteria) or 'that --tenant'}"
 
 
 def _stage(name: str | None) -> str:
@@ -143,9 +143,9 @@ def _print_table(rows: list[tuple[Text, ...]]) -> None:
     """In columns. A pipe gets everything; in a terminal, the columns of KEPT give way when a line is too long."""
     widths = {heading: max(cell.cell_len for cell in column) for heading, *column in zip(HEADINGS, *rows, strict=True)}
     if sys.stdout.isatty():
-        for heading, kept in KEPT.items():
+        for heading, minimum in KEPT.items():
             excess = sum(widths.values()) + len(GAP) * (len(widths) - 1) - stdout.width
-            widths[heading] -= max(0, min(excess, widths[heading] - kept))
+            widths[heading] -= max(0, min(excess, widths[heading] - minimum))
     for row in rows:
         for cell, (heading, width) in zip(row, widths.items(), strict=True):
             cell.truncate(width, overflow="ellipsis")
