@@ -23,7 +23,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agentloop.judge.rejudge import Account, rejudge
+from agentloop.judge.rejudge import JudgingSummary, rejudge
 from agentloop.judge.score import judge
 from agentloop.store.store import Store
 from agentloop.types import (
@@ -112,7 +112,7 @@ def fill(store: Store, n_traces: int) -> None:
         store.put_attempts("bench", judged, first=first)
 
 
-def again(path: Path, expected: str) -> tuple[Account, float]:
+def again(path: Path, expected: str) -> tuple[JudgingSummary, float]:
     """(what was done, seconds)."""
     store = Store(path)
     started = time.perf_counter()

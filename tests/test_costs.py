@@ -12,7 +12,7 @@ from agentloop_cli.render import stdout
 from typer.testing import CliRunner
 
 from agentloop.config.sections import PriceSection
-from agentloop.costs.totals import Spent, price, shares, spent, tabulate
+from agentloop.costs.totals import EpisodeCost, price, shares, spent, tabulate
 from agentloop.rollout.plan import stable_id
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
@@ -139,7 +139,7 @@ def test_energy_is_shared_by_wall_time() -> None:
     assert shares(stage, 3, 1.0, 6.0) == {"joules": 10.0, "gpu_s": 2.0}
     assert shares({"validation": 0.5}, 3, 1.0, 6.0) == {}
     assert shares(stage, 3, 0.0, 0.0) == {"joules": 20.0, "gpu_s": 4.0}
-    known, unknown = (Spent(1, "t", True, (), 0, joules=joules) for joules in (5.0, None))
+    known, unknown = (EpisodeCost(1, "t", True, (), 0, joules=joules) for joules in (5.0, None))
     assert tabulate([known, known], "task", price([]))["t"]["joules_per_solved"] == 5.0
     assert tabulate([known, unknown], "task", price([]))["t"]["joules"] is None
 

@@ -52,7 +52,7 @@ class Used:
         return {**total, **named, **({"gpu_s": self.gpu_s} if self.gpu_s is not None else {})}
 
 
-class Source(Protocol):
+class EnergyCounter(Protocol):
     """Something that counts."""
 
     def read(self, elapsed_s: float) -> Used:
@@ -68,7 +68,7 @@ class Meter:
         """`cpu` and `gpu`, where that cannot be measured -> why."""
         rapl, why_no_rapl = _rapl(powercap or POWERCAP)
         gpus, why_no_gpus = _nvml()
-        self._sources: list[Source] = [source for source in (rapl, gpus) if source is not None]
+        self._sources: list[EnergyCounter] = [source for source in (rapl, gpus) if source is not None]
         for name, why in (("cpu", why_no_rapl), ("gpu", why_no_gpus)):
             if why is not None:
                 self.missing[name] = why
@@ -124,7 +124,7 @@ class Rapl:
         self._last = {name: _number(zone / "energy_uj") for name, zone in zones.items()}
 
     def read(self, elapsed_s: float) -> Used:
-        """See `Source`."""
+        """See `EnergyCounter`."""
         joules = {}
         for name, zone in list(self._zones.items()):
             try:
@@ -150,7 +150,7 @@ class Nvml:
         self._last = [self._energy(handle) for handle in handles]
 
     def read(self, elapsed_s: float) -> Used:
-        """See `Source`. A GPU too old for a counter of energy has its seconds alone."""
+        """See `EnergyCounter`. A GPU too old for a counter of energy has its seconds alone."""
         joules: dict[str, float] = {}
         busy_s: float | None = 0.0
         for n, handle in enumerate(self._handles):

@@ -92,7 +92,7 @@ def completions(trace: Trace) -> Iterator[Completion]:
 
 
 @dataclass(frozen=True)
-class Spent:
+class EpisodeCost:
     """What one episode took; None is unknown."""
 
     version: int | None
@@ -106,10 +106,10 @@ class Spent:
     episode: str | None = None
 
 
-def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> Spent:
+def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> EpisodeCost:
     """energy: `gpu_s` and `joules` of this episode, as far as they are known."""
     judging = [score.cost_usd for score in verdict.scores if score.n_prompt_tokens + score.n_completion_tokens]
-    return Spent(
+    return EpisodeCost(
         version=trace.policy_version,
         task=trace.task_id,
         is_solved=verdict.reward == 1.0,
@@ -132,7 +132,7 @@ class Sum:
     n_completion_tokens: int = 0
     _costs: dict[str, list[float | None]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, episode: Spent, answers: Sequence[Completion], price: Price) -> None:
+    def add(self, episode: EpisodeCost, answers: Sequence[Completion], price: Price) -> None:
         """One more. answers: those of its that count here."""
         self.n_episodes += 1
         self.n_solved += episode.is_solved
@@ -159,7 +159,7 @@ class Sum:
         }
 
 
-def tabulate(episodes: Iterable[Spent], by: str, price: Price) -> dict[str, dict[str, Any]]:
+def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str, dict[str, Any]]:
     """Figures by `version`, `task`, `episode` or `model`, in order; `-` is what has none. One episode in memory."""
     sums: dict[tuple[bool, Any], Sum] = defaultdict(Sum)
     for episode in episodes:

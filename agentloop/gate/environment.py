@@ -28,7 +28,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import host, images
 from agentloop.sandbox.builds import image_id
 from agentloop.sandbox.engine import engine
-from agentloop.sandbox.images import Kind
+from agentloop.sandbox.images import ImageKind
 from agentloop.sandbox.replay import ReplayBackend
 from agentloop.source import package
 from agentloop.types import Frozen, Task, content_hash
@@ -141,11 +141,11 @@ def _image(image: str) -> tuple[str, str]:
     """(its hash, why that does not decide what is in it or "")."""
     try:
         kind = images.kind(image)
-        if kind is Kind.host:
+        if kind is ImageKind.host:
             return f"{LISTING}{host.listing()[:N_DIGITS]}", ""
-        if kind is not Kind.tag:
+        if kind is not ImageKind.tag:
             built = f"the image {Path(image).parent.name}/{Path(image).name}, whose build may fetch other packages"
-            return images.key(Path(image))[:N_DIGITS], built if kind is Kind.recipe else ""
+            return images.key(Path(image))[:N_DIGITS], built if kind is ImageKind.recipe else ""
         with engine() as client:
             image_hash = image_id(client, image)
     except SandboxError:

@@ -18,7 +18,7 @@ from agentloop.gate.environment import BARE, Environment
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.identity import Identity
 from agentloop.protocols import Policy
-from agentloop.recordings.answers import Mode, Tape, TapedPolicy, setting_hash
+from agentloop.recordings.answers import Mode, PolicyRecording, RecordingPolicy, setting_hash
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.retry import ONCE, repeated
 from agentloop.types import RewardState
@@ -43,7 +43,7 @@ def refusal(head: BankHead, acting: Identity) -> str | None:
 class SuiteTape:
     """The recorded answers of one suite, and the side whose trials they are."""
 
-    tape: Tape
+    tape: PolicyRecording
     side: Side
     mode: Mode
     environment: Environment | None = BARE
@@ -95,9 +95,9 @@ class TapedTrials:
         """One attempt at a time, with `policy` in the actor's place: the pauses are ours."""
         return self._make(dict.fromkeys(Side, replace(self._actor, policy=policy)), pauses_s=ONCE)
 
-    def _taped(self, task_id: str, trial: int) -> TapedPolicy:
+    def _taped(self, task_id: str, trial: int) -> RecordingPolicy:
         """With the whole trial before it: a further attempt begins anew."""
-        return TapedPolicy(
+        return RecordingPolicy(
             self._actor.policy,
             self._recording.tape,
             task_id,
@@ -107,7 +107,7 @@ class TapedTrials:
             on_divergence=self._recording.on_divergence,
         )
 
-    def _told(self, outcome: Outcome, taped: TapedPolicy) -> Outcome:
+    def _told(self, outcome: Outcome, taped: RecordingPolicy) -> Outcome:
         """Without the price of what was played; and with the difference, where it ended the trial."""
         if taped.whole:
             outcome = outcome.model_copy(update={"played": True, "cost_usd": 0.0})

@@ -15,7 +15,7 @@ from agentloop.gate.options import GateOptions, OnDivergence
 from agentloop.gate.outcomes import Settings, Side
 from agentloop.gate.suites import EvalSuite
 from agentloop.gate.taped import SuiteTape, refusal
-from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape, write_tape
+from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape, write_tape
 from agentloop.rollout.actors import Actor
 from agentloop.store.redact import Redactor
 
@@ -75,7 +75,7 @@ def recording(
             "has none; leave --tape out"
         )
     path = tape_path(bank)
-    tape = read_tape(path) if path.is_file() else Tape()
+    tape = read_tape(path) if path.is_file() else PolicyRecording()
     try:
         yield {suite.evals.name: SuiteTape(tape, Side.baseline, Mode.record, environment)}
     finally:

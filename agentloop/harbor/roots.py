@@ -14,7 +14,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.builds import in_engine
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import engine
-from agentloop.sandbox.images import Kind, kind
+from agentloop.sandbox.images import ImageKind, kind
 
 LEFT_OUT = ("dev/", "proc/", "sys/")
 
@@ -28,7 +28,7 @@ def for_backend(tasks: Sequence[HarborTask], backend: SandboxBackend, folder: Pa
         return list(tasks)
     if DockerBackend().probe() is not None:
         refuse_images(tasks, backend)
-    engine_s = (Kind.recipe, Kind.tag)
+    engine_s = (ImageKind.recipe, ImageKind.tag)
     return [
         with_root_folder(task, folder / f"{n}-{task.name}") if kind(task.image) in engine_s else task
         for n, task in enumerate(tasks)

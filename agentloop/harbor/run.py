@@ -37,7 +37,9 @@ def refuse_images(tasks: Sequence[HarborTask], backend: SandboxBackend) -> None:
     """
     if backend.name == DockerBackend.name:
         return
-    needing = [task.name for task in tasks if images.kind(task.image) in (images.Kind.recipe, images.Kind.tag)]
+    needing = [
+        task.name for task in tasks if images.kind(task.image) in (images.ImageKind.recipe, images.ImageKind.tag)
+    ]
     if not needing:
         return
     reason = DockerBackend().probe()

@@ -38,7 +38,7 @@ class Label(Frozen):
     task: str | None = None
 
 
-class Read(NamedTuple):
+class LabelledTrace(NamedTuple):
     """A labelled trace as each side wants it."""
 
     to_learn: Labelled
@@ -108,7 +108,7 @@ def _type(kind: FailureType) -> FailureType | None:
     return None if kind is FailureType.unclassified else kind
 
 
-def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Read]:
+def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[LabelledTrace]:
     """The stored traces that labels are about. Raises NoSuchTrace; ConfigError for a step that a trace has not."""
     rows = []
     for label in labels:
@@ -132,5 +132,5 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Rea
             category=None if won else label.type,
             failed=None if reward is None else reward < 1.0,
         )
-        rows.append(Read(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
+        rows.append(LabelledTrace(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
     return rows

@@ -30,7 +30,7 @@ _FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n\s*```\Z", re.DOTALL)
 Form = TypeVar("Form", bound=BaseModel)
 
 
-class Spent(NamedTuple):
+class JudgeCost(NamedTuple):
     """What asking has cost so far."""
 
     n_prompt_tokens: int = 0
@@ -38,10 +38,10 @@ class Spent(NamedTuple):
     cost_usd: float | None = 0.0
     """None once a price was not known."""
 
-    def plus(self, other: Spent) -> Spent:
+    def plus(self, other: JudgeCost) -> JudgeCost:
         """Both together."""
         is_priced = self.cost_usd is not None and other.cost_usd is not None
-        return Spent(
+        return JudgeCost(
             self.n_prompt_tokens + other.n_prompt_tokens,
             self.n_completion_tokens + other.n_completion_tokens,
             (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if is_priced else None,
@@ -86,7 +86,9 @@ class JudgeModel:
         elif not base_url.startswith(("http://", "https://")):
             raise PluginError(f"judge model {model!r}: base_url {base_url!r} must begin with http:// or https://")
 
-    async def ask(self, system: str, user: str, form: type[Form], *, key: object, repeat: int) -> tuple[Form, Spent]:
+    async def ask(
+        self, system: str, user: str, form: type[Form], *, key: object, repeat: int
+    ) -> tuple[Form, JudgeCost]:
         """One verdict in the form of `form`, and what it cost; nothing when it was remembered.
 
         key: what was asked, without what is random in it; with the model, the temperature and `repeat` it names the
@@ -95,7 +97,7 @@ class JudgeModel:
         """
         name = content_hash([self.model, self._base_url, self._temperature, strict_schema(form), key, repeat])
         if (before := self._remembered(name, form)) is not None:
-            return before, Spent()
+            return before, JudgeCost()
         text, spent = await self._completion(system, user, form, repeat)
         try:
             ruling = form.model_validate_json(only_object(text), strict=True)
@@ -107,7 +109,7 @@ class JudgeModel:
         self._remember(name, ruling.model_dump_json())
         return ruling, spent
 
-    async def _completion(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, Spent]:
+    async def _completion(self, system: str, user: str, form: type[BaseModel], repeat: int) -> tuple[str, JudgeCost]:
         schema = {"name": form.__name__.lower(), "strict": True, "schema": strict_schema(form)}
         shape = {"response_format": {"type": "json_schema", "json_schema": schema}}
         policy = self._policies.get(form)
@@ -117,7 +119,7 @@ class JudgeModel:
         done = await policy.complete(messages, (), max_tokens=MAX_TOKENS, seed=repeat)
         if done.finish_reason == "context":
             raise PolicyError(f"{self.model} has no room for the trace; lower max_characters")
-        return done.message.content, Spent(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
+        return done.message.content, JudgeCost(done.n_prompt_tokens, done.n_completion_tokens, done.cost_usd)
 
     def _policy(self, shape: Mapping[str, Any]) -> Policy:
         key = SecretStr(self._key) if self._key else None
@@ -150,7 +152,7 @@ class JudgeModel:
 class Unreadable(ValueError):
     """An answer that is no verdict; it was paid for all the same."""
 
-    def __init__(self, message: str, spent: Spent) -> None:
+    def __init__(self, message: str, spent: JudgeCost) -> None:
         super().__init__(message)
         self.spent = spent
 

@@ -11,7 +11,7 @@ from agentloop.costs.totals import price
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.failures.taxonomy import project_taxonomy
 from agentloop.judge.reader import Reader
-from agentloop.judge.rejudge import Account, rejudge
+from agentloop.judge.rejudge import JudgingSummary, rejudge
 from agentloop.progress import Progress
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
@@ -20,7 +20,7 @@ from agentloop.types import Task
 
 async def rejudge_project(
     store: Store, project: Path, filter: str, only: Collection[str], again: bool, progress: Progress
-) -> Account:
+) -> JudgingSummary:
     """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them."""
     scorer = load_scorer(project)
     reader = _reader(project)

@@ -18,7 +18,7 @@ from agentloop.errors import PolicyError
 from agentloop.failures.evidence import MAX_QUOTE, texts
 from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.judge.fence import fence, identifies
-from agentloop.judge.model import JudgeModel, Spent, Unreadable
+from agentloop.judge.model import JudgeCost, JudgeModel, Unreadable
 from agentloop.judge.transcript import transcript
 from agentloop.types import Failure, FailureType, RewardState, Step, Trace, Verdict, content_hash
 
@@ -61,11 +61,11 @@ class Reader:
         self.name = content_hash([DETECTOR, SYSTEM, self._types, votes, max_characters, self._model.model])
         """Another one may say something else."""
 
-    async def cause(self, trace: Trace) -> tuple[Failure | None, Spent, str]:
+    async def cause(self, trace: Trace) -> tuple[Failure | None, JudgeCost, str]:
         """The critical failure, None where it cannot say one; what it cost; and what stood in the way."""
         if not trace.steps:
-            return None, Spent(), "it has no steps"
-        seen, spent, problems = transcript(trace, self._limit), Spent(), list[str]()
+            return None, JudgeCost(), "it has no steps"
+        seen, spent, problems = transcript(trace, self._limit), JudgeCost(), list[str]()
         votes: list[Failure] = []
         for repeat in range(self._votes):
             try:
@@ -79,7 +79,7 @@ class Reader:
                 problems.append(str(error))
         return (*self._agreed(votes, spent), problems[0] if problems else "")
 
-    async def _ask(self, seen: str, repeat: int) -> tuple[Cause, Spent]:
+    async def _ask(self, seen: str, repeat: int) -> tuple[Cause, JudgeCost]:
         fenced = fence(seen)
         types = "\n".join(f"- {name}: {definition}" for name, definition in self._types.items())
         system = SYSTEM.format(mark=fenced.mark, types=types)
@@ -99,7 +99,7 @@ class Reader:
             raise ValueError(f"{problem}: {vote.evidence!r:.120}")
         return Failure(type=FailureType(vote.type), step=step.index, evidence=words[:MAX_QUOTE], detector=DETECTOR)
 
-    def _agreed(self, votes: Sequence[Failure], spent: Spent) -> tuple[Failure | None, Spent]:
+    def _agreed(self, votes: Sequence[Failure], spent: JudgeCost) -> tuple[Failure | None, JudgeCost]:
         kinds = Counter(vote.type for vote in votes)
         kind, n = max(kinds.items(), key=lambda item: item[1], default=(FailureType.unclassified, 0))
         if kind is FailureType.unclassified or 2 * n <= self._votes:

@@ -41,7 +41,7 @@ N_TOGETHER = 16
 
 
 @dataclass
-class Account:
+class JudgingSummary:
     """What judging again did."""
 
     n: int = 0
@@ -77,7 +77,7 @@ async def rejudge(
     scorer: Scorer | None = None,
     reader: Reader | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
-) -> Account:
+) -> JudgingSummary:
     """Judge the traces for which `filter` holds, those first that were stored first.
 
     tasks: by id; a trace of another task is classified alone. only: the verifiers that are asked, by the names of
@@ -96,7 +96,7 @@ async def rejudge(
     learned = [content_hash(scorer.model_dump_json())] if scorer else []
     learned += [reader.name] if reader else []
     stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
-    account, after, groups, detectors = Account(), 0, Groups(store), detectors_hash()
+    account, after, groups, detectors = JudgingSummary(), 0, Groups(store), detectors_hash()
     slots = asyncio.Semaphore(N_TOGETHER)
     while batch := store.stored(filter, project=project, after=after, limit=BATCH):
         after = batch[-1].row.key
@@ -143,7 +143,7 @@ async def _judged(
     stored: Stored,
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
-    account: Account,
+    account: JudgingSummary,
     groups: Groups,
     guess: Rule | None,
 ) -> Verdict:
@@ -185,7 +185,7 @@ async def _judged(
     return verdict
 
 
-async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: Account) -> Verdict:
+async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: JudgingSummary) -> Verdict:
     cause, spent, problem = await reader.cause(trace)
     account.cost_usd += spent.cost_usd or 0.0
     if problem and cause is None:
@@ -194,7 +194,12 @@ async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: Acco
 
 
 def _reusable(
-    name: str, verifier: Verifier, had: Score | None, outside: Score | None, only: Collection[str], account: Account
+    name: str,
+    verifier: Verifier,
+    had: Score | None,
+    outside: Score | None,
+    only: Collection[str],
+    account: JudgingSummary,
 ) -> Score | None:
     """The score that stands without asking; None where the verifier is asked."""
     if waits(verifier):
@@ -254,14 +259,14 @@ def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]
     return content_hash([task.portable(), versions, VERSION, detectors_hash(), *learned])
 
 
-def _count(account: Account, stored: Stored, state: str, reward: float | None) -> None:
+def _count(account: JudgingSummary, stored: Stored, state: str, reward: float | None) -> None:
     """Add what a trace is worth after judging."""
     worth = state if reward is None else "failed" if reward < 1.0 else "succeeded"
     account.worth[str(worth)] += 1
     account.n_unknown += not is_ours(stored.row) and state == RewardState.unscored
 
 
-def _note(account: Account, row: Verdict, last: Verdict | None, now: Verdict) -> None:
+def _note(account: JudgingSummary, row: Verdict, last: Verdict | None, now: Verdict) -> None:
     """Add what changed. row: what the trace's row says now; last: the newest of its history."""
     if row.state is not now.state:
         account.changed[f"{row.state} -> {now.state}"] += 1

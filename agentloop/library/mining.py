@@ -9,7 +9,7 @@ from agentloop.library.blocking import run_blocking
 from agentloop.library.stores import StoreLike, opened
 from agentloop.mining.case import REGRESSIONS
 from agentloop.mining.mine import Mined
-from agentloop.mining.project import Failures, MineOptions, ProjectMining
+from agentloop.mining.project import FailureSelection, MineOptions, ProjectMining
 from agentloop.sandbox.ladder import make_backend
 
 
@@ -35,8 +35,7 @@ def mine(
     where = store if store is not None else folder / "traces" / "store.db"
     with opened(where, create=False) as source:
         mining = ProjectMining(options, source)
-        failures = Failures(mining.ids((), filter), filter)
-        run_blocking(
-            mining.run(make_backend(sandbox, "sandbox") if sandbox else project_backend(None, folder), failures, limit)
-        )
+        failures = FailureSelection(mining.ids((), filter), filter)
+        backend = make_backend(sandbox, "sandbox") if sandbox else project_backend(None, folder)
+        run_blocking(mining.run(backend, failures, limit))
         return mining.done

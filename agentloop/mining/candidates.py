@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agentloop.failures.analysis.clusters import Kind
 from agentloop.failures.analysis.templates import Templates
 from agentloop.judge.stored import is_ours, read
-from agentloop.mining.case import FULL, Case, case_id
+from agentloop.mining.case import FULL, MinedCase, case_id
 from agentloop.store.failures import Labelled
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, RewardState, Task, Trace, Verdict
@@ -29,7 +29,7 @@ TRIES = 3
 class Signatures:
     """Which failures are alike, those of cases and those of traces; fed in one order, they are the same each time."""
 
-    def __init__(self, cases: Sequence[Case] = (), max_alike: int = MAX_ALIKE) -> None:
+    def __init__(self, cases: Sequence[MinedCase] = (), max_alike: int = MAX_ALIKE) -> None:
         """max_alike: cases of one signature at most."""
         self._templates, self.max_alike = Templates(), max_alike
         self.n_passed_over = 0

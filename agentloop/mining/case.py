@@ -45,7 +45,7 @@ MAX_WORDS = 2000
 """Characters kept of one tool's result in the cassette, which is for people."""
 
 
-class Case(Frozen):
+class MinedCase(Frozen):
     """What case.toml says, in its order."""
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$")
@@ -103,7 +103,9 @@ def drafted(out: Path, name: str) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_case(draft: Path, case: Case, trace: Trace, *, task: Task | None, imported: Imported | None = None) -> None:
+def write_case(
+    draft: Path, case: MinedCase, trace: Trace, *, task: Task | None, imported: Imported | None = None
+) -> None:
     """All of a case but its evidence into the folder `draft`, which stands where the case will.
 
     task: as it is done in the case; None for an offline one. imported: its trace as it came. Files of the task that
@@ -189,24 +191,24 @@ def _copied(source: Path, target: Path) -> Path:
 # --------------------------------------------------------------------------------------- reading
 
 
-def read_case(folder: Path) -> Case:
+def read_case(folder: Path) -> MinedCase:
     """What the case in `folder` says. Raises ConfigError: one line with file and key."""
     path = folder / CASE
     try:
-        case = Case.model_validate(read_toml(path))
+        case = MinedCase.model_validate(read_toml(path))
     except OSError as error:
         raise ConfigError(f"{path}: no case that can be read: {error}; bring it back, or delete the folder") from None
     except ValidationError as error:
         first = min(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
         key = place_of(first["loc"][:1])
-        hint = did_you_mean(key, Case.model_fields) if first["type"] == "extra_forbidden" else ""
+        hint = did_you_mean(key, MinedCase.model_fields) if first["type"] == "extra_forbidden" else ""
         raise ConfigError(f"{path}: key {key!r}: {first['msg']}{hint}; mend the line") from None
     if case.id != folder.name:
         raise ConfigError(f"{path}: key 'id' is {case.id!r} in the folder {folder.name!r}; give both the same name")
     return case
 
 
-def read_cases(out: Path) -> list[Case]:
+def read_cases(out: Path) -> list[MinedCase]:
     """Those in the folder `out`, by name; none where there is no such folder. Raises ConfigError."""
     return [read_case(path.parent) for path in sorted(out.glob(f"*/{CASE}"))]
 

@@ -26,7 +26,7 @@ from agentloop.judge.stored import read
 from agentloop.mining import admission
 from agentloop.mining.admission import Check, all_six
 from agentloop.mining.candidates import Candidate, Signatures
-from agentloop.mining.case import FULL, OFFLINE, SNAPSHOT, Case, case_id, case_task, drafted, put_case, write_case
+from agentloop.mining.case import FULL, OFFLINE, SNAPSHOT, MinedCase, case_id, case_task, drafted, put_case, write_case
 from agentloop.mining.failed import sentence
 from agentloop.mining.offline import offline_checks
 from agentloop.policies.scripted import oracle
@@ -46,7 +46,7 @@ N_PASSING = 8
 class Mined:
     """What came of a candidate."""
 
-    case: Case
+    case: MinedCase
     checks: tuple[Check, ...]
     seconds: float
     folder: Path | None
@@ -172,7 +172,7 @@ class Mine:
                     self.signatures.of_task[case.task] = case.id
         return Mined(case, all_checks, time.perf_counter() - started, folder)
 
-    async def _task(self, candidate: Candidate, case: Case, draft: Path) -> Task | None:
+    async def _task(self, candidate: Candidate, case: MinedCase, draft: Path) -> Task | None:
         """The task as it is done in the case. Raises NoFork."""
         task, actor = candidate.task, self.failing(candidate)
         if task is None or case.k is None:
@@ -224,7 +224,7 @@ class Mine:
 
         return roll
 
-    async def _offline(self, candidate: Candidate, case: Case, draft: Path) -> list[Check]:
+    async def _offline(self, candidate: Candidate, case: MinedCase, draft: Path) -> list[Check]:
         passing = [other for other in self._passing(candidate.trace.task_id) if other.trace.id != candidate.trace.id]
         return offline_checks(case, draft, passing)
 
@@ -253,10 +253,10 @@ class Mine:
         whole = candidate.imported or Imported(trace=candidate.trace)
         return whole.model_copy(update={"verdict": candidate.verdict})
 
-    def _case(self, candidate: Candidate, kind: str) -> Case:
+    def _case(self, candidate: Candidate, kind: str) -> MinedCase:
         trace, failure, task = candidate.trace, candidate.failure, candidate.task
         named = name_verifiers(task) if task else {}
-        return Case(
+        return MinedCase(
             id=candidate.id,
             kind=OFFLINE if task is None else kind,
             sentence=sentence(trace, candidate.verdict, self.taxonomy),
@@ -295,7 +295,7 @@ def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureTyp
     return None if most == failure else (FailureType(most), types[most], numbers["failed"])
 
 
-def _renamed(case: Case, majority: tuple[FailureType, int, int]) -> Case:
+def _renamed(case: MinedCase, majority: tuple[FailureType, int, int]) -> MinedCase:
     """Called after what it will be seen to fail by; its failure stays that of the trace, which its step is of."""
     most, n, n_failed = majority
     words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentloop.judge.stored import classified_imported
 from agentloop.mining.admission import Check
-from agentloop.mining.case import OFFLINE, Case, read_cases, read_trace
+from agentloop.mining.case import OFFLINE, MinedCase, read_cases, read_trace
 from agentloop.types import Failure, Imported, RewardState, Verdict
 
 
@@ -22,7 +22,7 @@ def failure_in(imported: Imported) -> Failure | None:
     return classified_imported(imported, verdict.state, verdict.reward).critical
 
 
-def lost(case: Case, imported: Imported) -> str | None:
+def lost(case: MinedCase, imported: Imported) -> str | None:
     """What the rules say in place of what they said, in words; None where they still say it."""
     now = failure_in(imported)
     if now is None:
@@ -37,7 +37,7 @@ def recheck(out: Path) -> dict[str, str | None]:
     return {case.id: lost(case, read_trace(out / case.id)) for case in read_cases(out) if case.kind == OFFLINE}
 
 
-def offline_checks(case: Case, draft: Path, passing: Sequence[Imported]) -> list[Check]:
+def offline_checks(case: MinedCase, draft: Path, passing: Sequence[Imported]) -> list[Check]:
     """The checks of an offline case but for `novel` and `no_secrets`. passing: runs of the same task that passed."""
     imported = read_trace(draft)
     why = lost(case, imported)
@@ -66,7 +66,7 @@ def offline_checks(case: Case, draft: Path, passing: Sequence[Imported]) -> list
     return [reproduces, solvable, sound, flake]
 
 
-def _before(case: Case, imported: Imported) -> str:
+def _before(case: MinedCase, imported: Imported) -> str:
     """Words for a detector that finds the failure before it was made: in the run as it was before that step."""
     if case.step is None:
         return ""

@@ -46,7 +46,7 @@ class MineOptions:
 
 
 @dataclass(frozen=True)
-class Failures:
+class FailureSelection:
     """Which stored failures are tried."""
 
     ids: Sequence[str] = ()
@@ -85,7 +85,7 @@ class ProjectMining:
     async def run(
         self,
         backend: SandboxBackend,
-        failures: Failures,
+        failures: FailureSelection,
         limit: int | None = None,
         on_mined: Callable[[Mined], None] = lambda _: None,
     ) -> None:

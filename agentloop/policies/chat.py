@@ -86,7 +86,7 @@ def _token_id(tokenizer: Tokenizer, token: str) -> int:
     return token_id
 
 
-class Chat:
+class ChatTemplate:
     """One tokenizer and its conversation format."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -97,7 +97,7 @@ class Chat:
         self._roles = {role: _token_id(tokenizer, token) for role, token in ROLES.items()}
 
     @classmethod
-    def load(cls, folder: Path) -> Chat:
+    def load(cls, folder: Path) -> ChatTemplate:
         """From a policy's folder."""
         return cls(Tokenizer.from_file(str(folder / "tokenizer.json")))
 

@@ -30,16 +30,16 @@ class BatchPolicy(Protocol):
 
 
 class Lockstep:
-    """Hands out one `Seat` per episode; runs a batch whenever all taken seats are waiting."""
+    """Hands out one `LockstepPolicy` per episode; runs a batch whenever all taken seats are waiting."""
 
     def __init__(self, policy: BatchPolicy, n_seats: int) -> None:
         self._policy = policy
         self._waiting: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self._live = n_seats
 
-    def seat(self, index: int) -> Seat:
+    def seat(self, index: int) -> LockstepPolicy:
         """The policy of episode number `index`; its episode must `leave` it when it ends."""
-        return Seat(self, index, self._policy.name)
+        return LockstepPolicy(self, index, self._policy.name)
 
     async def wait(self, index: int, request: Request) -> Completion:
         """Queue one row and wait for its batch."""
@@ -80,7 +80,7 @@ class Lockstep:
                 future.set_result(completion)
 
 
-class Seat:
+class LockstepPolicy:
     """One episode's view of the shared policy."""
 
     def __init__(self, lockstep: Lockstep, index: int, name: str) -> None:

@@ -72,7 +72,7 @@ class OpenAIPolicy:
 
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int, **extra: Any
-    ) -> Answer | None:
+    ) -> HttpAnswer | None:
         """What the endpoint says to the conversation, not yet read; None when it has no room for it."""
         body = {
             "model": self.model,
@@ -88,7 +88,7 @@ class OpenAIPolicy:
         answer = await self.post(self._url, body)
         return None if _is_too_long(answer) else answer
 
-    def read(self, answer: Answer) -> Completion:
+    def read(self, answer: HttpAnswer) -> Completion:
         """The completion in an answer. Raises MalformedAnswer when it is none, as where `choices` is empty."""
         try:
             return priced(read_completion(json.loads(answer.body)), self.model, self.price)
@@ -97,7 +97,7 @@ class OpenAIPolicy:
                 f"{self._url} answered with no chat completion ({error!r}): {answer.text[:200]}"
             ) from error
 
-    async def post(self, url: str, body: Mapping[str, Any]) -> Answer:
+    async def post(self, url: str, body: Mapping[str, Any]) -> HttpAnswer:
         """The endpoint's answer: a success, or a refusal of what is too long.
 
         Raises UpstreamUnavailable, ModelRefused and MalformedAnswer (`faults.refused`) for any other.
@@ -123,7 +123,7 @@ class OpenAIPolicy:
         raise problem
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """An HTTP response that has been read."""
 
     status: int
@@ -155,14 +155,14 @@ class Connections:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]]
         self._clients = WeakKeyDictionary()
 
-    async def post(self, url: str, data: bytes) -> Answer:
+    async def post(self, url: str, data: bytes) -> HttpAnswer:
         """Raises aiohttp.ClientError or TimeoutError when there was no whole answer."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients[loop] = self._client()
         client = await anext(self._clients[loop])  # which never waits, so calls at once are no matter
         async with client.post(url, data=data, headers=self._headers) as response:
-            return Answer(response.status, await response.read())
+            return HttpAnswer(response.status, await response.read())
 
     async def _client(self) -> AsyncGenerator[aiohttp.ClientSession, None]:
         """The same one again and again. A loop that ends closes the generators that it began, and this one's client."""
@@ -174,7 +174,7 @@ class Connections:
                 yield client
 
 
-def _is_too_long(answer: Answer) -> bool:
+def _is_too_long(answer: HttpAnswer) -> bool:
     return answer.status == 400 and any(words in answer.text.lower() for words in TOO_LONG)
 
 

@@ -1,6 +1,6 @@
 """A vLLM server as a process of ours: started, watched, started again when it dies, and ended with all it started.
 
-`Server` is one such process and its adapters; `supervise` keeps it up. What it serves is asked by `policies/vllm.py`.
+`VLLMServer` is one such process and its adapters; `supervise` restarts it. `policies/vllm.py` asks what it serves.
 It does not choose what is served: `agentloop policies serve` does.
 """
 
@@ -32,7 +32,7 @@ N_LAST_LINES = 12
 """Of the log, in the message of a server that will not stay up."""
 
 
-class Server:
+class VLLMServer:
     """A server that answers `/health`, and the adapters that it was given.
 
     command: what serves at `url` (without `/v1`). log: file for what it prints, kept to some files of 10 MB.
@@ -211,7 +211,7 @@ class Patience(NamedTuple):
     """Before the first start anew; doubled with each quick death, up to a minute."""
 
 
-def supervise(server: Server, say: Callable[[str], object], patience: Patience | None = None) -> None:
+def supervise(server: VLLMServer, say: Callable[[str], object], patience: Patience | None = None) -> None:
     """Start the server and keep it up, until KeyboardInterrupt or another exception; then it is ended.
 
     say: told of each change, in a line. Raises PolicyError when it will not stay up, with its last lines.
@@ -242,7 +242,7 @@ def supervise(server: Server, say: Callable[[str], object], patience: Patience |
         server.stop()
 
 
-def _until_broken(server: Server, p: Patience) -> str:
+def _until_broken(server: VLLMServer, p: Patience) -> str:
     """What happened to a healthy server."""
     answered = time.monotonic()
     while True:

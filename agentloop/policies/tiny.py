@@ -18,7 +18,7 @@ from transformers import DynamicCache, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentloop.errors import ConfigError
-from agentloop.policies.chat import Chat, parse
+from agentloop.policies.chat import ChatTemplate, parse
 from agentloop.policies.lockstep import Request
 from agentloop.types import Completion, Message, ToolSpec
 
@@ -65,7 +65,7 @@ class TinyPolicy:
             raise ConfigError(
                 f"no tiny policy in {folder}: model.safetensors is missing; name a folder under policies/"
             )
-        self.chat = Chat.load(folder)
+        self.chat = ChatTemplate.load(folder)
         transformers_logging.disable_progress_bar()
         self.model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.eval()
@@ -75,7 +75,7 @@ class TinyPolicy:
     def of(cls, model: Qwen2ForCausalLM, tokenizer: Tokenizer, *, temperature: float = 1.0) -> TinyPolicy:
         """Around a model that lives in memory, such as the one in training."""
         policy = cls.__new__(cls)
-        policy.chat, policy.model, policy.temperature = Chat(tokenizer), model, temperature
+        policy.chat, policy.model, policy.temperature = ChatTemplate(tokenizer), model, temperature
         return policy
 
     def save(self, folder: Path) -> None:

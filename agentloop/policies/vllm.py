@@ -20,7 +20,7 @@ from pydantic import SecretStr
 
 from agentloop.costs.totals import Price, nobody_knows
 from agentloop.errors import MalformedAnswer
-from agentloop.policies.openai import NO_ROOM, Answer, OpenAIPolicy, wire, wire_tools
+from agentloop.policies.openai import NO_ROOM, HttpAnswer, OpenAIPolicy, wire, wire_tools
 from agentloop.types import Completion, Message, ToolSpec
 
 EXACT = {"return_token_ids": True, "logprobs": True, "top_logprobs": 0}
@@ -75,7 +75,7 @@ class VLLMPolicy:
         self._remember(messages, tools, done)
         return done
 
-    def _exact(self, answer: Answer) -> Completion:
+    def _exact(self, answer: HttpAnswer) -> Completion:
         done = self._chat.read(answer)
         if done.message.token_ids and done.prompt_token_ids and done.logprobs:  # which are kept only if they fit
             return done

@@ -12,7 +12,7 @@ are the policy's own from there. This is a coupling of the candidate with one ba
 - The identity stands for the answers' distribution. A name behind which weights or code change is no identity, so a
   tape is played for the same contents alone (`taped.refusal`).
 - What ran is judged. Equal requests do not prove equal ends: the last action's result is in no request. Nothing has to
-  run only where task, version and environment are as they were (`Tape.covers`).
+  run only where task, version and environment are as they were (`PolicyRecording.covers`).
 
 Boxes are not recorded here (`sandbox/replay.py`): where tools run, a result that differs is a difference of the next
 request. Neither is what only training needs. A conversation that goes live sees marks where answers had secrets.
@@ -63,7 +63,7 @@ class Diverged(UpstreamUnavailable):
     """A request that the tape has no answer to, where nobody else may be asked."""
 
 
-class Answer(Frozen):
+class RecordedAnswer(Frozen):
     """One answer, and the request that it was given to."""
 
     request: str
@@ -75,21 +75,21 @@ class Answer(Frozen):
     completion: Completion
 
 
-class Trial(Frozen):
+class RecordedAttempt(Frozen):
     """One finished episode's answers, in the order in which they were given."""
 
     setting: str
     """Hash of everything that decides the episode; see `setting_hash`."""
-    answers: tuple[Answer, ...] = Field(min_length=1)
+    answers: tuple[RecordedAnswer, ...] = Field(min_length=1)
 
 
 @dataclass
-class Tape:
+class PolicyRecording:
     """The answers of one policy to the trials of a suite."""
 
     messages: dict[str, Message] = field(default_factory=dict)
     """By id; as they were, or as they were redacted."""
-    trials: dict[tuple[str, int], Trial] = field(default_factory=dict)
+    trials: dict[tuple[str, int], RecordedAttempt] = field(default_factory=dict)
     """By (task id, number of the trial in the bank)."""
 
     def covers(self, task_id: str, trial: int, setting: str) -> bool:
@@ -97,20 +97,20 @@ class Tape:
         attempt = self.trials.get((task_id, trial))
         return attempt is not None and attempt.setting == setting
 
-    def keep(self, taped: TapedPolicy, setting: str) -> None:
+    def keep(self, taped: RecordingPolicy, setting: str) -> None:
         """Take over what a finished episode recorded, in place of what the trial had. One that broke is not kept."""
         if taped.recorded:
             self.messages |= taped.heard
-            self.trials[taped.task_id, taped.trial] = Trial(setting=setting, answers=tuple(taped.recorded))
+            self.trials[taped.task_id, taped.trial] = RecordedAttempt(setting=setting, answers=tuple(taped.recorded))
 
 
-class TapedPolicy:
+class RecordingPolicy:
     """A policy for one episode: one trial of one task. See `protocols.Policy`."""
 
     def __init__(
         self,
         policy: Policy,
-        tape: Tape,
+        recording: PolicyRecording,
         task_id: str,
         trial: int,
         *,
@@ -128,17 +128,17 @@ class TapedPolicy:
         self.played: list[Completion] = []
         """As they were recorded, tokens and price included: an agent's own limits must bite where they did."""
         self.n_live = 0
-        self.recorded: list[Answer] = []
+        self.recorded: list[RecordedAnswer] = []
         self.heard: dict[str, Message] = {}
-        self._policy, self._identity, self._tape = policy, identity, tape
+        self._policy, self._identity, self._recording = policy, identity, recording
         self.stops = mode is Mode.replay or (mode is Mode.auto and on_divergence == "stop")
         """Whether a difference ends the episode."""
-        self._left: dict[str, deque[Answer]] = {}
+        self._left: dict[str, deque[RecordedAnswer]] = {}
         self._ids: dict[str, str] = {}
         """Id of an answer as it was played -> as it was recorded: they differ where a secret was redacted."""
         self._seen: dict[int, tuple[Message, str]] = {}
-        self._answers: tuple[Answer, ...] = ()
-        if mode in (Mode.replay, Mode.auto) and (attempt := tape.trials.get((task_id, trial))):
+        self._answers: tuple[RecordedAnswer, ...] = ()
+        if mode in (Mode.replay, Mode.auto) and (attempt := recording.trials.get((task_id, trial))):
             self._answers = attempt.answers
             for answer in self._answers:
                 self._left.setdefault(answer.request, deque()).append(answer)
@@ -168,10 +168,10 @@ class TapedPolicy:
         if self.mode is Mode.record:
             answered = message_id(done.message)
             self.heard |= {**dict(zip(ids, messages, strict=True)), answered: done.message}
-            self.recorded.append(Answer(request=key, heard=tuple(ids), answered=answered, completion=done))
+            self.recorded.append(RecordedAnswer(request=key, heard=tuple(ids), answered=answered, completion=done))
         return done
 
-    def _play(self, answer: Answer) -> Completion:
+    def _play(self, answer: RecordedAnswer) -> Completion:
         self.played.append(answer.completion)
         self._ids[message_id(answer.completion.message)] = answer.answered
         return answer.completion
@@ -189,7 +189,7 @@ class TapedPolicy:
             return "the tape has no such trial"
         if key in self._left:
             return "the same request was asked more often than it was recorded"
-        messages_by_id = self._tape.messages
+        messages_by_id = self._recording.messages
         if any(answer.heard == tuple(heard) for answer in self._answers):
             return "the same conversation, and another policy, other settings or other tools"
         conversations = [[messages_by_id[i] for i in (*answer.heard, answer.answered)] for answer in self._answers]
@@ -221,45 +221,45 @@ def setting_hash(*parts: object) -> str:
 # ------------------------------------------------------------------------------------ the file
 
 
-def read_tape(path: Path) -> Tape:
+def read_tape(path: Path) -> PolicyRecording:
     """The tape at `path`. Raises ConfigError: one line with file, line and the next move."""
     if not path.is_file():
         raise ConfigError(f"{path}: no such tape; record one, or ask the policy: --agentloop-mode=live")
-    tape = Tape()
+    recording = PolicyRecording()
     for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
         try:
             if HEAD in row:
                 if row[HEAD]["format"] != 1:
                     raise ValueError(f"format {row[HEAD]['format']}, not 1")
             elif MESSAGE in row:
-                tape.messages[row["id"]] = Message.model_validate(row[MESSAGE])
+                recording.messages[row["id"]] = Message.model_validate(row[MESSAGE])
             else:
-                answers = tuple(_answers(row["answers"], tape.messages))
-                tape.trials[row["task"], row[TRIAL]] = Trial(setting=row["setting"], answers=answers)
+                answers = tuple(_answers(row["answers"], recording.messages))
+                recording.trials[row["task"], row[TRIAL]] = RecordedAttempt(setting=row["setting"], answers=answers)
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             why = " ".join(str(error).split())[:200]
             raise ConfigError(
                 f"{where}: no line of a tape ({type(error).__name__}: {why}); restore the file, or record it again"
             ) from None
-    return tape
+    return recording
 
 
-def write_tape(path: Path, tape: Tape, redactor: Redactor) -> None:
-    """Put `tape` at `path`, whole or not at all, with secrets redacted and messages that no trial has left out."""
-    write_text(path, "".join(orjson.dumps(row).decode() + "\n" for row in _rows(tape, redactor)))
+def write_tape(path: Path, recording: PolicyRecording, redactor: Redactor) -> None:
+    """Put `recording` at `path`, whole or not at all, with secrets redacted and messages that no trial has left out."""
+    write_text(path, "".join(orjson.dumps(row).decode() + "\n" for row in _rows(recording, redactor)))
 
 
-def _rows(tape: Tape, redactor: Redactor) -> Iterator[dict[str, Any]]:
+def _rows(recording: PolicyRecording, redactor: Redactor) -> Iterator[dict[str, Any]]:
     yield {HEAD: {"format": 1}}
     written: set[str] = set()
-    for (task_id, trial), attempt in sorted(tape.trials.items()):
+    for (task_id, trial), attempt in sorted(recording.trials.items()):
         answers: list[Any] = []
         before: tuple[str, ...] = ()
         for answer in attempt.answers:
             for id in (*answer.heard, answer.answered):
                 if id not in written:
                     written.add(id)
-                    yield {"id": id, MESSAGE: _redacted(tape.messages[id], redactor)}
+                    yield {"id": id, MESSAGE: _redacted(recording.messages[id], redactor)}
             shared = _n_shared(before, answer.heard)
             rest = answer.completion.model_dump(mode="json", exclude=UNKEPT, exclude_defaults=True)
             answers.append([answer.request, shared, answer.heard[shared:], answer.answered, rest])
@@ -267,7 +267,7 @@ def _rows(tape: Tape, redactor: Redactor) -> Iterator[dict[str, Any]]:
         yield {"task": task_id, TRIAL: trial, "setting": attempt.setting, "answers": answers}
 
 
-def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[Answer]:
+def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[RecordedAnswer]:
     """Each row: key, messages shared with the conversation before, ids of the others, id of the answer, the rest."""
     before: tuple[str, ...] = ()
     for request, shared, others, answered, rest in rows:
@@ -276,7 +276,7 @@ def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[Answer]:
         if missing:
             raise ValueError(f"no message {missing[0]}")
         completion = Completion(message=messages[answered], **rest)
-        yield Answer(request=request, heard=heard, answered=answered, completion=completion)
+        yield RecordedAnswer(request=request, heard=heard, answered=answered, completion=completion)
         before = (*heard, answered)
 
 

@@ -16,7 +16,7 @@ from agentloop.config.sections import ServingSection
 from agentloop.config.settings import CONFIG_FILE, Config, load_config
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.policies.engine import find_vllm, vllm_command
-from agentloop.policies.serving import Patience, Server, supervise
+from agentloop.policies.serving import Patience, VLLMServer, supervise
 from agentloop.registry.versions import Registry
 from agentloop.store.place import open_store
 from agentloop.types import PolicyVersion
@@ -57,7 +57,7 @@ def serve_model(options: ServeOptions, say: Callable[[str], None]) -> None:
     say(f"vLLM {vllm.version} on {vllm.device} serves {name}: {folder}")
     command, variables = vllm_command(vllm, folder, name, host=options.host, port=port, more=options.more)
     at = f"http://{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-    server = Server(command, at, log=options.log or options.project / LOGS / LOG, variables=variables)
+    server = VLLMServer(command, at, log=options.log or options.project / LOGS / LOG, variables=variables)
     server.adapters |= adapters
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: whoever ends us ends the server, too
     supervise(server, say, Patience(start_s=settings.start_timeout_s))
@@ -68,7 +68,7 @@ def watch(url: str, say: Callable[[str], None]) -> None:
     at = url.rstrip("/").removesuffix("/v1")
     if not at.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://")
-    server, was = Server((), at, log=Path(LOG)), None
+    server, was = VLLMServer((), at, log=Path(LOG)), None
     while True:
         is_up = server.is_healthy()
         if is_up is not was:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agentloop.costs.totals import Spent, shares, spent
+from agentloop.costs.totals import EpisodeCost, shares, spent
 from agentloop.otel.stored import read_each
 from agentloop.store.store import Store
 
 
-def stored_costs(store: Store, filter: str, project: str | None) -> Iterator[Spent]:
+def stored_costs(store: Store, filter: str, project: str | None) -> Iterator[EpisodeCost]:
     """What each trace for which `filter` holds took, with its share by time of the energy of its stage."""
     stages = store.stages()
     times: dict[str, list[float]] = {}

@@ -13,7 +13,7 @@ from agentloop.failures.detectors.rules import ALL, MEASURED, is_on
 from agentloop.failures.learned.calibration import Trust
 from agentloop.failures.learned.scorer import DETECTOR, Scorer
 from agentloop.intervals import wilson
-from agentloop.judge.labels import Read, labelled, read_labels, stored_labels
+from agentloop.judge.labels import LabelledTrace, labelled, read_labels, stored_labels
 from agentloop.store.store import Store
 from agentloop.types import FailureType
 
@@ -33,7 +33,7 @@ def rule_rows(labels: Path | None, project: str, open_store: OpenStore) -> list[
     return [_of_rule(row) for row in measure(traces, sayable=frozenset(FailureType))]
 
 
-def labelled_traces(path: Path | None, project: str, open_store: OpenStore) -> list[Read]:
+def labelled_traces(path: Path | None, project: str, open_store: OpenStore) -> list[LabelledTrace]:
     """The traces that a file or people's stored labels are about."""
     if path is not None and not path.is_file():
         raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")

@@ -36,7 +36,7 @@ class Manifest(Frozen):
     """Links, devices and the like, which were left behind."""
 
 
-class Source:
+class ArchiveSource:
     """What arrives from a box, as a file that a thread reads forward; `seek` skips."""
 
     def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, max_bytes: int, max_entries: int) -> None:
@@ -79,7 +79,7 @@ class Source:
         return self._at
 
 
-class Sink:
+class ArchiveSink:
     """What goes into a box, as a file that a thread writes."""
 
     def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
@@ -107,7 +107,7 @@ def folders(source: Path) -> list[str]:
     return paths
 
 
-def pack(source: Path, sink: Sink) -> None:
+def pack(source: Path, sink: ArchiveSink) -> None:
     """A folder's contents, or a file. Raises PathError when something cannot be read."""
 
     def owned_by_nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -128,7 +128,7 @@ def pack(source: Path, sink: Sink) -> None:
         raise PathError(f"{source} cannot be read: {error}") from error
 
 
-def unpack(stream: Source, draft: Path, max_bytes: int, max_entries: int) -> Manifest:
+def unpack(stream: ArchiveSource, draft: Path, max_bytes: int, max_entries: int) -> Manifest:
     """Write what an archive has under `draft`. Raises PathError, TransferLimit."""
     n_entries = n_files = n_bytes = 0
     skipped: list[str] = []

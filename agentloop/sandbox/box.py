@@ -14,11 +14,11 @@ from agentloop.protocols import Sandbox
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
 from agentloop.sandbox.cgroups import Watch
-from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.egress import Egress
 from agentloop.sandbox.inside.frames import CONTROL, TERMINAL
 from agentloop.sandbox.process import Process
-from agentloop.sandbox.session import SHELL, Session
+from agentloop.sandbox.session import SHELL, ShellSession
 from agentloop.types import ExecResult
 
 
@@ -53,7 +53,7 @@ class Box:
         self,
         box_id: str,
         isolation: str,
-        connection: Connection,
+        connection: SandboxConnection,
         end: Callable[[], None],
         *,
         watch: Watch | None = None,
@@ -96,9 +96,9 @@ class Box:
         """Run `command` in a terminal: what it shows is on `stdout`, what is typed goes to `stdin`."""
         return self._connection.start(command, lease="box", how=TERMINAL, size=(rows, columns))
 
-    def session(self) -> Session:
+    def session(self) -> ShellSession:
         """A shell whose folder, variables and jobs live from one command to the next."""
-        return Session(lambda: self._connection.start(SHELL, lease="box", how=CONTROL))
+        return ShellSession(lambda: self._connection.start(SHELL, lease="box", how=CONTROL))
 
     async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
         """The bytes of one file of the box. Raises PathError, TransferLimit."""

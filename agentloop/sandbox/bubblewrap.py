@@ -26,7 +26,7 @@ from pathlib import Path
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import cgroups, host, images, memory, privileges, scratch, seccomp
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import MAX_PROCESSES
 from agentloop.sandbox.door import Door
 from agentloop.sandbox.egress import Egress, Secret
@@ -143,7 +143,7 @@ def _scratch(door: Path) -> Path:
     return door.with_name("scratch")
 
 
-async def _entered(door: Door, process: subprocess.Popen[bytes]) -> Connection:
+async def _entered(door: Door, process: subprocess.Popen[bytes]) -> SandboxConnection:
     async def ended() -> bool:
         return process.poll() is not None
 

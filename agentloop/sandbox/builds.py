@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from agentloop.errors import ImageError, boundary
 from agentloop.sandbox import images
-from agentloop.sandbox.images import Kind
+from agentloop.sandbox.images import ImageKind
 
 HOST_IMAGE = "agentloop/host"
 BUILD, ROOT = "agentloop/build", "agentloop/root"
@@ -38,9 +38,9 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
     Raises ImageError. Blocks for as long as a build takes.
     """
     image_kind = images.kind(image)
-    if image_kind is Kind.host:
+    if image_kind is ImageKind.host:
         return HOST_IMAGE, _find_or_make(client, HOST_IMAGE, lambda tag: _import(client, _empty_root(), tag, image))
-    if image_kind is Kind.tag:
+    if image_kind is ImageKind.tag:
         settings = _settings(client, image)
         if settings is None:
             raise ImageError(
@@ -49,7 +49,7 @@ def in_engine(client: Any, image: str) -> tuple[str, dict[str, Any]]:
             )
         return image, settings
     path = Path(image)
-    if image_kind is Kind.recipe:
+    if image_kind is ImageKind.recipe:
         tag = f"{BUILD}:{_recipe_key(client, path)}"
         return tag, _find_or_make(client, tag, lambda tag: _build(client, path, tag))
     tag = f"{ROOT}:{images.key(path)}"

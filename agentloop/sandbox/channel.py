@@ -58,7 +58,7 @@ SLACK = 1 << 16
 """What a frame may be longer than the output it brings: its numbers, and remarks of the supervisor."""
 
 
-class Connection(Protocol):
+class SandboxConnection(Protocol):
     """A way to the first process of a box: `Channel`, or `fifo.Fifos` where that is a shell."""
 
     gone: End | None

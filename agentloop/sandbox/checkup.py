@@ -27,7 +27,7 @@ TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class LimitTrial:
     """One thing that a box should hold."""
 
     name: str
@@ -41,70 +41,70 @@ class Trial:
 
 
 TRIALS = (
-    Trial(
+    LimitTrial(
         "memory",
         {"memory_mb": 64, "scratch_mb": 4},
         "head -c 200000000 /dev/zero | tail -c 150000000 > /dev/null; exit $?",
         lambda done: done.oom and done.exit_code != 0,
         "64 MiB",
     ),
-    Trial(
+    LimitTrial(
         "processes",
         {"n_processes": 24},
         "for n in $(seq 40); do sleep 1 & done",
         lambda done: "fork" in done.stderr.lower() or "resource" in done.stderr.lower(),
         "24 at once",
     ),
-    Trial(
+    LimitTrial(
         "cpu",
         {"cpus": 0.2},
         "n=0; while [ $n -lt 200000 ]; do n=$((n+1)); done; times",
         lambda done: _cpu_s(done) < 0.5 * done.duration_s,
         "a fifth of a core",
     ),
-    Trial(
+    LimitTrial(
         "disk",
         {"scratch_mb": 4},
         "head -c 6000000 /dev/zero > /tmp/fill && head -c 6000000 /dev/zero > /work/fill",
         lambda done: "No space left" in done.stderr,
         "4 MiB of scratch",
     ),
-    Trial(
+    LimitTrial(
         "inodes",
         {"scratch_files": 64},
         "cd /tmp && for n in $(seq 100); do : > $n || exit 28; done",
         lambda done: done.exit_code != 0,
         "64 files",
     ),
-    Trial(
+    LimitTrial(
         "wall time",
         {},
         "exec sleep 60",
         lambda done: done.timed_out,
         "0.3 s of a command",
     ),
-    Trial(
+    LimitTrial(
         "output",
         {},
         "head -c 2000000 /dev/zero",
         lambda done: len(done.stdout) < 20_000 and done.dropped > 0,
         "16 KiB of 2 MB",
     ),
-    Trial(
+    LimitTrial(
         "network",
         {},
         "tail -n +3 /proc/net/dev | cut -d: -f1; cat /proc/net/route | tail -n +2",
         lambda done: done.stdout.split() in ([], ["lo"]),
         "no way out",
     ),
-    Trial(
+    LimitTrial(
         "allow-list",
         {"allowed_hosts": ("host.invalid",)},
         'echo "$http_proxy"',
         lambda done: done.stdout.startswith("http://127.0.0.1:"),
         "named hosts alone",
     ),
-    Trial(
+    LimitTrial(
         "system calls",
         {},
         "grep -s Seccomp: /proc/self/status; unshare -U true",
@@ -115,7 +115,7 @@ TRIALS = (
 
 
 @dataclass(frozen=True)
-class Held:
+class LimitResult:
     """How one trial ended."""
 
     is_held: bool
@@ -133,7 +133,7 @@ class Checkup:
     """Why it does not work, with the remedy; None when it does."""
     start_s: float | None = None
     """What a box took to start."""
-    held: dict[str, Held] = field(default_factory=dict)
+    held: dict[str, LimitResult] = field(default_factory=dict)
 
 
 def machine() -> dict[str, str]:
@@ -173,7 +173,7 @@ async def check(backend: SandboxBackend) -> Checkup:
     return Checkup(backend.name, backend.isolation, None, took, held)
 
 
-async def _try(backend: SandboxBackend, trial: Trial) -> Held:
+async def _try(backend: SandboxBackend, trial: LimitTrial) -> LimitResult:
     try:
         box = await backend.create(SandboxSpec(**trial.limit))
         try:
@@ -182,10 +182,12 @@ async def _try(backend: SandboxBackend, trial: Trial) -> Held:
         finally:
             await box.close()
     except SandboxError as error:
-        return Held(False, str(error))
+        return LimitResult(False, str(error))
     if trial.is_held(done):
-        return Held(True, trial.wording)
-    return Held(False, f"asked for {trial.wording}, and it was not held (exit code {done.exit_code}); report this")
+        return LimitResult(True, trial.wording)
+    return LimitResult(
+        False, f"asked for {trial.wording}, and it was not held (exit code {done.exit_code}); report this"
+    )
 
 
 def _cpu_s(done: ExecResult) -> float:

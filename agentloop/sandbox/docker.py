@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import builds, cgroups, host, images, memory, privileges
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.channel import Connection
+from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import options
 from agentloop.sandbox.door import Door, is_alive
 from agentloop.sandbox.egress import Egress, Secret
@@ -199,7 +199,7 @@ async def _image(image: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
         with boundary(SandboxUnavailable, "docker cannot use an image", image=image), engine(timeout_s) as client:
             return builds.in_engine(client, image)
 
-    if images.kind(image) in (images.Kind.host, images.Kind.tag):
+    if images.kind(image) in (images.ImageKind.host, images.ImageKind.tag):
         return await asyncio.to_thread(in_engine)
     return await _abandonable(in_engine)
 
@@ -230,7 +230,7 @@ async def _to_its_end(work: Callable[[], T]) -> T:
         raise
 
 
-async def _entered(door: Door, name: str, started: _Started, timeout_s: float) -> Connection:
+async def _entered(door: Door, name: str, started: _Started, timeout_s: float) -> SandboxConnection:
     async def ended() -> bool:
         if started.pid and is_alive(started.pid):
             return False

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
-from agentloop.sandbox.channel import Channel, Connection
+from agentloop.sandbox.channel import Channel, SandboxConnection
 from agentloop.sandbox.fifo import Fifos
 
 START_TIMEOUT_S = 30.0
@@ -67,7 +67,7 @@ class Door:
         except OSError as error:
             raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
 
-    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> Connection:
+    async def entered(self, ended: Callable[[], Awaitable[bool]]) -> SandboxConnection:
         """The connection, once the first process is there; nobody else can enter after that.
 
         ended: whether what was started to make the box is over. Raises SandboxGone when it is, or

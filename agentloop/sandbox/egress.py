@@ -61,7 +61,7 @@ class Secret:
         return f"Secret({self.header})"
 
 
-class Refused(Exception):
+class HostRefused(Exception):
     """Why the proxy does not connect; the words go to the client."""
 
     def __init__(self, why: str, status: str = "403 Forbidden") -> None:
@@ -112,9 +112,9 @@ class Egress:
             async with asyncio.timeout(HEAD_S):
                 head, rest = await _head(incoming)
             if self._n > MAX_CONNECTIONS and not self._make_room():
-                raise Refused(f"more than {MAX_CONNECTIONS} connections at once", "503 Service Unavailable")
+                raise HostRefused(f"more than {MAX_CONNECTIONS} connections at once", "503 Service Unavailable")
             await self._proxy(head, rest, incoming, outgoing)
-        except Refused as refused:
+        except HostRefused as refused:
             await _say(outgoing, refused.status, str(refused))
         except (OSError, TimeoutError) as error:
             if not isinstance(error, SandboxGone):
@@ -147,7 +147,7 @@ class Egress:
         self._open[task] = (host, port, address)
         try:
             if not self._may(host, port, address):  # what is allowed changed while it connected
-                raise Refused(f"{host}:{port} is no longer among the allowed hosts of this sandbox")
+                raise HostRefused(f"{host}:{port} is no longer among the allowed hosts of this sandbox")
             if tunnel:
                 await outgoing.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
@@ -187,12 +187,12 @@ class Egress:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Address]:
         literal = _literal(host)
         if literal is None and not any(entry.names(host, port) for entry in self._allowed):
-            raise Refused(f"{host}:{port} is not among the allowed hosts of this sandbox")
-        problem: Exception = Refused(f"{host} has no address")
+            raise HostRefused(f"{host}:{port} is not among the allowed hosts of this sandbox")
+        problem: Exception = HostRefused(f"{host} has no address")
         async with asyncio.timeout(CONNECT_S):
             for address in [literal] if literal else await self._resolve(host, port):
                 if not self._may(host, port, address):
-                    problem = Refused(f"{host}:{port} is {address}, which this sandbox may not connect to")
+                    problem = HostRefused(f"{host}:{port} is {address}, which this sandbox may not connect to")
                     continue
                 try:
                     server = host if tls else None
@@ -285,13 +285,13 @@ async def _head(incoming: Incoming) -> tuple[list[bytes], bytes]:
     while b"\r\n\r\n" not in data:
         piece = await incoming.read()
         if not piece or len(data) > MAX_HEAD:
-            raise Refused("the request has no head, or one too long", "400 Bad Request")
+            raise HostRefused("the request has no head, or one too long", "400 Bad Request")
         data += piece
     head, _, rest = data.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     if any(b"\r" in line or b"\n" in line or b"\0" in line or line[:1] in (b" ", b"\t") for line in lines):
         # Another server could take what follows for a line of its own, and so for a header that was dropped here.
-        raise Refused("the request has a head that can be read in two ways", "400 Bad Request")
+        raise HostRefused("the request has a head that can be read in two ways", "400 Bad Request")
     return lines, rest
 
 
@@ -308,9 +308,9 @@ def _target(line: bytes) -> tuple[str, SplitResult, int | None]:
         url = urlsplit(f"//{target}" if method == "CONNECT" else target)
         port = url.port
     except ValueError:
-        raise Refused("the request has no line that can be read", "400 Bad Request") from None
+        raise HostRefused("the request has no line that can be read", "400 Bad Request") from None
     if not url.hostname or not (method == "CONNECT" or url.scheme == "http"):
-        raise Refused("the request names no host; this is an HTTP proxy", "400 Bad Request")
+        raise HostRefused("the request names no host; this is an HTTP proxy", "400 Bad Request")
     return method, url, port
 
 

@@ -82,7 +82,7 @@ async def upload(start: Start, source: Path, target: str) -> None:
     async with _transfer(start, command, target) as process:
         places = await asyncio.to_thread(archives.folders, source)
         await process.stdin.write(b"".join(os.fsencode(place) + b"\n" for place in places) + b"\n")
-        sink = archives.Sink(process.stdin, asyncio.get_running_loop())
+        sink = archives.ArchiveSink(process.stdin, asyncio.get_running_loop())
         await _beside(process, lambda: archives.pack(source, sink))
         process.stdin.close()
 
@@ -106,7 +106,7 @@ async def download(start: Start, path: str, target: Path, *, max_bytes: int, max
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-"[:64], dir=target.parent))
     try:
         async with _transfer(start, command, path) as process:
-            stream = archives.Source(process.stdout, asyncio.get_running_loop(), max_bytes, max_entries)
+            stream = archives.ArchiveSource(process.stdout, asyncio.get_running_loop(), max_bytes, max_entries)
             manifest = await _beside(process, lambda: archives.unpack(stream, draft, max_bytes, max_entries))
             await _rest(process.stdout)
         if not (draft / name).exists():

@@ -32,7 +32,7 @@ _contents: dict[str, str] = {}
 """Hash of what `lstat` tells of a path -> key, so that a large root folder is read once."""
 
 
-class Kind(Enum):
+class ImageKind(Enum):
     """What the image of a spec names."""
 
     host = "the host's /usr"
@@ -42,22 +42,22 @@ class Kind(Enum):
     packed = "a tar of a root folder"
 
 
-def kind(image: str) -> Kind:
+def kind(image: str) -> ImageKind:
     """Raises ImageError when it is a path and nothing is there."""
     path = Path(image)
     if image == "host":
-        return Kind.host
+        return ImageKind.host
     if not path.is_absolute():
         if image.startswith((".", "~")) or path.is_dir():
             raise ImageError(
                 f"image {image!r} is a path from somewhere; write all of it: {path.expanduser().absolute()}"
             )
-        return Kind.tag
+        return ImageKind.tag
     if path.is_file():
-        return Kind.packed
+        return ImageKind.packed
     if not path.is_dir():
         raise ImageError(f"no {path}; an image is 'host', a local tag, or the path of a folder or a tar")
-    return Kind.recipe if (path / "Dockerfile").is_file() else Kind.root
+    return ImageKind.recipe if (path / "Dockerfile").is_file() else ImageKind.root
 
 
 def cache() -> Path:
@@ -71,9 +71,9 @@ def root_folder(image: str) -> Path:
     Raises CapabilityError, ImageError. Blocks while it unpacks.
     """
     image_kind = kind(image)
-    if image_kind is Kind.root:
+    if image_kind is ImageKind.root:
         return Path(image)
-    if image_kind is not Kind.packed:
+    if image_kind is not ImageKind.packed:
         raise CapabilityError(
             f"bubblewrap has the image 'host', root folders and tars of one, not {image!r}; use docker for images"
         )

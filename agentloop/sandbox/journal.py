@@ -45,8 +45,8 @@ def lease_name(lease: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", lease)[:200]
 
 
-class Tape(Protocol):
-    """One lease's journal, being written (`Recorder`) or being played (`Player`)."""
+class Journal(Protocol):
+    """One lease's journal, being written (`JournalWriter`) or being played (`JournalReader`)."""
 
     def begin(self, request: Request) -> None:
         """The box, as it was asked for; before anything else."""
@@ -65,7 +65,7 @@ class Tape(Protocol):
         ...
 
 
-class Recorder:
+class JournalWriter:
     """Writes a new journal beside a box that works."""
 
     def __init__(self, folder: Path, lease: str) -> None:
@@ -80,23 +80,23 @@ class Recorder:
                     self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def begin(self, request: Request) -> None:
-        """See Tape."""
+        """See Journal."""
         self.tell(CREATE, request, lambda: None)
 
     async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
-        """See Tape."""
+        """See Journal."""
         with self._line(op, request) as answer:
             answer["result"] = await do()
         return answer["result"]
 
     def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
-        """See Tape."""
+        """See Journal."""
         with self._line(op, request) as answer:
             do()
             answer["result"] = None
 
     def close(self, *, is_whole: bool) -> None:
-        """See Tape."""
+        """See Journal."""
         if self._file >= 0:
             try:
                 self.tell(CLOSE, {}, lambda: None)
@@ -138,7 +138,7 @@ class Recorder:
             os.close(file)
 
 
-class Player:
+class JournalReader:
     """Answers from a journal, and takes no answer for another question."""
 
     def __init__(self, path: Path) -> None:
@@ -148,19 +148,19 @@ class Player:
         self._lines = _read(path)
 
     def begin(self, request: Request) -> None:
-        """See Tape."""
+        """See Journal."""
         self._next(CREATE, request)
 
     async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
-        """See Tape; `do` is not called."""
+        """See Journal; `do` is not called."""
         return self._next(op, request)
 
     def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
-        """See Tape; `do` is not called."""
+        """See Journal; `do` is not called."""
         self._next(op, request)
 
     def close(self, *, is_whole: bool) -> None:
-        """See Tape."""
+        """See Journal."""
         if not self._is_over:
             self._is_over = True
             if is_whole and self._mismatch is None and self._n in self._lines:

@@ -25,7 +25,7 @@ IPC_LIMITS = {"kernel.shmall": "1024", "kernel.msgmni": "64", "kernel.sem": "250
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryLimit:
     """What one writable folder in memory may hold."""
 
     size_bytes: int
@@ -46,14 +46,14 @@ def check(spec: SandboxSpec) -> None:
         )
 
 
-def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None) -> dict[str, Room]:
+def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None) -> dict[str, MemoryLimit]:
     """Folder -> its room; `root` names one more, for a root file system that is written to memory.
 
     Without `memory_mb`, each folder has `scratch_mb`, and `root` has it only when `scratch_mb` was set.
     """
     scratch = spec.scratch_mb << 20
     if spec.memory_mb is None:
-        return dict.fromkeys([*folders, *([root] if root else ())], Room(scratch, spec.scratch_files))
+        return dict.fromkeys([*folders, *([root] if root else ())], MemoryLimit(scratch, spec.scratch_files))
     total = (spec.memory_mb - RESERVE_MB) << 20
     share = total // (len(folders) + bool(root))
     size = min(scratch, int(share * DATA_SHARE))
@@ -66,6 +66,6 @@ def rooms(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None)
     return by_folder
 
 
-def _room(spec: SandboxSpec, share: int, size: int) -> Room:
+def _room(spec: SandboxSpec, share: int, size: int) -> MemoryLimit:
     n_files = (share - size) // FILE_BYTES
-    return Room(size, n_files if spec.scratch_files is None else min(n_files, spec.scratch_files))
+    return MemoryLimit(size, n_files if spec.scratch_files is None else min(n_files, spec.scratch_files))

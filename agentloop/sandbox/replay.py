@@ -26,9 +26,9 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
 from agentloop.sandbox.box import Box
-from agentloop.sandbox.journal import Blobs, Player, Recorder, Tape, journal_path, lease_name
+from agentloop.sandbox.journal import Blobs, Journal, JournalReader, JournalWriter, journal_path, lease_name
 from agentloop.sandbox.process import Process
-from agentloop.sandbox.session import Session
+from agentloop.sandbox.session import ShellSession
 from agentloop.types import ExecResult, SandboxSpec
 
 ABOUT = "recording.json"
@@ -68,7 +68,9 @@ class Recording:
         if not isinstance(box, Box):
             await box.close()
             raise CapabilityError(f"boxes of {self.name} cannot be recorded; use docker or bubblewrap")
-        return RecordedBox(box.id, self.isolation, spec, self._folder, lambda lease: Recorder(self._folder, lease), box)
+        return RecordedBox(
+            box.id, self.isolation, spec, self._folder, lambda lease: JournalWriter(self._folder, lease), box
+        )
 
 
 class ReplayBackend:
@@ -92,13 +94,13 @@ class ReplayBackend:
         self._n_boxes += 1
         return RecordedBox(f"replay-{self._n_boxes}", self.isolation, spec, self._folder, self._play)
 
-    def _play(self, lease: str) -> Player:
+    def _play(self, lease: str) -> JournalReader:
         """A lease's next attempt; after the last one, that one again."""
         self._attempts[lease] += 1
         for attempt in range(self._attempts[lease], 0, -1):
             path = journal_path(self._folder, lease, attempt)
             if path.exists():
-                return Player(path)
+                return JournalReader(path)
         raise ReplayMismatch(f"no journal of {lease!r} in {self._folder}, at seq 0; record that episode first")
 
 
@@ -111,15 +113,15 @@ class RecordedBox:
         isolation: str,
         spec: SandboxSpec,
         folder: Path,
-        open_tape: Callable[[str], Tape],
+        open_journal: Callable[[str], Journal],
         box: Box | None = None,
     ) -> None:
-        """open_tape: the journal of a lease, to be written or played."""
+        """open_journal: the journal of a lease, to be written or played."""
         self.id, self.isolation = box_id, isolation
         # Where the files are is this machine's business; what is in them shows in what commands print.
         self._spec = spec.model_dump(mode="json", exclude={"files", "agent_files"})
-        self._blobs, self._open_tape, self._box = Blobs(folder), open_tape, box
-        self._tapes: dict[str, Tape] = {}
+        self._blobs, self._open_journal, self._box = Blobs(folder), open_journal, box
+        self._journals: dict[str, Journal] = {}
         self._lease, self._n_sessions = NO_LEASE, 0
 
     @property
@@ -134,13 +136,13 @@ class RecordedBox:
         Raises ReplayMismatch when the lease has no journal, and when it ends well before its journal does.
         """
         self._lease = lease_name(lease)
-        tape = self._begin(self._lease)
+        journal = self._begin(self._lease)
         try:
             yield
         except BaseException:
-            tape.close(is_whole=False)
+            journal.close(is_whole=False)
             raise
-        tape.close(is_whole=True)
+        journal.close(is_whole=True)
 
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = NO_LEASE
@@ -153,7 +155,7 @@ class RecordedBox:
 
         request = {"command": command, "timeout_s": timeout_s, "max_output": max_output}
         request |= {} if lease else {"home": "the image's"}
-        return ExecResult(**await self._tape(lease).call("exec", request, run))
+        return ExecResult(**await self._journal(lease).call("exec", request, run))
 
     def start(self, command: str, *, lease: str = NO_LEASE) -> Process:
         """Refused with CapabilityError."""
@@ -167,7 +169,7 @@ class RecordedBox:
         """See `Box`."""
         self._n_sessions += 1
         session = self._box.session() if self._box else None
-        return RecordedSession(self._tape(), self._n_sessions, session)
+        return RecordedSession(self._journal(), self._n_sessions, session)
 
     async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
         """See `Box`. Raises ReplayMismatch."""
@@ -175,17 +177,17 @@ class RecordedBox:
         async def read() -> str:
             return self._blobs.put(await self._real.read(path, max_bytes=max_bytes))
 
-        return self._blobs.get(await self._tape().call("read", {"path": path, "max_bytes": max_bytes}, read))
+        return self._blobs.get(await self._journal().call("read", {"path": path, "max_bytes": max_bytes}, read))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """See `Box`. Raises ReplayMismatch."""
         request = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
-        await self._tape().call("write", request, lambda: self._real.write(path, data, mode=mode))
+        await self._journal().call("write", request, lambda: self._real.write(path, data, mode=mode))
 
     async def upload(self, source: Path, target: str) -> None:
         """See `Box`. Raises ReplayMismatch."""
         request = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
-        await self._tape().call("upload", request, lambda: self._real.upload(source, target))
+        await self._journal().call("upload", request, lambda: self._real.upload(source, target))
 
     async def download(
         self,
@@ -202,7 +204,7 @@ class RecordedBox:
             return {"manifest": manifest.model_dump(), "files": self._blobs.put(_packed(target, "x"))}
 
         request = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
-        answer = await self._tape().call("download", request, download)
+        answer = await self._journal().call("download", request, download)
         if self._box is None:
             _unpack(self._blobs.get(answer["files"]), target)
         return Manifest(**answer["manifest"])
@@ -210,11 +212,11 @@ class RecordedBox:
     def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
         """See `Box`. Raises ReplayMismatch."""
         request = {"allowed_hosts": list(allowed_hosts)}
-        self._tape().tell("set_network", request, lambda: self._real.set_network(allowed_hosts))
+        self._journal().tell("set_network", request, lambda: self._real.set_network(allowed_hosts))
 
     def kill_all(self) -> None:
         """See `Box`. Raises ReplayMismatch."""
-        self._tape().tell("kill_all", {}, lambda: self._real.kill_all())
+        self._journal().tell("kill_all", {}, lambda: self._real.kill_all())
 
     def discard(self, lease: str) -> None:
         """See `box.SharedBox`."""
@@ -225,43 +227,43 @@ class RecordedBox:
         """See `protocols.Sandbox`."""
         if self._box:
             await self._box.close()
-        for tape in self._tapes.values():
-            tape.close(is_whole=False)
+        for journal in self._journals.values():
+            journal.close(is_whole=False)
 
     @property
     def _real(self) -> Box:
-        assert self._box is not None, "a tape that is played calls nothing"  # noqa: S101
+        assert self._box is not None, "a journal that is played calls nothing"  # noqa: S101
         return self._box
 
-    def _tape(self, lease: str = NO_LEASE) -> Tape:
+    def _journal(self, lease: str = NO_LEASE) -> Journal:
         """Leases of a shared box have one each; a box with a single lease says that one's name to nobody."""
         name = self._lease if lease in (NO_LEASE, "") else lease
-        return self._tapes[name] if name in self._tapes else self._begin(name)
+        return self._journals[name] if name in self._journals else self._begin(name)
 
-    def _begin(self, name: str) -> Tape:
-        tape = self._tapes[name] = self._open_tape(name)
-        tape.begin(self._spec)
-        return tape
+    def _begin(self, name: str) -> Journal:
+        journal = self._journals[name] = self._open_journal(name)
+        journal.begin(self._spec)
+        return journal
 
 
 class RecordedSession:
-    """What a `Session` is to its users."""
+    """What a `ShellSession` is to its users."""
 
-    def __init__(self, tape: Tape, number: int, session: Session | None) -> None:
-        self._tape, self._number, self._session = tape, number, session
+    def __init__(self, journal: Journal, number: int, session: ShellSession | None) -> None:
+        self._journal, self._number, self._session = journal, number, session
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
-        """See `Session`. Raises ReplayMismatch."""
+        """See `ShellSession`. Raises ReplayMismatch."""
 
         async def run() -> Any:
-            assert self._session is not None, "a tape that is played calls nothing"  # noqa: S101
+            assert self._session is not None, "a journal that is played calls nothing"  # noqa: S101
             return (await self._session.exec(command, timeout_s=timeout_s, max_output=max_output)).model_dump()
 
         request = {"session": self._number, "command": command, "timeout_s": timeout_s, "max_output": max_output}
-        return ExecResult(**await self._tape.call("session", request, run))
+        return ExecResult(**await self._journal.call("session", request, run))
 
     async def close(self) -> None:
-        """See `Session`."""
+        """See `ShellSession`."""
         if self._session:
             await self._session.close()
 

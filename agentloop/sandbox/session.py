@@ -37,7 +37,7 @@ STOP_S = 0.4
 """How long the shell may take to go on after its command was killed."""
 
 
-class Session:
+class ShellSession:
     """One shell of a box; commands run one after the other."""
 
     def __init__(self, start: Callable[[], Process]) -> None:

@@ -9,13 +9,13 @@ from secrets import token_bytes
 
 from agentloop.config.settings import known_secrets
 from agentloop.protocols import Policy
-from agentloop.recordings.answers import SUFFIX, Mode, Tape, TapedPolicy, read_tape, write_tape
+from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, RecordingPolicy, read_tape, write_tape
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
 from agentloop.types import ExecResult, SandboxSpec
 
 
-class Box:
+class LeasedSandbox:
     """A leased box, for tests that do not await."""
 
     def __init__(self, runner: asyncio.Runner, pool: SandboxPool) -> None:
@@ -38,13 +38,15 @@ class Taping:
         """Raises ConfigError for a tape that is to be played and cannot be read."""
         path = folder / f"{name}{SUFFIX}"
         self._path, self._mode, self._project = path, mode, project
-        self._tape = read_tape(path) if mode is Mode.replay or (mode is Mode.auto and path.is_file()) else Tape()
-        self._policies: list[TapedPolicy] = []
+        self._tape = (
+            read_tape(path) if mode is Mode.replay or (mode is Mode.auto and path.is_file()) else PolicyRecording()
+        )
+        self._policies: list[RecordingPolicy] = []
 
-    def policy(self, policy: Policy, *, identity: str, trial: int = 0) -> TapedPolicy:
+    def policy(self, policy: Policy, *, identity: str, trial: int = 0) -> RecordingPolicy:
         """identity: whatever decides the policy's answers, in a text."""
         self._policies.append(
-            TapedPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode)
+            RecordingPolicy(policy, self._tape, self._path.name, trial, identity=identity, mode=self._mode)
         )
         return self._policies[-1]
 

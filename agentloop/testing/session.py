@@ -28,7 +28,7 @@ from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
 from agentloop.gate.trials import Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
-from agentloop.recordings.answers import SUFFIX, Mode, Tape, read_tape
+from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.ladder import make_backend
@@ -122,7 +122,7 @@ class SuiteRun:
     suite: EvalSuite
     actor: Actor
     bank: Bank | None
-    tape: Tape
+    tape: PolicyRecording
     tape_path: Path | None
     runner: TapedTrials
     environment: Environment | None
@@ -220,7 +220,7 @@ class Session:
                 f"{name}: --agentloop-mode=replay plays a bank's tape, and no bank is named; name one, or live"
             )
         is_played = tape_path is not None and self.plays(tape_path)
-        tape = read_tape(tape_path) if tape_path and is_played else Tape()
+        tape = read_tape(tape_path) if tape_path and is_played else PolicyRecording()
         actor = suite.resolve(self.options.policy, self.root)
         if bank and is_played and (why := refusal(bank.head, actor.identity)) is not None:
             raise ConfigError(f"{tape_path} is not played: {why}; ask the policy: --agentloop-mode=live")

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from agentloop.errors import TrainingError
-from agentloop.policies.chat import Chat, render
+from agentloop.policies.chat import ChatTemplate, render
 from agentloop.types import Message, Sample, Split, Task, Trace
 
 
-def demonstration(task: Task, trace: Trace, chat: Chat) -> Sample:
+def demonstration(task: Task, trace: Trace, chat: ChatTemplate) -> Sample:
     """One row: the conversation as `chat` would have shown it, actions masked in.
 
     Raises TrainingError for a validation or held-out task, whatever was shown.

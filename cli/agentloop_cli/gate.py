@@ -9,7 +9,7 @@ import typer
 
 from agentloop.gate.options import OnDivergence, Sampling
 from agentloop_cli.gate_options import (
-    Compared,
+    Comparison,
     Figures,
     Inconclusive,
     Named,
@@ -163,7 +163,7 @@ def gate(
         result = replayed(replay, tenant, named, figures, must_pass or ())
         outputs.write(result, [], None)
     else:
-        compared = Compared(suites, baseline, candidate, project, baseline_project, sandbox, tape, must_pass or ())
+        compared = Comparison(suites, baseline, candidate, project, baseline_project, sandbox, tape, must_pass or ())
         options = compared.options(
             figures, out=out, n_concurrent=n_concurrent, max_usd=max_usd, max_minutes=max_minutes
         )

@@ -63,7 +63,7 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """Options that say what is compared with what."""
 
     suites: Sequence[str] | None

@@ -21,7 +21,7 @@ from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.judge.agreement import Agreement, Figure
-    from agentloop.judge.rejudge import Account
+    from agentloop.judge.rejudge import JudgingSummary
     from agentloop.store.past import Past
     from agentloop.store.store import Store
     from agentloop.store.tables import TraceSummary
@@ -238,11 +238,11 @@ def _opened(project: Path, where: str | None) -> AbstractContextManager[Store]:
     return opened_store(where, project=project, secrets=known_secrets(project))
 
 
-def _document(account: Account) -> dict[str, Any]:
+def _document(account: JudgingSummary) -> dict[str, Any]:
     return dict(vars(account))  # dataclasses.asdict counts a Counter's pairs instead of keeping them
 
 
-def _show(account: Account) -> None:
+def _show(account: JudgingSummary) -> None:
     words = {"unscored": "of unknown outcome"}  # as `agentloop failures` counts them
     worth = ", ".join(f"{n:,} {words.get(name, name)}" for name, n in sorted(account.worth.items()))
     stdout.print(f"{counted(account.n, 'trace')}: {worth}" if worth else "no traces", soft_wrap=True)

@@ -23,7 +23,7 @@ from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.mining.mine import Mined
-    from agentloop.mining.project import Failures, ProjectMining
+    from agentloop.mining.project import FailureSelection, ProjectMining
 
 LOST, NOTHING = 1, 5
 
@@ -63,7 +63,7 @@ def mine(
     2 something named is wrong, 4 no box can be made, 5 nothing was admitted.
     """
     from agentloop.mining.case import REGRESSIONS
-    from agentloop.mining.project import Failures, MineOptions, ProjectMining
+    from agentloop.mining.project import FailureSelection, MineOptions, ProjectMining
 
     out = out or project / REGRESSIONS
     if check:
@@ -73,13 +73,13 @@ def mine(
     with opened_store(where, project=project) as store:
         check_types(filter, known_types(project, store))
         mining = ProjectMining(options, store)
-        choice = Failures(mining.ids(traces or (), filter), filter, every=bool(traces))
+        choice = FailureSelection(mining.ids(traces or (), filter), filter, every=bool(traces))
         _try(mining, choice, sandbox, limit, as_json)
     if not mining.admitted:
         raise typer.Exit(NOTHING)
 
 
-def _try(mining: ProjectMining, choice: Failures, sandbox: str, limit: int, as_json: bool) -> None:
+def _try(mining: ProjectMining, choice: FailureSelection, sandbox: str, limit: int, as_json: bool) -> None:
     from agentloop.sandbox.ladder import make_backend
 
     backend = make_backend(sandbox, "--sandbox")

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from agentloop.protocols import Policy
-    from agentloop.recordings.answers import TapedPolicy
+    from agentloop.recordings.answers import RecordingPolicy
     from agentloop.testing.decision import Decision
-    from agentloop.testing.own import Box
+    from agentloop.testing.own import LeasedSandbox
     from agentloop.testing.session import Session, SessionOptions, Spec, TestRun, TrialResult
     from agentloop.types import Trace
 
@@ -139,12 +139,12 @@ def agent_policy(pytestconfig: pytest.Config) -> Policy:
 
 
 @pytest.fixture
-def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[Box]:
+def agent_sandbox(pytestconfig: pytest.Config) -> Iterator[LeasedSandbox]:
     """An empty box of its own, gone after the test."""
-    from agentloop.testing.own import Box
+    from agentloop.testing.own import LeasedSandbox
 
     session = session_of(pytestconfig)
-    box = _or_usage_error(lambda: Box(session.runner, session.pool))
+    box = _or_usage_error(lambda: LeasedSandbox(session.runner, session.pool))
     yield box
     box.close()
 
@@ -174,7 +174,7 @@ def trace(request: pytest.FixtureRequest, record_property: Callable[[str, object
 
 
 @pytest.fixture
-def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., TapedPolicy]]:
+def cassette(request: pytest.FixtureRequest) -> Iterator[Callable[..., RecordingPolicy]]:
     """`cassette(policy, identity=..., trial=0)`: the policy with the tape of this test, in the --agentloop-mode."""
     from agentloop.testing.own import Taping
 

@@ -19,7 +19,7 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdou
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
 
 
-class Kind(StrEnum):
+class PolicyKind(StrEnum):
     """Who is asked: see `[policy] kind`."""
 
     openai = "openai"
@@ -45,8 +45,9 @@ def run(
         ),
     ] = None,
     policy: Annotated[
-        Kind, typer.Option(help="Who is asked by tool_loop and command: an endpoint, a vLLM server, or by litellm.")
-    ] = Kind.openai,
+        PolicyKind,
+        typer.Option(help="Who is asked by tool_loop and command: an endpoint, a vLLM server, or by litellm."),
+    ] = PolicyKind.openai,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at that endpoint, or litellm's.")] = None,
     command: Annotated[

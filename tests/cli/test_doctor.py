@@ -12,7 +12,7 @@ from sandbox.processes import comes_true, with_word
 from sandbox.test_owner import owner
 
 from agentloop.sandbox import checkup as checkup_module
-from agentloop.sandbox.checkup import TRIALS, Trial
+from agentloop.sandbox.checkup import TRIALS, LimitTrial
 
 from .conftest import Run
 
@@ -58,8 +58,8 @@ def test_doctor_tries_what_docker_holds(agentloop: Run) -> None:
 @pytest.mark.usefixtures("bubblewrap")
 def test_what_is_not_held_is_said_with_its_words(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", NO_ENGINE["DOCKER_HOST"])
-    impossible = Trial("gravity", {}, "exit 3", lambda done: done.exit_code == 0, "9.8 m/s2")
-    refused = Trial("images", {"image": "no/such:image"}, "true", lambda done: True, "an image")
+    impossible = LimitTrial("gravity", {}, "exit 3", lambda done: done.exit_code == 0, "9.8 m/s2")
+    refused = LimitTrial("images", {"image": "no/such:image"}, "true", lambda done: True, "an image")
     monkeypatch.setattr(checkup_module, "TRIALS", (impossible, refused))
     done = agentloop("doctor")
     assert done.returncode == 0

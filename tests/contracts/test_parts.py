@@ -22,11 +22,11 @@ from agentloop.formats.importing import load_formats
 from agentloop.formats.source import Source
 from agentloop.judge.artifacts import Artifacts, fresh_boxes
 from agentloop.judge.verifiers.actions import Actions
-from agentloop.judge.verifiers.command import Command as CommandVerifier
+from agentloop.judge.verifiers.command import CommandVerifier
 from agentloop.judge.verifiers.delayed import Delayed
 from agentloop.judge.verifiers.env_return import EnvReturn
 from agentloop.judge.verifiers.exact import Exact
-from agentloop.judge.verifiers.files import Files
+from agentloop.judge.verifiers.files import FilesVerifier
 from agentloop.judge.verifiers.human import Human
 from agentloop.judge.verifiers.json import Json
 from agentloop.judge.verifiers.numeric import Numeric
@@ -150,7 +150,7 @@ def test_verifier_keeps(law: VerifierLaw, kind: str) -> None:
 def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """What is right and wrong stands in the artifacts, so each trace has its own fresh sandbox."""
     verifiers = {
-        "files": Files({"out": {"content": "right"}}),
+        "files": FilesVerifier({"out": {"content": "right"}}),
         "command": CommandVerifier("grep -q right /work/out", ["/work/out"]),
     }
     for name in ("right", "wrong"):
@@ -160,7 +160,7 @@ def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: Bubble
     async def go() -> None:
         pool, task = SandboxPool(bubblewrap, min_idle=0), Task(id="t", instruction="x")
         right, wrong = (
-            fresh_boxes(task, pool, Artifacts(found={"/work/out": tmp_path / name / "out"}), name)
+            fresh_boxes(task, pool, Artifacts(files={"/work/out": tmp_path / name / "out"}), name)
             for name in ("right", "wrong")
         )
         try:

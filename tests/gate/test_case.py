@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.mining.case import Case, case_id, case_task, drafted, put_case, read_case, read_cases, write_case
+from agentloop.mining.case import MinedCase, case_id, case_task, drafted, put_case, read_case, read_cases, write_case
 from agentloop.suites.suite import load_suite
 from agentloop.types import FailureType, Part, SandboxSpec, Task, Trace
 
@@ -17,7 +17,7 @@ from .example import step
 from .planted import seven
 
 
-def case(**changes: object) -> Case:
+def case(**changes: object) -> MinedCase:
     told = {
         "id": "wrong_arguments-t-00000000",
         "kind": "full",
@@ -29,7 +29,7 @@ def case(**changes: object) -> Case:
         "task": "t",
         "trace": "a1",
     }
-    return Case.model_validate({**told, **changes})
+    return MinedCase.model_validate({**told, **changes})
 
 
 TRACE = Trace(
@@ -43,7 +43,7 @@ TRACE = Trace(
 )
 
 
-def laid(out: Path, it: Case, task: Task) -> Path:
+def laid(out: Path, it: MinedCase, task: Task) -> Path:
     with drafted(out, it.id) as draft:
         write_case(draft, it, TRACE, task=task)
         put_case(draft, out / it.id, {"novel": {"passed": True}})

@@ -18,8 +18,8 @@ from agentloop.protocols import Policy
 from agentloop.recordings.answers import (
     Diverged,
     Mode,
-    Tape,
-    TapedPolicy,
+    PolicyRecording,
+    RecordingPolicy,
     message_id,
     read_tape,
     setting_hash,
@@ -56,13 +56,15 @@ def ask(
     return asyncio.run(policy.complete(messages, tools, max_tokens=max_tokens, seed=1))
 
 
-def taped(tape: Tape, mode: Mode, policy: Policy | None = None, trial: int = 0, identity: str = "p1", **more: str):
-    return TapedPolicy(policy or Counting(), tape, "t", trial, identity=identity, mode=mode, **more)
+def taped(
+    tape: PolicyRecording, mode: Mode, policy: Policy | None = None, trial: int = 0, identity: str = "p1", **more: str
+):
+    return RecordingPolicy(policy or Counting(), tape, "t", trial, identity=identity, mode=mode, **more)
 
 
-def recorded(n_trials: int = 1, turns: int = 1, policy: Policy | None = None) -> Tape:
+def recorded(n_trials: int = 1, turns: int = 1, policy: Policy | None = None) -> PolicyRecording:
     """Every trial asks the same first request; each further turn shows what was said."""
-    tape, policy = Tape(), policy or Counting()
+    tape, policy = PolicyRecording(), policy or Counting()
     for trial in range(n_trials):
         one = taped(tape, Mode.record, policy, trial)
         said = list(ASKED)
@@ -90,7 +92,7 @@ def test_replay_asks_nobody_and_says_what_was_recorded() -> None:
 
 
 def test_the_same_request_twice_in_a_trial_gives_both_answers() -> None:
-    tape = Tape()
+    tape = PolicyRecording()
     one = taped(tape, Mode.record)
     ask(one), ask(one)
     tape.keep(one, "s")
@@ -133,7 +135,7 @@ def test_from_the_first_difference_on_the_policy_is_asked_to_the_end() -> None:
     one = taped(tape, Mode.auto, policy)
     said = [*ASKED, ask(one).message, Message(role="tool", content="saw something else", tool_call_id="c")]
     ask(one, said)
-    known = [*ASKED, tape.messages[tape.trials["t", 0].answers[0].said]]
+    known = [*ASKED, tape.messages[tape.trials["t", 0].answers[0].answered]]
     ask(one, [*known, Message(role="tool", content="saw", tool_call_id="c")])  # which is on the tape
     assert (len(one.played), one.n_live, policy.n) == (1, 2, 2)
     assert one.diverged == "diverged at message 3: tool said 'saw', asked 'saw something else'"
@@ -142,7 +144,7 @@ def test_from_the_first_difference_on_the_policy_is_asked_to_the_end() -> None:
 def test_a_difference_stops_where_that_was_asked_for() -> None:
     policy = Counting()
     with pytest.raises(Diverged, match=r"the tape has no such trial; ask the policy from there \(mode 'auto'\)"):
-        ask(taped(Tape(), Mode.auto, policy, on_divergence="stop"))
+        ask(taped(PolicyRecording(), Mode.auto, policy, on_divergence="stop"))
     assert policy.n == 0
 
 
@@ -188,7 +190,7 @@ def test_redacted_requests_and_answers_still_match(tmp_path: Path) -> None:
             message = done.message.model_copy(update={"content": f"key hunter2-hunter2 of {self.n}"})
             return done.model_copy(update={"message": message})
 
-    tape, first = Tape(), [Message(role="user", content="use hunter2-hunter2")]
+    tape, first = PolicyRecording(), [Message(role="user", content="use hunter2-hunter2")]
     one = taped(tape, Mode.record, Indiscreet())
     ask(one, [*first, ask(one, first).message])
     tape.keep(one, "s")
@@ -249,7 +251,7 @@ def run(policy: Policy, trial: int, task: Task = TASK, run_id: str = "r") -> tup
 
 
 def test_an_episode_with_another_seed_plays_the_same_trace() -> None:
-    tape, traces = Tape(), []
+    tape, traces = PolicyRecording(), []
     for trial in range(3):
         one = taped(tape, Mode.record, Twice(), trial)
         traces.append(run(one, trial)[1])
@@ -262,7 +264,7 @@ def test_an_episode_with_another_seed_plays_the_same_trace() -> None:
 
 
 def test_a_replay_of_another_task_is_lost_and_never_scored() -> None:
-    tape = Tape()
+    tape = PolicyRecording()
     one = taped(tape, Mode.record, Twice())
     run(one, 0)
     tape.keep(one, "s")
@@ -274,7 +276,7 @@ def test_a_replay_of_another_task_is_lost_and_never_scored() -> None:
 
 def test_nothing_has_to_run_only_where_everything_is_as_it_was() -> None:
     setting = setting_hash(TASK.hash, {"tools": ["shell"]}, "p1")
-    tape = Tape()
+    tape = PolicyRecording()
     one = taped(tape, Mode.record)
     ask(one)
     tape.keep(one, setting)
@@ -332,7 +334,7 @@ async def walk(policy: Policy, hint: str) -> float:
 
 async def differences(n: int, rescued: float, hint: str) -> tuple[list[float], list[float], list[bool]]:
     """(against the trial on the tape, against another trial of the bank, whether it diverged) of n candidate trials."""
-    tape, bank = Tape(), []
+    tape, bank = PolicyRecording(), []
     policy = Walk(0.2, seed=1)
     for trial in range(n):
         one = taped(tape, Mode.record, policy, trial)

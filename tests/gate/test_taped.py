@@ -17,7 +17,7 @@ from agentloop.gate.result import fold
 from agentloop.gate.taped import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
 from agentloop.identity import Identity
-from agentloop.recordings.answers import Mode, Tape
+from agentloop.recordings.answers import Mode, PolicyRecording
 from agentloop.rollout.actors import Actor
 from agentloop.types import Completion, ExecResult, Message, Part, RewardState, Task, ToolSpec
 
@@ -47,7 +47,7 @@ class Stage:
     """One bank of 8 trials, and gates that play its tape."""
 
     def __init__(self) -> None:
-        self.tape, self.pool = Tape(), MemoryPool()
+        self.tape, self.pool = PolicyRecording(), MemoryPool()
         recorded = self.gate(Model(), Mode.record)
         self.bank = tuple(asyncio.run(self.all(recorded, Side.baseline)))
 

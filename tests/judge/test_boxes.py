@@ -13,8 +13,8 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import judge
-from agentloop.judge.verifiers.command import Command
-from agentloop.judge.verifiers.files import Files
+from agentloop.judge.verifiers.command import CommandVerifier
+from agentloop.judge.verifiers.files import FilesVerifier
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
@@ -155,7 +155,7 @@ def test_an_artifact_that_is_too_large_is_worth_nothing_and_says_why(
 def test_a_file_above_the_limit_of_the_verifier_is_worth_nothing(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Files, "max_bytes", 1000)
+    monkeypatch.setattr(FilesVerifier, "max_bytes", 1000)
     verdict = after(bubblewrap, tmp_path, ["head -c 5000 /dev/zero > out"], of(expected={"out": {"contains": ""}}))
     assert (verdict.state, verdict.reward) == (RewardState.scored, 0.0), verdict.scores
 
@@ -187,7 +187,7 @@ def test_without_the_box_there_is_no_number() -> None:
 )  # fmt: skip
 def test_files_that_cannot_be_checked_are_refused(expected: Any) -> None:
     with pytest.raises(ValueError, match=r"files: |is no path"):
-        Files(expected)
+        FilesVerifier(expected)
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_files_that_cannot_be_checked_are_refused(expected: Any) -> None:
 )
 def test_commands_that_cannot_be_run_are_refused(options: Any) -> None:
     with pytest.raises(ValueError, match="command: "):
-        Command("true", **options)
+        CommandVerifier("true", **options)

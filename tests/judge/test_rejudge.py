@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.failures.evidence import texts
-from agentloop.judge.rejudge import Account, rejudge
+from agentloop.judge.rejudge import JudgingSummary, rejudge
 from agentloop.judge.score import judge
 from agentloop.judge.settle import resolve, settle
 from agentloop.mining.failed import Pinned
@@ -73,7 +73,7 @@ def named(name: str, answer: str = "95") -> Trace:
     return trace([shell(REFERENCE, "95"), submit(answer)]).model_copy(update={"id": name})
 
 
-def again(store: Store, task: Task, filter: str = "", **more: Any) -> Account:
+def again(store: Store, task: Task, filter: str = "", **more: Any) -> JudgingSummary:
     return asyncio.run(rejudge(store, {task.id: task}, filter, **more))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.judge.rejudge import Account, rejudge
+from agentloop.judge.rejudge import JudgingSummary, rejudge
 from agentloop.judge.settle import resolve
 from agentloop.otel.spans_export import spans_of
 from agentloop.store.store import Store
@@ -48,7 +48,7 @@ def put(store: Store, reward: float | None, **changed: object) -> None:
     )
 
 
-def again(store: Store) -> Account:
+def again(store: Store) -> JudgingSummary:
     return asyncio.run(rejudge(store, {}))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.config.settings import load_config
 from agentloop.errors import ConfigError, PluginError
-from agentloop.mining.case import Case, drafted, put_case, write_case
+from agentloop.mining.case import MinedCase, drafted, put_case, write_case
 from agentloop.suites.suite import load_suite
 from agentloop.types import FailureType, Imported, Message, Split, StopReason, Trace
 
@@ -124,7 +124,7 @@ def test_what_another_suite_holds_out_is_not_trained_on(tmp_path: Path) -> None:
 def mined_of(folder: Path, n: int) -> None:
     """A case of train task n, as `agentloop mine` writes it."""
     task = load_suite(folder / "evals" / "mini").tasks[n]
-    made = Case(
+    made = MinedCase(
         id=f"case-{n}", kind="full", sentence="It failed.", failure=FailureType.call_wrong_arguments, evidence="",
         detector="d@1", task=task.id, suite="mini", trace="x",
     )  # fmt: skip

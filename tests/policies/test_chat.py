@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from agentloop.errors import ConfigError
-from agentloop.policies.chat import CLOSE, END, OPEN, PAD, ROLES, Chat, parse, render, train_tokenizer
+from agentloop.policies.chat import CLOSE, END, OPEN, PAD, ROLES, ChatTemplate, parse, render, train_tokenizer
 from agentloop.policies.scripted import call_message
 from agentloop.types import Message, ToolCall
 
 CALL = '<tool_call>{"name": "shell", "arguments": {"command": "wc -l f03"}}</tool_call>'
-CHAT = Chat(train_tokenizer([CALL, "How many lines has f03? 1024", "the answer is 17"]))
+CHAT = ChatTemplate(train_tokenizer([CALL, "How many lines has f03? 1024", "the answer is 17"]))
 MARKS = [PAD, END, *ROLES.values()]
 MARK_IDS = {mark: CHAT.tokenizer.token_to_id(mark) for mark in MARKS}
 
@@ -52,7 +52,7 @@ def test_the_fixed_parts_of_a_call_are_one_token_each() -> None:
 
 def test_a_foreign_tokenizer_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no <\|pad\|>"):
-        Chat(Tokenizer(models.BPE()))
+        ChatTemplate(Tokenizer(models.BPE()))
 
 
 # ----------------------------------------------------------------------------------- conversations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentloop.errors import UpstreamUnavailable
-from agentloop.policies.lockstep import BatchPolicy, Lockstep, Request, Seat
+from agentloop.policies.lockstep import BatchPolicy, Lockstep, LockstepPolicy, Request
 from agentloop.types import Completion, Message
 
 
@@ -30,12 +30,12 @@ class Echo:
         ]
 
 
-async def ask(seat: Seat, text: str) -> str:
+async def ask(seat: LockstepPolicy, text: str) -> str:
     done = await seat.complete([Message(role="user", content=text)], (), max_tokens=9, seed=4)
     return done.message.content
 
 
-async def episode(seat: Seat, name: str, n_turns: int, delay: int) -> list[str]:
+async def episode(seat: LockstepPolicy, name: str, n_turns: int, delay: int) -> list[str]:
     """Asks `n_turns` times, each time after `delay` turns of the event loop."""
     said = []
     try:

@@ -15,7 +15,7 @@ import pytest
 
 from agentloop.errors import CapabilityError, ImageError
 from agentloop.sandbox import images
-from agentloop.sandbox.images import Kind
+from agentloop.sandbox.images import ImageKind
 
 Entries = list[tuple[str, bytes, str, int]]
 """(name, tar type, what a link points to or a file holds, permissions)."""
@@ -52,11 +52,11 @@ def test_what_an_image_names(tmp_path: Path) -> None:
         for name in ("host", "python:3.12", "recipe", "root", "root.tar.gz")
     }
     assert found == {
-        "host": Kind.host,
-        "python:3.12": Kind.tag,
-        "recipe": Kind.recipe,
-        "root": Kind.root,
-        "root.tar.gz": Kind.packed,
+        "host": ImageKind.host,
+        "python:3.12": ImageKind.tag,
+        "recipe": ImageKind.recipe,
+        "root": ImageKind.root,
+        "root.tar.gz": ImageKind.packed,
     }
     for relative in ("./recipe", "../recipe.tar", "~/recipe"):
         with pytest.raises(ImageError, match="write all of it: /"):

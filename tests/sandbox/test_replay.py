@@ -30,7 +30,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.rollout.attempt import Rollout
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sandbox.journal import Player, Recorder
+from agentloop.sandbox.journal import JournalReader, JournalWriter
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import RecordedBox, Recording, ReplayBackend
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw
@@ -332,7 +332,7 @@ RECORDER = """
 import asyncio, sys
 from pathlib import Path
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sandbox.journal import Player, Recorder
+from agentloop.sandbox.journal import JournalReader, JournalWriter
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording
 from agentloop.types import SandboxSpec
@@ -465,10 +465,10 @@ def test_the_cause_of_an_end_is_replayed(tmp_path: Path) -> None:
     async def ends() -> None:
         raise SandboxGone("the sandbox is gone: its supervisor ended", cause="memory")
 
-    recorder = Recorder(tmp_path, "a")
+    recorder = JournalWriter(tmp_path, "a")
     with pytest.raises(SandboxGone):
         asyncio.run(recorder.call("exec", {"command": "x"}, ends))
     recorder.close(is_whole=True)
     with pytest.raises(SandboxGone, match="its supervisor ended") as gone:
-        asyncio.run(Player(tmp_path / "a.jsonl").call("exec", {"command": "x"}, ends))
+        asyncio.run(JournalReader(tmp_path / "a.jsonl").call("exec", {"command": "x"}, ends))
     assert gone.value.cause == "memory"

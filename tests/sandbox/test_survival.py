@@ -261,8 +261,10 @@ def test_many_floods_at_once_are_cut(backend: SandboxBackend) -> None:
 def test_an_end_for_want_of_memory_is_the_agents(backend: SandboxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the bounds of `memory.py`: the end that they prevent."""
 
-    def unbounded(spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None) -> dict[str, memory.Room]:
-        return dict.fromkeys(folders, memory.Room(400 << 20, None))
+    def unbounded(
+        spec: SandboxSpec, folders: Sequence[str], *, root: str | None = None
+    ) -> dict[str, memory.MemoryLimit]:
+        return dict.fromkeys(folders, memory.MemoryLimit(400 << 20, None))
 
     monkeypatch.setattr(memory, "rooms", unbounded)
 

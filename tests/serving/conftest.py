@@ -19,7 +19,7 @@ from parts import lacking
 from agentloop.errors import ConfigError
 from agentloop.policies import guard
 from agentloop.policies.engine import Installed, find_vllm, vllm_command
-from agentloop.policies.serving import Server
+from agentloop.policies.serving import VLLMServer
 
 from . import tiny_model
 
@@ -78,12 +78,12 @@ def vllm(installed: Installed, model: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def _start(installed: Installed, model: Path, folder: Path, lifeline: int) -> str:
-    """Not a `Server`, whose process ends with this one: it goes on for as long as any worker holds the lifeline."""
+    """Not a `VLLMServer`, whose process ends with this one: it goes on for as long as any worker holds the lifeline."""
     port = free_port()
     command, variables = vllm_command(
         installed, model, tiny_model.NAME, host="127.0.0.1", port=port, more=[*SMALL, *TOOLS]
     )
-    server = Server((), f"http://127.0.0.1:{port}", log=folder / "log")
+    server = VLLMServer((), f"http://127.0.0.1:{port}", log=folder / "log")
     with server.log.open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, guard.__file__, *command],

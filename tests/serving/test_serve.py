@@ -15,7 +15,7 @@ import pytest
 from api.serving import free_port
 
 from agentloop.policies.engine import Installed
-from agentloop.policies.serving import Patience, Server
+from agentloop.policies.serving import Patience, VLLMServer
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.types import Completion, Message
 
@@ -85,7 +85,7 @@ def test_a_model_is_served_until_ctrl_c(installed: Installed, model: Path, tmp_p
         base, adapted = ask(running.url, "policy"), ask(running.url, "policy-v1")
         assert adapted.logprobs[0] != pytest.approx(base.logprobs[0], abs=1e-3)
 
-        Server((), running.url, log=tmp_path / "log").load_adapter("policy-v2", second)
+        VLLMServer((), running.url, log=tmp_path / "log").load_adapter("policy-v2", second)
         newer = ask(running.url, "policy-v2")
         assert newer.logprobs[0] != pytest.approx(adapted.logprobs[0], abs=1e-3)
         assert ask(running.url, "policy-v1").logprobs == pytest.approx(adapted.logprobs, abs=1e-5)

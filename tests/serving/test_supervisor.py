@@ -15,7 +15,7 @@ from api.serving import free_port
 
 from agentloop.errors import ConfigError, PolicyError
 from agentloop.policies import guard
-from agentloop.policies.serving import Patience, Server, supervise
+from agentloop.policies.serving import Patience, VLLMServer, supervise
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("scripted.py")
@@ -34,7 +34,7 @@ class Scripted:
         port = free_port()
         self.folder = folder
         self.command = [sys.executable, str(SCRIPT), str(port), str(folder), *acts]
-        self.server = Server(self.command, f"http://127.0.0.1:{port}", log=folder / "logs" / "log")
+        self.server = VLLMServer(self.command, f"http://127.0.0.1:{port}", log=folder / "logs" / "log")
         self.told: list[str] = []
 
     def until(self, words: str, times: int = 1) -> Callable[[str], None]:
@@ -108,7 +108,7 @@ def test_adapters_that_others_have_loaded_are_loaded_again(scripted: Callable[..
     def say(line: str) -> None:
         ready(line)
         if len(it.told) == 1:
-            other = Server((), it.server.url, log=tmp_path / "log")
+            other = VLLMServer((), it.server.url, log=tmp_path / "log")
             for name in ("kept", "taken", "gone"):
                 other.load_adapter(f"policy-{name}", tmp_path / name)
             other.unload_adapter("policy-taken")
@@ -200,8 +200,8 @@ def test_a_server_that_refuses_an_adapter_is_not_started_again(scripted: Callabl
 def test_it_ends_with_whoever_started_it(scripted: Callable[..., Scripted], number: int) -> None:
     it = scripted("serve")
     program = (
-        "import sys; from pathlib import Path; from agentloop.policies.serving import Server, supervise\n"
-        f"supervise(Server({it.command!r}, {it.server.url!r}, log=Path({str(it.server.log)!r})), print)"
+        "import sys; from pathlib import Path; from agentloop.policies.serving import VLLMServer, supervise\n"
+        f"supervise(VLLMServer({it.command!r}, {it.server.url!r}, log=Path({str(it.server.log)!r})), print)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-uc", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

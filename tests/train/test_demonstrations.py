@@ -7,13 +7,13 @@ from datetime import UTC, datetime
 import pytest
 
 from agentloop.errors import TrainingError
-from agentloop.policies.chat import Chat, train_tokenizer
+from agentloop.policies.chat import ChatTemplate, train_tokenizer
 from agentloop.policies.scripted import call_message
 from agentloop.train.demonstrations import demonstration, texts
 from agentloop.types import Completion, Message, Split, Step, Task, ToolResult, Trace
 
 TASK = Task(id="t", instruction="how many?", pool="count")
-CHAT = Chat(train_tokenizer(["how many? ls", "7 files"]))
+CHAT = ChatTemplate(train_tokenizer(["how many? ls", "7 files"]))
 
 
 def step(index: int, message: Message, *shown: str) -> Step:

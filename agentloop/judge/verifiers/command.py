@@ -16,7 +16,7 @@ CANNOT_RUN = (126, 127)
 """Exit codes of a shell that cannot start a program, or does not find it."""
 
 
-class Command:
+class CommandVerifier:
     """1.0 when `command` exits 0 in a fresh box with the agent's `artifacts` and the hidden `tests`, else 0.0.
 
     artifacts: paths that are taken out of the agent's box when it is done, and put into the fresh one. tests: a folder

@@ -13,7 +13,7 @@ from agentloop.types import Trace
 CHECKS = ("content", "contains", "sha256", "absent")
 
 
-class Files:
+class FilesVerifier:
     """1.0 when every file is as it should be after the episode, else 0.0.
 
     expected: path -> one of `{"content": text}` (equal but for outer whitespace), `{"contains": text}`,

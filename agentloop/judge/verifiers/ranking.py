@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agentloop.errors import PolicyError
 from agentloop.judge.fence import fence
-from agentloop.judge.model import JudgeModel, Spent, Unreadable
+from agentloop.judge.model import JudgeCost, JudgeModel, Unreadable
 from agentloop.judge.transcript import transcript
 from agentloop.types import Graded, Trace
 
@@ -74,12 +74,12 @@ class Ranking:
         """The bill is shared out evenly. An episode none of whose comparisons held has no number."""
         seen = [transcript(trace, self._limit) for trace in traces]
         wins: dict[tuple[int, int], float] = {}
-        spent, problems = Spent(), []
+        spent, problems = JudgeCost(), []
         for i, j in pairs(len(traces), self._n):
             try:
                 share, cost = await self._compare(seen[i], seen[j])
             except (Unreadable, PolicyError) as error:
-                spent = spent.plus(getattr(error, "spent", Spent()))
+                spent = spent.plus(getattr(error, "spent", JudgeCost()))
                 problems.append(str(error))
                 continue
             spent = spent.plus(cost)
@@ -93,16 +93,16 @@ class Ranking:
             for n, (value, bill) in enumerate(zip(values, bills, strict=True))
         ]
 
-    async def _compare(self, one: str, other: str) -> tuple[float, Spent]:
+    async def _compare(self, one: str, other: str) -> tuple[float, JudgeCost]:
         """1.0 when `one` is better, 0.0 when `other` is, 0.5 for neither."""
         if one == other:
-            return 0.5, Spent()
+            return 0.5, JudgeCost()
         there, spent = await self._better(one, other)
         back, more = await self._better(other, one)
         value = {0: 0.5, 1: 1.0, 2: 0.0}
         return (value[there] + 1.0 - value[back]) / 2, spent.plus(more)
 
-    async def _better(self, first: str, second: str) -> tuple[int, Spent]:
+    async def _better(self, first: str, second: str) -> tuple[int, JudgeCost]:
         one, two = fence(first), fence(second)
         system = SYSTEM.format(first=one.mark, second=two.mark, rubric=self._rubric)
         key = [SYSTEM, self._rubric, one.inside, two.inside]
@@ -153,8 +153,8 @@ def _met(wins: Wins, i: int) -> int:
     return sum(a == i for a, _ in wins)
 
 
-def _shared_out(spent: Spent, n: int) -> list[Spent]:
+def _shared_out(spent: JudgeCost, n: int) -> list[JudgeCost]:
     """Tokens in whole numbers that add up."""
     each = [(k + 1) * total // n - k * total // n for total in spent[:2] for k in range(n)]
     cost = None if spent.cost_usd is None else spent.cost_usd / n
-    return [Spent(each[k], each[n + k], cost) for k in range(n)]
+    return [JudgeCost(each[k], each[n + k], cost) for k in range(n)]

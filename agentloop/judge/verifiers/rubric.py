@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from agentloop.errors import PolicyError
 from agentloop.judge.fence import Fenced, fence, identifies, shortened
-from agentloop.judge.model import JudgeModel, Spent, Unreadable
+from agentloop.judge.model import JudgeCost, JudgeModel, Unreadable
 from agentloop.judge.transcript import answer, task, transcript
 from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Trace
@@ -34,7 +34,7 @@ Criteria:
 {criteria}"""
 
 
-class Item(BaseModel):
+class CriterionVote(BaseModel):
     """A model's word on one criterion."""
 
     model_config = ConfigDict(extra="forbid")
@@ -47,7 +47,7 @@ class Ruling(BaseModel):
     """A model's word on all of them."""
 
     model_config = ConfigDict(extra="forbid")
-    criteria: list[Item]
+    criteria: list[CriterionVote]
 
 
 class Rubric:
@@ -80,8 +80,8 @@ class Rubric:
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """Without a number when fewer than half of the votes hold, or they are split."""
         seen = transcript(trace, self._limit) if self._shows == "trace" else _task_and_answer(trace, self._limit)
-        spent, problems = Spent(), []
-        votes: list[dict[int, Item]] = []
+        spent, problems = JudgeCost(), []
+        votes: list[dict[int, CriterionVote]] = []
         for repeat in range(self._votes):
             try:
                 ruling, cost = await self._ask(seen, repeat)
@@ -96,14 +96,14 @@ class Rubric:
             return spent.graded(None, error=f"{len(problems)} of {self._votes} votes failed: {problems[0]}")
         return self._counted(votes, spent)
 
-    async def _ask(self, seen: str, repeat: int) -> tuple[Ruling, Spent]:
+    async def _ask(self, seen: str, repeat: int) -> tuple[Ruling, JudgeCost]:
         fenced = fence(seen)
         criteria = "\n".join(f"{n}. {text}" for n, text in enumerate(self._criteria, 1))
         system = SYSTEM.format(mark=fenced.mark, criteria=criteria)
         key = [SYSTEM, self._criteria, fenced.inside]
         return await self._model.ask(system, fenced.text, Ruling, key=key, repeat=repeat)
 
-    def _checked(self, ruling: Ruling, fenced: Fenced) -> dict[int, Item]:
+    def _checked(self, ruling: Ruling, fenced: Fenced) -> dict[int, CriterionVote]:
         """Raises ValueError for a vote that leaves criteria out or quotes what is not there."""
         by_number = {item.number: item for item in ruling.criteria}
         if sorted(by_number) != list(range(1, len(self._criteria) + 1)) or len(by_number) < len(ruling.criteria):
@@ -114,7 +114,7 @@ class Rubric:
                 raise ValueError(f"criterion {item.number}: {problem}: {item.evidence!r:.120}")
         return by_number
 
-    def _counted(self, votes: list[dict[int, Item]], spent: Spent) -> Graded:
+    def _counted(self, votes: list[dict[int, CriterionVote]], spent: JudgeCost) -> Graded:
         n_met, why = 0, []
         for number in range(1, len(self._criteria) + 1):
             for_it = [vote[number] for vote in votes if vote[number].met]

@@ -125,7 +125,7 @@ class Sent:
         self.send(self.ident, DATA, bytes([self.channel]))
 
 
-class Command:
+class RunningCommand:
     """A running `sh -c`, in a session and process group of its own."""
 
     def __init__(self, ident: int, payload: bytes, send: "Callable[[int, int, bytes], None]") -> None:

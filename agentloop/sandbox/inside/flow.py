@@ -11,7 +11,7 @@ import select
 import sys
 import termios
 
-from .commands import BoundedOutput, Command, Sent
+from .commands import BoundedOutput, RunningCommand, Sent
 from .frames import CHUNK, CREDIT, FROM_BOX, GRANT, RECORDS, STDERR, STDIN, STDOUT, STREAM
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Sink:
+class InputQueue:
     """The host's bytes on their way into a channel."""
 
     def __init__(self, fd: int) -> None:
@@ -32,19 +32,19 @@ class Flow:
     def __init__(self, poll: "select.poll", send: "Callable[[int, int, bytes], None]") -> None:
         self.poll, self.send = poll, send
         self.sources = {}  # type: dict[tuple[int, int], Sent | BoundedOutput]
-        self.sinks = {}  # type: dict[tuple[int, int], Sink]
+        self.sinks = {}  # type: dict[tuple[int, int], InputQueue]
         self.keys = {}  # type: dict[int, tuple[int, int]]
         self.over = set()  # type: set[int]
-        self.commands = {}  # type: dict[int, Command]
+        self.commands = {}  # type: dict[int, RunningCommand]
 
-    def watch(self, command: Command) -> None:
+    def watch(self, command: RunningCommand) -> None:
         """Open the channels of a command that was started."""
         self.commands[command.ident] = command
         for channel, source in command.sources.items():
             self.sources[command.ident, channel] = source
             self.resume(command.ident, channel)
         for channel, fd in command.sinks.items():
-            self.sinks[command.ident, channel] = Sink(fd)
+            self.sinks[command.ident, channel] = InputQueue(fd)
 
     @property
     def n_connections(self) -> int:
@@ -54,7 +54,7 @@ class Flow:
     def connect(self, ident: int, fd: int, other: int) -> None:
         """Open the two channels of a connection that came from the box; `other` is a second descriptor of it."""
         os.set_blocking(fd, False)
-        self.sinks[ident, STDIN] = Sink(other)
+        self.sinks[ident, STDIN] = InputQueue(other)
         self.sources[ident, STDOUT] = Sent(fd, ident, STDOUT, self.send)
         self.resume(ident, STDOUT)
 
@@ -143,7 +143,7 @@ class Flow:
             source.end()
             self.forget(ident)
 
-    def finish(self, command: Command) -> "tuple[tuple[bytes, int], tuple[bytes, int]]":
+    def finish(self, command: RunningCommand) -> "tuple[tuple[bytes, int], tuple[bytes, int]]":
         """The command ended: (bytes, number dropped) of stdout and stderr, nothing where they were sent on.
 
         What a surviving child writes later is nobody's.

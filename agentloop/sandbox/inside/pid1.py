@@ -20,7 +20,7 @@ from .commands import (
     CANNOT_START,
     PATH,
     SCRATCH,
-    Command,
+    RunningCommand,
     image_variables,
     keep_score,
     lease_of,
@@ -77,7 +77,7 @@ class Supervisor:
         self.wanted = select.POLLIN
         self.flow = Flow(self.poll, self.send)
         self.queue = []  # type: list[tuple[int, bytes]]
-        self.running = {}  # type: dict[int, Command]
+        self.running = {}  # type: dict[int, RunningCommand]
         self.removers = set()  # type: set[int]
         self.limit = 2 * (os.cpu_count() or 1)
         # From the start, so that no command can take its place; nothing answers there before `listen`.
@@ -141,7 +141,7 @@ class Supervisor:
             self.handle(ident, kind, payload)
 
     def handle(self, ident: int, kind: int, payload: bytes) -> None:
-        if kind == START and Command.streams(payload):
+        if kind == START and RunningCommand.streams(payload):
             self.launch(ident, payload)  # at once: what comes next may be meant for its channels
         elif kind == START:
             self.queue.append((ident, payload))
@@ -164,7 +164,7 @@ class Supervisor:
             elif command and kind == RESIZE and command.terminal >= 0:
                 resize(command.terminal, *SIZE.unpack(payload))
 
-    def command(self, ident: int) -> "Command | None":
+    def command(self, ident: int) -> "RunningCommand | None":
         return next((command for command in self.running.values() if command.ident == ident), None)
 
     def send(self, ident: int, kind: int, payload: bytes) -> None:
@@ -196,10 +196,10 @@ class Supervisor:
     def launch(self, ident: int, payload: bytes) -> bool:
         """Whether the command runs now."""
         try:
-            command = Command(ident, payload, self.send)
+            command = RunningCommand(ident, payload, self.send)
         except (OSError, ValueError) as error:
             why = f"cannot start: {error}\n".encode()
-            if Command.streams(payload):
+            if RunningCommand.streams(payload):
                 for end in (bytes([STDERR]) + why, bytes([STDOUT]), bytes([STDERR]), bytes([RECORDS])):
                     self.send(ident, DATA, end)
             self.answer(ident, CANNOT_START, False, 0, 0.0, b"", why)
@@ -208,13 +208,13 @@ class Supervisor:
         self.flow.watch(command)
         return True
 
-    def signal(self, command: Command, number: int) -> None:
+    def signal(self, command: RunningCommand, number: int) -> None:
         if number != FOREGROUND:
             command.kill(number)
         else:
             self.sweep_after(command, since=command.ordered)
 
-    def sweep_after(self, command: Command, since: int = 0) -> None:
+    def sweep_after(self, command: RunningCommand, since: int = 0) -> None:
         """End what a command started and what is nobody's; other commands' children stay."""
         mark = f"{command.lease}.{command.ident}"
         sweep(self.ours(), lambda other: other == mark, command.pid, since)
@@ -233,7 +233,7 @@ class Supervisor:
             if command:
                 self.finish(command, status)
 
-    def finish(self, command: Command, status: int) -> None:
+    def finish(self, command: RunningCommand, status: int) -> None:
         if command.timed_out or command.unwanted:
             command.kill()  # those of its group that outlived the shell
             self.sweep_after(command)
