@@ -80,7 +80,7 @@ class TapedTrials:
         if banked and self._may_cover and self._recording.tape.covers(task_id, trial, self._setting):
             return banked.model_copy(update={"policy": side, "played": True, "cost_usd": 0.0, "duration_s": 0.0})
 
-        async def once() -> tuple[TapedPolicy, Outcome]:
+        async def once() -> tuple[RecordingPolicy, Outcome]:
             taped = self._taped(task_id, trial)
             return taped, await self._trials(taped)(task_id, side, trial)
 
@@ -119,7 +119,7 @@ class TapedTrials:
         return outcome
 
 
-def _is_lost(result: tuple[TapedPolicy, Outcome]) -> bool:
+def _is_lost(result: tuple[RecordingPolicy, Outcome]) -> bool:
     """A trial that may be repeated: where the tape's end stopped it, it would stop there again."""
     taped, outcome = result
     return outcome.state is RewardState.infra_failed and not (taped.diverged is not None and taped.stops)
