@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentloop.api.auth import Guard
-from agentloop.api.bounded import Bounded
+from agentloop.api.body_limit import BodyLimit
 from agentloop.api.committer import Committer
 from agentloop.api.document import REFUSALS, describe
 from agentloop.api.health import Readiness, health
@@ -41,7 +41,7 @@ from agentloop.version import __version__
 
 RETRY_S = 5
 """Retry-After, when the store fails."""
-MAX_TOLD = 500
+MAX_REASON = 500
 """Characters of why a body or a parameter is none."""
 
 
@@ -71,16 +71,16 @@ def make_app(
         app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
         app.include_router(router(store))
     app.include_router(health(readiness, metrics))
-    app.add_exception_handler(AgentLoopError, _explained)
-    app.add_exception_handler(RequestValidationError, _told)
-    app.add_exception_handler(HTTPException, _said)
+    app.add_exception_handler(AgentLoopError, _engine_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
     describe(app)
-    inner: ASGIApp = Bounded(app)
+    inner: ASGIApp = BodyLimit(app)
     token = LocalToken(token_file(store.path)) if store.path else None
     return Counted(Guard(Gateway(inner, calls) if calls else inner, store, token), metrics)
 
 
-def _explained(request: Request, error: Exception) -> Response:
+def _engine_error(request: Request, error: Exception) -> Response:
     """One line, and a status that says whose turn it is."""
     if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
         return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
@@ -89,13 +89,13 @@ def _explained(request: Request, error: Exception) -> Response:
     return refusal(request.scope, code, str(error))
 
 
-def _told(request: Request, error: Exception) -> Response:
+def _validation_error(request: Request, error: Exception) -> Response:
     """422: which parameter or field, and why; without what was sent, which may be a secret, or no JSON."""
     errors = cast(RequestValidationError, error).errors()
     why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
     if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):
         why = f"body: send JSON, and the header `content-type: {JSON}` with it"
-    return refusal(request.scope, 422, why if len(why) <= MAX_TOLD else f"{why[:MAX_TOLD]}…")
+    return refusal(request.scope, 422, why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}…")
 
 
 def _place(location: tuple[Any, ...]) -> str:
@@ -103,9 +103,9 @@ def _place(location: tuple[Any, ...]) -> str:
     return f"{kind} {'.'.join(map(str, path))}".strip()
 
 
-def _said(request: Request, error: Exception) -> Response:
+def _http_error(request: Request, error: Exception) -> Response:
     """What the framework refuses: no such route, no such method, a body that it cannot read."""
-    said = cast(HTTPException, error)
-    made = refusal(request.scope, said.status_code, said.detail)
-    made.headers.update(said.headers or {})
-    return made
+    http_error = cast(HTTPException, error)
+    response = refusal(request.scope, http_error.status_code, http_error.detail)
+    response.headers.update(http_error.headers or {})
+    return response

@@ -56,7 +56,7 @@ WITH_KEY = "make one with `agentloop keys add`"
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
-class Keys(Protocol):
+class KeyStore(Protocol):
     """Where keys are kept."""
 
     def key(self, key_id: str) -> Key | None:
@@ -81,14 +81,14 @@ class Guard:
     def __init__(
         self,
         app: ASGIApp,
-        keys: Keys,
+        keys: KeyStore,
         token: LocalToken | None = None,
         clock: Callable[[], float] = time.monotonic,
         uid_of: Callable[[Scope], int | None] = peer_uid,
     ) -> None:
         """token: of this machine's user; None where there is none. uid_of: for what did not come by a `Connection`."""
         self.app, self._keys, self._token, self._clock, self._uid_of = app, keys, token, clock, uid_of
-        self._known: dict[str, tuple[float, Key | None]] = {}
+        self._cache: dict[str, tuple[float, Key | None]] = {}
         self._is_closed, self._checked_at = False, -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +97,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         try:
-            refused = await self._refused(scope, Headers(scope=scope))
+            refused = await self._check(scope, Headers(scope=scope))
         except StoreError as error:
             refused = refusal(scope, 503, str(error), retry_s=BROKEN_S)
         if refused:
@@ -105,7 +105,7 @@ class Guard:
         else:
             await self.app(scope, receive, send)
 
-    async def _refused(self, scope: Scope, headers: Headers) -> Response | None:
+    async def _check(self, scope: Scope, headers: Headers) -> Response | None:
         words = _words(headers)
         is_call = route_of(scope) is not None
         needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
@@ -127,7 +127,7 @@ class Guard:
         if self._token is None or not self._token.matches(words):
             why = "this is not the local token, or it was renewed; `agentloop keys rotate-local` says where it is"
             return refusal(scope, 401, why)
-        if refused := self._elsewhere(scope, headers):
+        if refused := self._check_origin(scope, headers):
             return refused
         scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=True)
         return None
@@ -136,7 +136,7 @@ class Guard:
         if await self._needs_key():
             why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
             return refusal(scope, 401, why)
-        if refused := self._elsewhere(scope, headers):
+        if refused := self._check_origin(scope, headers):
             return refused
         if needed == JUDGE:
             instead = f", or the token in {self._token.path}" if self._token else ""
@@ -145,7 +145,7 @@ class Guard:
         scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=False)
         return None
 
-    def _elsewhere(self, scope: Scope, headers: Headers) -> Response | None:
+    def _check_origin(self, scope: Scope, headers: Headers) -> Response | None:
         """403, unless the request comes from this machine and this user."""
         if not _is_local(headers):
             return refusal(scope, 403, "without a key only requests to localhost are answered; " + WITH_KEY)
@@ -166,14 +166,14 @@ class Guard:
         match = KEY.fullmatch(words)
         if match is None:
             return None
-        looked_up, key = self._known.get(match[1], (-FRESH_S, None))
+        looked_up, key = self._cache.get(match[1], (-FRESH_S, None))
         if self._clock() - looked_up >= FRESH_S:
             read_at = time.monotonic()
             key = await to_thread(self._keys.key, match[1])  # a store that is slow holds up nobody else
-            if len(self._known) > 10_000:  # ids that somebody made up
-                self._known.clear()
+            if len(self._cache) > 10_000:  # ids that somebody made up
+                self._cache.clear()
             key = key and key._replace(read_at=read_at)
-            self._known[match[1]] = (self._clock(), key)
+            self._cache[match[1]] = (self._clock(), key)
         return key if key and hmac.compare_digest(key.sha256, _digest(words)) else None
 
 
@@ -189,8 +189,8 @@ def needed_scope(method: str, path: str) -> str:
 
 
 def _words(headers: Headers) -> str | None:
-    found = words_of(headers)
-    return found and found.partition(EPISODE)[0]
+    words = words_of(headers)
+    return words and words.partition(EPISODE)[0]
 
 
 def _is_local(headers: Headers) -> bool:

@@ -12,7 +12,7 @@ import orjson
 
 from agentloop.errors import counted
 from agentloop.otel.attributes import REWARD
-from agentloop.otel.otlp import Batch
+from agentloop.otel.otlp import OtlpBatch
 from agentloop.store.spans import DIALECT
 from agentloop.types import Span
 
@@ -21,7 +21,7 @@ CLAIMS = {REWARD: "agentloop.claimed_reward", DIALECT: "agentloop.claimed_dialec
 _MARK = f'"{DIALECT}"'.encode()
 
 
-def without_claims(batch: Batch) -> Batch:
+def without_claims(batch: OtlpBatch) -> OtlpBatch:
     """The batch with claims in place of rewards and of marks of our gateway; `problem` says how many."""
     n = {
         REWARD: sum(span.reward is not None for span in batch.spans),

@@ -96,16 +96,16 @@ class Committer:
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
-            taken: list[_Batch] = []
+            batches: list[_Batch] = []
             n_spans = 0
-            while self._waiting and (not taken or n_spans + len(self._waiting[0].spans) <= MAX_COMMIT):
-                taken.append(self._waiting.popleft())
-                n_spans += len(taken[-1].spans)
-            return taken
+            while self._waiting and (not batches or n_spans + len(self._waiting[0].spans) <= MAX_COMMIT):
+                batches.append(self._waiting.popleft())
+                n_spans += len(batches[-1].spans)
+            return batches
 
     def _commit(self, batches: list[_Batch]) -> None:
         try:
-            self._put(batches[0].project, [span for batch in batches for span in batch.spans], _summed(batches))
+            self._put(batches[0].project, [span for batch in batches for span in batch.spans], _total(batches))
             problem: Exception | None = None
         except Exception as error:
             problem = error
@@ -123,13 +123,13 @@ class Committer:
                 continue
 
 
-def _summed(batches: Sequence[_Batch]) -> Mapping[str, Spent]:
-    made: dict[str, Spent] = {}
+def _total(batches: Sequence[_Batch]) -> Mapping[str, Spent]:
+    totals: dict[str, Spent] = {}
     for batch in batches:
         for key, (n_calls, n_tokens, cost_usd) in batch.spent.items():
-            was = made.get(key, Spent())
-            made[key] = Spent(was.n_calls + n_calls, was.n_tokens + n_tokens, was.cost_usd + cost_usd)
-    return made
+            was = totals.get(key, Spent())
+            totals[key] = Spent(was.n_calls + n_calls, was.n_tokens + n_tokens, was.cost_usd + cost_usd)
+    return totals
 
 
 def _settle(done: asyncio.Future[None], problem: Exception | None) -> None:

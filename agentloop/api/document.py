@@ -69,19 +69,19 @@ def describe(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            made["paths"] = {
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            schema["paths"] = {
                 "/v1/traces": {"post": _export("Traces", "resourceSpans", "scopeSpans", "spans", "rejectedSpans")},
                 "/v1/logs": {"post": _export("Logs", "resourceLogs", "scopeLogs", "logRecords", "rejectedLogRecords")},
-                **made["paths"],
+                **schema["paths"],
             }
-            made.setdefault("components", {})["securitySchemes"] = _KEYS
-            made["security"] = [{name: []} for name in _KEYS]
-            for path, operations in made["paths"].items():
+            schema.setdefault("components", {})["securitySchemes"] = _KEYS
+            schema["security"] = [{name: []} for name in _KEYS]
+            for path, operations in schema["paths"].items():
                 for method, operation in operations.items():
                     scope = needed_scope(method.upper(), path)
                     operation["security"] = [{name: [scope]} for name in _KEYS]
-            app.openapi_schema = made
+            app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's own documentation does it
@@ -118,14 +118,14 @@ def _export(signal: str, of_resources: str, of_scopes: str, items: str, rejected
                     JSON: {"schema": answer},
                 },
             },
-            **{str(code): _refused(code, why) for code, why in _OTLP.items()},
+            **{str(code): _error_response(code, why) for code, why in _OTLP.items()},
         },
     }
 
 
-def _refused(code: int, why: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"description": why, "content": _STATUS}
-    return {**made, "headers": _RETRY} if code in (429, 503) else made
+def _error_response(code: int, why: str) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": why, "content": _STATUS}
+    return {**response, "headers": _RETRY} if code in (429, 503) else response
 
 
 def _request(of_resources: str, resources: dict[str, Any]) -> dict[str, Any]:

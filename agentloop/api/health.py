@@ -29,8 +29,8 @@ class Readiness:
     def __init__(self, check: Callable[[], None]) -> None:
         """check: raises StoreError; may block for long."""
         self._check = check
-        self._asked: asyncio.Task[str] | None = None
-        self._asked_at = 0.0
+        self._check_task: asyncio.Task[str] | None = None
+        self._checked_at = 0.0
         self._failed: tuple[float, str] | None = None
 
     def failed(self, why: str) -> None:
@@ -46,12 +46,12 @@ class Readiness:
         now = time.monotonic()
         if self._failed and now - self._failed[0] < FAILED_S:
             return self._failed[1]
-        if self._asked is None or (self._asked.done() and now - self._asked_at > BELIEVED_S):
-            self._asked, self._asked_at = asyncio.create_task(asyncio.to_thread(self._tried)), now
-        done, _ = await asyncio.wait({self._asked}, timeout=READY_S)
-        return self._asked.result() if done else f"the store has not taken a write within {READY_S:g} s"
+        if self._check_task is None or (self._check_task.done() and now - self._checked_at > BELIEVED_S):
+            self._check_task, self._checked_at = asyncio.create_task(asyncio.to_thread(self._try)), now
+        done, _ = await asyncio.wait({self._check_task}, timeout=READY_S)
+        return self._check_task.result() if done else f"the store has not taken a write within {READY_S:g} s"
 
-    def _tried(self) -> str:
+    def _try(self) -> str:
         try:
             self._check()
         except StoreError as error:

@@ -56,20 +56,20 @@ def inflate(sent: bytes, encoding: str) -> bytes:
 
 def _members(sent: bytes, wbits: int) -> bytes:
     """All members of a compressed body. Raises TooLarge, and zlib.error for one that is broken or cut short."""
-    made, at = bytearray(), 0
+    body, at = bytearray(), 0
     while at < len(sent):
         stream = zlib.decompressobj(wbits)
         while not stream.eof:
             window = sent[at : at + WINDOW]
             piece = stream.decompress(window, PIECE)
-            made += piece
+            body += piece
             at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
-            if len(made) > MAX_BODY:
+            if len(body) > MAX_BODY:
                 raise TooLarge(f"a body that inflates to more than {MAX_BODY:,} bytes; send smaller batches")
             # Of what was read so far, not of all: the rest of a bomb may be there to make it look honest.
-            if len(made) > max(FREE, MAX_RATIO * at):
+            if len(body) > max(FREE, MAX_RATIO * at):
                 raise TooLarge(f"a body that inflates more than {MAX_RATIO} times")
             if not piece and not window:
                 raise zlib.error("it is cut short")
         at = _ZEROS.match(sent, at).end()  # type: ignore[union-attr]  # it matches nothing, too
-    return bytes(made)
+    return bytes(body)

@@ -37,7 +37,7 @@ ANSWER_S = 8.0
 BUSY_S, BROKEN_S = 1, 5
 """Retry-After, when the store is behind and when it fails."""
 
-Decode = Callable[[bytes, str], otlp.Batch]
+Decode = Callable[[bytes, str], otlp.OtlpBatch]
 
 
 class Ingest:
@@ -50,19 +50,19 @@ class Ingest:
 
     async def traces(self, request: Request) -> Response:
         """`POST /v1/traces`."""
-        return await self._answered(request, otlp.decode_traces, "traces")
+        return await self._respond(request, otlp.decode_traces, "traces")
 
     async def logs(self, request: Request) -> Response:
         """`POST /v1/logs`: messages that came as events of spans."""
-        return await self._answered(request, otlp.decode_logs, "logs")
+        return await self._respond(request, otlp.decode_logs, "logs")
 
-    async def _answered(self, request: Request, decode: Decode, signal: str) -> Response:
+    async def _respond(self, request: Request, decode: Decode, signal: str) -> Response:
         kind = content_type(request.headers)
         if kind not in (PROTOBUF, JSON):
             return refusal(request.scope, 415, f"content-type {kind[:80]!r}; {PROTOBUF} and {JSON} are read")
         why: Exception
         try:
-            batch = await self._taken(request, decode, kind, signal)
+            batch = await self._store(request, decode, kind, signal)
             return Response(_answer(signal, batch, kind), 200, media_type=kind)
         except HTTPException as error:  # too many bytes, or too slow
             return refusal(request.scope, error.status_code, error.detail)
@@ -81,7 +81,7 @@ class Ingest:
             code, why, retry_s = 503, error, BROKEN_S
         return refusal(request.scope, code, str(why), retry_s=retry_s)
 
-    async def _taken(self, request: Request, decode: Decode, kind: str, signal: str) -> otlp.Batch:
+    async def _store(self, request: Request, decode: Decode, kind: str, signal: str) -> otlp.OtlpBatch:
         """What the request held, once it is on disk. Raises what `_answered` knows."""
         n_sent = 0
         pieces = []
@@ -96,7 +96,7 @@ class Ingest:
             sent = b"".join(pieces)
             pieces.clear()
 
-            def decoded() -> tuple[otlp.Batch, int]:
+            def decoded() -> tuple[otlp.OtlpBatch, int]:
                 body = inflate(sent, encoding)
                 return decode(body, kind), len(body)
 
@@ -118,7 +118,7 @@ class Ingest:
         self._count(signal, batch, n_bytes)
         return batch
 
-    def _count(self, signal: str, batch: otlp.Batch, n_bytes: int) -> None:
+    def _count(self, signal: str, batch: otlp.OtlpBatch, n_bytes: int) -> None:
         self._metrics.received.labels(signal).inc(n_bytes)
         self._metrics.items.labels(signal, "taken").inc(len(batch.spans))
         if batch.n_rejected:
@@ -127,7 +127,7 @@ class Ingest:
             self._metrics.dropped.labels(what).inc(n)
 
 
-def _answer(signal: str, batch: otlp.Batch, kind: str) -> bytes:
+def _answer(signal: str, batch: otlp.OtlpBatch, kind: str) -> bytes:
     """How many spans or records were not taken, and what was left out of others. Nothing is said when all is there.
 
     None rejected and a message is what the protocol has for a warning.

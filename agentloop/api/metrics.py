@@ -25,37 +25,37 @@ class Metrics:
 
     def __init__(self, n_commits: Callable[[], int], n_waiting: Callable[[], int], n_stored: Callable[[], int]) -> None:
         """How many commits there were, how many bytes wait for one, and how many the store uses."""
-        self.registry = kept = CollectorRegistry()
+        self.registry = registry = CollectorRegistry()
         self.requests = Counter(
-            "agentloop_http_requests", "Requests that were answered.", ("route", "code"), registry=kept
+            "agentloop_http_requests", "Requests that were answered.", ("route", "code"), registry=registry
         )
         self.seconds = Histogram(
             "agentloop_http_request_duration_seconds",
             "From a request's head to the end of its answer.",
             ("route",),
             buckets=SECONDS,
-            registry=kept,
+            registry=registry,
         )
         self.received = Counter(
-            "agentloop_received_bytes", "Bytes of OTLP bodies, inflated.", ("signal",), registry=kept
+            "agentloop_received_bytes", "Bytes of OTLP bodies, inflated.", ("signal",), registry=registry
         )
         self.items = Counter(
             "agentloop_items",
             "Spans and log records that were taken or rejected.",
             ("signal", "outcome"),
-            registry=kept,
+            registry=registry,
         )
         self.dropped = Counter(
             "agentloop_dropped",
             "Parts of spans and log records over a limit, left out or cut.",
             ("what",),
-            registry=kept,
+            registry=registry,
         )
-        Gauge("agentloop_waiting_bytes", "Bytes of bodies that wait for a commit.", registry=kept).set_function(
+        Gauge("agentloop_waiting_bytes", "Bytes of bodies that wait for a commit.", registry=registry).set_function(
             n_waiting
         )
-        Gauge("agentloop_store_bytes", "Bytes that the store uses.", registry=kept).set_function(n_stored)
-        kept.register(_Commits(n_commits))
+        Gauge("agentloop_store_bytes", "Bytes that the store uses.", registry=registry).set_function(n_stored)
+        registry.register(_Commits(n_commits))
 
 
 class _Commits:

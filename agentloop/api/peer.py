@@ -82,7 +82,7 @@ def _by_netlink(ends: _Ends) -> int | None:
 
 def _by_table(ends: _Ends) -> int | None:
     """The same from the files that show the table."""
-    wanted = {_shown(ends, mapped=False), _shown(ends, mapped=True)}
+    wanted = {_row(ends, mapped=False), _row(ends, mapped=True)}
     for path in TABLES:
         try:
             lines = path.read_text().splitlines()[1:]
@@ -94,7 +94,7 @@ def _by_table(ends: _Ends) -> int | None:
     return None
 
 
-def _shown(ends: _Ends, *, mapped: bool) -> tuple[str, str]:
+def _row(ends: _Ends, *, mapped: bool) -> tuple[str, str]:
     """(client, server) as the files write them: words of 32 bits in the machine's byte order, in hex."""
     prefix = b"\0" * 10 + b"\xff\xff" if mapped and ends.is_v4 else b""
     sides = zip((prefix + ends.client, prefix + ends.server), ends.ports, strict=True)

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.responses import StreamingResponse
 
-from agentloop.api.given import GivenLabel, GivenReward, GivenScore, Resolution, person
+from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
 from agentloop.errors import ConfigError, StateError
 from agentloop.failures.analysis.pareto import By, Survey
 from agentloop.failures.analysis.survey import survey
@@ -131,12 +131,12 @@ def router(store: Store) -> APIRouter:
         """One trace with its verdict and the ids of all its spans."""
         row = store.row(project, trace_id)
         summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
-        found = StoredTrace(store, summary)
+        stored = StoredTrace(store, summary)
         return TraceDocument(
             summary=summary,
-            trace=found.trace if row.body is not None or row.n_spans <= MAX_STEPS_SPANS else None,
-            verdict=found.verdict,
-            raw=dict(found.raw),
+            trace=stored.trace if row.body is not None or row.n_spans <= MAX_STEPS_SPANS else None,
+            verdict=stored.verdict,
+            raw=dict(stored.raw),
             span_ids=store.span_ids(project, trace_id),
         )
 
@@ -166,56 +166,56 @@ def router(store: Store) -> APIRouter:
         )
 
     @routes.put("/traces/{trace_id}/scores/{verifier:path}")
-    def put_score(project: Project, trace_id: TraceId, verifier: Name, given: GivenScore) -> Verdict:
+    def put_score(project: Project, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
         """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
-        if given.source in (JUDGE, IMPORT):
-            raise ConfigError(f"source {given.source!r} is what agentloop itself says; name who gives this score")
-        if (given.value is None) == (given.error is None):
+        if body.source in (JUDGE, IMPORT):
+            raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
+        if (body.value is None) == (body.error is None):
             raise ConfigError("a score needs either a value, or an error that says why there is none")
-        score = Score(verifier=verifier, version=given.version, value=given.value, error=given.error)
-        store.put_score(project, trace_id, score, source=given.source)
+        score = Score(verifier=verifier, version=body.version, value=body.value, error=body.error)
+        store.put_score(project, trace_id, score, source=body.source)
         settle(store, project, trace_id)
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
-    def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, given: GivenLabel) -> Verdict:
+    def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, body: GivenLabel) -> Verdict:
         """Attach a failure. Without `critical`, the first label of a trace that did not succeed is critical.
 
         A person's label (`human:NAME`) replaces that person's label before it, has a line in the history, and is
         critical unless the trace succeeded.
         """
         row = store.row(project, trace_id)
-        if (found := read(store, row)) is not None:
-            given.check(found.trace)
-        said = given.model_dump(exclude={"critical"})
-        failure = Failure(type=kind, detector=detector, critical=given.critical or False, **said)
+        if (stored := read(store, row)) is not None:
+            body.check(stored.trace)
+        fields = body.model_dump(exclude={"critical"})
+        failure = Failure(type=kind, detector=detector, critical=body.critical or False, **fields)
         if (by := person(detector)) is None:
-            store.put_label(project, trace_id, failure, critical_if_first=given.critical is None)
+            store.put_label(project, trace_id, failure, critical_if_first=body.critical is None)
             return store.verdict(project, trace_id)
-        if given.critical is None:
+        if body.critical is None:
             failure = failure.model_copy(update={"critical": row.reward is None or row.reward < 1.0})
         store.put_person_label(project, trace_id, failure, by=by, why="")
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/reward")
-    def put_reward(project: Project, trace_id: TraceId, given: GivenReward) -> Verdict:
+    def put_reward(project: Project, trace_id: TraceId, body: GivenReward) -> Verdict:
         """Say what a trace is worth. Refused where a person has judged it: only `resolution` supersedes that."""
-        if given.reward is None and given.state is RewardState.scored:
+        if body.reward is None and body.state is RewardState.scored:
             raise ConfigError(
                 "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"
             )
-        if given.reward is not None and given.state is not RewardState.scored:
-            raise ConfigError(f"state: {given.state} has no reward; leave out one of the two")
+        if body.reward is not None and body.state is not RewardState.scored:
+            raise ConfigError(f"state: {body.state} has no reward; leave out one of the two")
         row = store.row(project, trace_id)
-        if is_ours(row) and row.reward_state == RewardState.infra_failed != given.state:
-            raise StateError(f"trace {trace_id} is infra_failed and cannot become {given.state}; run its task again")
-        store.put_reward(project, trace_id, given.state, given.reward)
+        if is_ours(row) and row.reward_state == RewardState.infra_failed != body.state:
+            raise StateError(f"trace {trace_id} is infra_failed and cannot become {body.state}; run its task again")
+        store.put_reward(project, trace_id, body.state, body.reward)
         return store.verdict(project, trace_id)
 
     @routes.put("/traces/{trace_id}/resolution")
-    def put_resolution(project: Project, trace_id: TraceId, given: Resolution) -> Verdict:
+    def put_resolution(project: Project, trace_id: TraceId, body: Resolution) -> Verdict:
         """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
-        resolve(store, project, trace_id, given.reward, by=given.by, why=given.why)
+        resolve(store, project, trace_id, body.reward, by=body.by, why=body.why)
         return store.verdict(project, trace_id)
 
     @routes.get("/traces/{trace_id}/verdicts")

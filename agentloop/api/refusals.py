@@ -39,8 +39,8 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
     if code == 408:
         headers["Connection"] = "close"  # what is left of a body that drips in would be read for ever
     why = why.encode(errors="replace").decode()
-    if (told := dialect_of(scope)) is not None:
-        return JSONResponse(told.error(code, why), code, headers)
+    if (dialect := dialect_of(scope)) is not None:
+        return JSONResponse(dialect.error(code, why), code, headers)
     if scope["path"] not in OTLP:
         return JSONResponse({"error": why}, code, headers)
     if content_type(Headers(scope=scope)) == JSON:
@@ -50,8 +50,8 @@ def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) ->
 
 
 def _varint(n: int) -> bytes:
-    made = bytearray()
+    digits = bytearray()
     while n > 0x7F:
-        made.append(n & 0x7F | 0x80)
+        digits.append(n & 0x7F | 0x80)
         n >>= 7
-    return bytes([*made, n])
+    return bytes([*digits, n])

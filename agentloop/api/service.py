@@ -11,12 +11,12 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 from agentloop.api.app import make_app
-from agentloop.api.ending import Server
+from agentloop.api.shutdown import UvicornServer
 from agentloop.config.sections import GatewaySection, from_environment
 from agentloop.config.settings import CONFIG_FILE, load_config, load_prices
 from agentloop.costs.totals import price
 from agentloop.errors import ConfigError
-from agentloop.gateway.offered import problems
+from agentloop.gateway.catalog import problems
 from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
@@ -56,7 +56,7 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
             "make one with `agentloop keys add PROJECT`, or leave --host out"
         )
     app = make_app(store, routes, _price(project, routes), only_models=options.only_models)
-    server = Server(app, options.host, options.port, say)
+    server = UvicornServer(app, options.host, options.port, say)
     with _listening(options.host, options.port) as listening:
         at = f"http://{options.shown_host}:{listening.getsockname()[1]}"
         models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""

@@ -30,7 +30,7 @@ class Fields:
     def __init__(self, value: object, where: str) -> None:
         """where: file and record, for messages. Raises FormatError when `value` is no object."""
         if not isinstance(value, dict):
-            raise FormatError(f"{where}: {_kind(value)} where an object should be")
+            raise FormatError(f"{where}: got {_kind(value)}, expected an object")
         self._value: dict[str, Any] = dict(value)
         self._below: list[tuple[str, Fields]] = []
         self.where = where
@@ -61,7 +61,7 @@ class Fields:
         if value is None:
             return None
         if value != int(value):
-            raise FormatError(f"{self.where}: {key}: {value:g} where a whole number should be")
+            raise FormatError(f"{self.where}: {key}: got {value:g}, expected a whole number")
         return int(value)
 
     def number(self, key: str) -> float | None:
@@ -74,7 +74,7 @@ class Fields:
         except (ValueError, OverflowError):
             made = None
         if made is None or not math.isfinite(made):
-            raise FormatError(f"{self.where}: {key}: {_kind(value)} where a number should be")
+            raise FormatError(f"{self.where}: {key}: got {_kind(value)}, expected a number")
         return made
 
     def time(self, key: str) -> datetime | None:
@@ -128,7 +128,7 @@ class Fields:
     def _typed(self, key: str, kind: type) -> Any:
         value = self._value.pop(key, None)
         if value is not None and not isinstance(value, kind):
-            raise FormatError(f"{self.where}: {key}: {_kind(value)} where {KINDS[kind]} should be")
+            raise FormatError(f"{self.where}: {key}: got {_kind(value)}, expected {KINDS[kind]}")
         return value
 
 
@@ -153,7 +153,7 @@ def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -
 def make(model: type[Model], where: str, known: dict[str, Any], own: object = None) -> Model:
     """A `model` of `known`, and over that of `own`, an object that a file brought along. Raises FormatError."""
     if own is not None and not isinstance(own, dict):
-        raise FormatError(f"{where}: {type(own).__name__} where an object with fields of {model.__name__} should be")
+        raise FormatError(f"{where}: got {type(own).__name__}, expected an object with fields of {model.__name__}")
     try:
         return model.model_validate({**known, **(own or {})})
     except ValidationError as error:
@@ -165,7 +165,7 @@ def numbers(fields: Fields, key: str) -> tuple[Any, ...]:
     items = fields.items(key)
     for n, item in enumerate(items):
         if isinstance(item, bool) or not isinstance(item, int | float) or not -LARGEST <= item <= LARGEST:
-            raise FormatError(f"{fields.where}: {key}[{n}]: {str(item)[:40]!r} where a number should be")
+            raise FormatError(f"{fields.where}: {key}[{n}]: got {str(item)[:40]!r}, expected a number")
     return tuple(items)
 
 
@@ -174,7 +174,7 @@ def whole_numbers(fields: Fields, key: str) -> tuple[int, ...]:
     items = numbers(fields, key)
     for n, item in enumerate(items):
         if item != item // 1:
-            raise FormatError(f"{fields.where}: {key}[{n}]: {item} where a whole number should be")
+            raise FormatError(f"{fields.where}: {key}[{n}]: got {item}, expected a whole number")
     return tuple(int(item) for item in items)
 
 

@@ -28,7 +28,7 @@ class Items:
         """Raises FormatError with the place of what is broken. An item of a kind that is not known stays as it is."""
         kind = item.peek("type") or "message"
         if not isinstance(kind, str):
-            raise FormatError(f"{item.where}: type: {kind!r:.40} where text should be")
+            raise FormatError(f"{item.where}: type: got {kind!r:.40}, expected text")
         if kind == "message":
             self._message(item)
         elif kind == "reasoning":

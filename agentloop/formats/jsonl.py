@@ -80,7 +80,7 @@ def _is_ours(record: Any) -> bool:
 
 def _check_range(where: str, value: float | None) -> None:
     if value is not None and not 0 <= value <= 1:  # nor is NaN, which text can say
-        raise FormatError(f"{where}: {value:g} where a number from 0 to 1 should be")
+        raise FormatError(f"{where}: got {value:g}, expected a number from 0 to 1")
 
 
 def _imported(fields: Fields, _: Any) -> Imported:
@@ -93,7 +93,7 @@ def _imported(fields: Fields, _: Any) -> Imported:
         _check_range(f"{fields.where}: verdict: scores[{n}]: value", score.value)
     raw = fields.take("raw") or {}
     if not isinstance(raw, dict):
-        raise FormatError(f"{fields.where}: raw: {type(raw).__name__} where an object should be")
+        raise FormatError(f"{fields.where}: raw: got {type(raw).__name__}, expected an object")
     for derived in ("summary", "span_ids"):  # of a document of the API: they follow from the trace
         fields.take(derived)
     return Imported(

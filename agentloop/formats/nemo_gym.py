@@ -103,7 +103,7 @@ def _joined(transitions: list[Any], where: str) -> list[Any]:
     items: list[Any] = []
     for n, transition in enumerate(transitions):
         if not isinstance(transition, list):
-            raise FormatError(f"{where}[{n}]: {type(transition).__name__} where a list of items should be")
+            raise FormatError(f"{where}[{n}]: got {type(transition).__name__}, expected a list of items")
         if transition[: len(items)] == items:
             items += transition[len(items) :]
         else:  # the context was changed

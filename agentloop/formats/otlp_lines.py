@@ -88,8 +88,8 @@ def _spans(body: bytes) -> Iterator[Span | ValueError]:
             yield said if isinstance(said, ValueError) else span_of(said, where)
         except ValueError as error:
             yield error
-    if lost.n_items or lost.told:
-        yield ValueError(f"left out: {counted(lost.n_items, 'span')}; {lost.told}")
+    if lost.n_items or lost.summary:
+        yield ValueError(f"left out: {counted(lost.n_items, 'span')}; {lost.summary}")
 
 
 def _imported(spans: list[Span]) -> Imported:

@@ -41,7 +41,7 @@ class VerifiersFormat:
                 one = read_trace if isinstance(record, dict) and "nodes" in record else _rollout
                 yield read_one(where, record, one)
             elif not isinstance(record["traces"], list):
-                yield FormatError(f"{where}: traces: {type(record['traces']).__name__} where a list should be")
+                yield FormatError(f"{where}: traces: got {type(record['traces']).__name__}, expected a list")
             else:
                 episode = {key: value for key, value in record.items() if key != "traces"}
                 for n, trace in enumerate(record["traces"]):

@@ -1,4 +1,4 @@
-"""What a key may still spend: its bounds and what it spent, as the store has them, and what is under way."""
+"""The rest of a key's budget: its bounds and its spending, as the store has them, and the calls under way."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MINUTE_S = 60.0
 
 
 class Exhausted(AgentLoopError):
-    """402: the key has spent what it may."""
+    """402: the key has spent its budget."""
 
 
 class TooFast(AgentLoopError):
-    """429: the key has made as many calls within a minute as it may."""
+    """429: the key has made its maximum number of calls within a minute."""
 
     def __init__(self, why: str, retry_s: int) -> None:
         super().__init__(why)
@@ -26,21 +26,21 @@ class TooFast(AgentLoopError):
 
 
 class _Ledger:
-    """A key as it was last looked up, and what it spent since.
+    """A key as the store last had it, and its spending since then.
 
-    Of what came to the disk while it was looked up nobody knows whether the store counted it, so it counts twice
-    until the next look rather than not at all.
+    A call that was recorded during that query may or may not be in the store's sum. It counts twice until the next
+    query, because the alternative is not to count it at all.
     """
 
     def __init__(self, key: Key) -> None:
         self.key, self.since = key, Spent()
         self.begun: deque[float] = deque()
-        """When its calls began, of the last minute, where these are bounded."""
+        """Start times of its calls in the last minute; empty for a key without such a bound."""
         self._ended: deque[tuple[float, Spent]] = deque()
-        """Each call of `since`, with the time at which it was on disk."""
+        """Each call in `since`, with the time at which it was on disk."""
 
     def read(self, key: Key) -> None:
-        """A key, which may have been looked up before the one that is here."""
+        """Use `key`, unless the present one is newer."""
         if key.read_at <= self.key.read_at:
             return
         self.key = key
@@ -58,7 +58,7 @@ class _Ledger:
         if len(self.begun) >= bound:
             retry_s = math.ceil(self.begun[0] + MINUTE_S - now) if self.begun else round(MINUTE_S)
             raise TooFast(
-                f"key {self.key.id} may make {bound} calls a minute and has made them; the next one in {retry_s} s",
+                f"key {self.key.id} has made its {bound} calls of this minute; retry in {retry_s} s",
                 retry_s,
             )
         self.begun.append(now)
@@ -71,8 +71,8 @@ class _Ledger:
 class Budgets:
     """For one process and its event loop.
 
-    Calls that are under way count as calls; what tokens and money they will cost nobody knows, so a key may pass
-    those two bounds by what it had under way when it reached them. The last minute's calls are those of this process.
+    Calls under way count as calls. Their tokens and cost are not known yet, so a key may exceed these two bounds by
+    the calls that were under way when it reached them. The bound per minute counts the calls of this process only.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -82,7 +82,7 @@ class Budgets:
         self._under_way: dict[str, int] = {}
 
     def admit(self, key: Key | None) -> None:
-        """A call begins, which `spend` ends. Raises Exhausted, and TooFast."""
+        """A call begins; `spend` ends it. Raises Exhausted and TooFast."""
         if key is None or not any(bound is not None for bound in key.budget):
             return
         ledger = self._ledgers.setdefault(key.id, _Ledger(key))
@@ -94,15 +94,15 @@ class Budgets:
         for bound, spent, what in zip(totals, used, ("calls", "tokens", "USD"), strict=True):
             if bound is not None and spent >= bound:
                 raise Exhausted(
-                    f"key {key.id} may spend {bound:g} {what} and has spent {spent:g}; "
-                    f"`agentloop keys budget {key.id}` with a larger bound gives it more"
+                    f"key {key.id} has spent {spent:g} of {bound:g} {what}; "
+                    f"raise its bound with `agentloop keys budget {key.id}`"
                 )
         if per_minute is not None:
             ledger.pace(per_minute, self._clock())
         self._under_way[key.id] = n_under_way + 1
 
     def spend(self, key: Key | None, spent: Spent) -> None:
-        """A call that was admitted has ended, and is on disk."""
+        """An admitted call has ended and is on disk."""
         if key is None or key.id not in self._ledgers:
             return
         self._ledgers[key.id].add(self._clock(), spent)

@@ -2,8 +2,9 @@
 
     read ─▶ route ─▶ budget ─▶ ask the upstream ─▶ pass on ─▶ record, until it is on disk ─▶ the last byte
 
-A client that hears the end knows that the call is recorded. One that goes away ends the call at the upstream, too,
-and what there was is recorded with that reason; so is an upstream that refuses, hangs or breaks off.
+A client that gets the last byte knows that the call is recorded. A client that disconnects ends the call at the
+upstream too. The gateway then records the partial answer and the reason, as it does for an upstream that refuses,
+hangs or breaks off.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from agentloop.errors import StoreError
 from agentloop.gateway.budgets import Budgets, Exhausted, TooFast
+from agentloop.gateway.catalog import Catalog
 from agentloop.gateway.contexts import Contexts
 from agentloop.gateway.counting import n_tokens
 from agentloop.gateway.dialects import chat, messages
@@ -26,10 +28,10 @@ from agentloop.gateway.dialects.completion import table_of, text_of
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Dialect
 from agentloop.gateway.dialects.sse import Events
 from agentloop.gateway.exchange import (
-    Refused,
+    BodyQuota,
+    Caller,
+    ErrorReply,
     Reply,
-    Room,
-    Who,
     body_of,
     disconnect,
     parsed,
@@ -37,35 +39,34 @@ from agentloop.gateway.exchange import (
     refused_as,
     say,
 )
-from agentloop.gateway.failures import Refusal, UpstreamFailed
-from agentloop.gateway.offered import Offered
-from agentloop.gateway.passing import Passing
+from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.prices import Price, unknown
-from agentloop.gateway.record import Call, RefusedCall, span_of_refused, spans_of_call
+from agentloop.gateway.record import ModelCall, RefusedCall, span_of_refused, spans_of_call
+from agentloop.gateway.relay import Relay
 from agentloop.gateway.routes import NoRoute, Routes
-from agentloop.gateway.upstreams import Said, Upstreams
+from agentloop.gateway.upstreams import UpstreamAnswer, Upstreams
 from agentloop.policies.vllm import EXACT
 from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 RECORD_S = 30.0
-"""Seconds that a commit may take."""
+"""Maximum time of a commit."""
 BUSY_S = 2
 UNREADABLE = ("no_answer", "too_large")
-"""Kinds of failure of an upstream that did answer."""
+"""Kinds of failure of an upstream that answered."""
 NOTED = (400, 402, 404)
-"""Refusals of the gateway's own that are in the trace. Any other passes: the client asks again."""
-ENDED, TOLD_S = "gateway_ended", 1.0
-"""What became of a call that was cut; how long its client may take to hear of it."""
-MAX_TOLD = 200
-"""Bytes of what is no answer that are told."""
+"""Statuses of the gateway's own errors that a trace records. The others are temporary: the client retries."""
+ENDED, NOTICE_S = "gateway_ended", 1.0
+"""Kind of error of a call that the gateway cut off, and the time in which its client must read the error."""
+MAX_QUOTE = 200
+"""Bytes of an unreadable answer that the error message quotes."""
 
 Put = Callable[[str, Sequence[Span], int, Mapping[str, Spent]], Awaitable[None]]
-"""Returns once spans of a project, of so many bytes, and what keys have spent are on disk. Raises StoreError."""
+"""(project, spans, their bytes, spending by key): returns once all is on disk. Raises StoreError."""
 
 
 class Calls:
-    """Takes calls; for one event loop."""
+    """Answers calls; for one event loop."""
 
     def __init__(
         self,
@@ -75,190 +76,196 @@ class Calls:
         price: Price = unknown,
     ) -> None:
         self.routes, self._put, self._price = routes, put, price
-        self._budgets, self._room = Budgets(), Room()
+        self._budgets, self._room = Budgets(), BodyQuota()
         self._upstreams, self._contexts = Upstreams(), Contexts()
-        self.offered = Offered(routes, self._upstreams)
+        self.catalog = Catalog(routes, self._upstreams)
 
-    async def count(self, who: Who, scope: Scope, receive: Receive, send: Send) -> None:
-        """How many tokens a request has, in the messages dialect."""
+    async def count(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with the number of tokens in a request of the messages dialect."""
         reply = Reply(messages, send)
         try:
             raw = await body_of(receive, self._room)
             try:
-                found = await n_tokens(self.routes, self._upstreams, who, parsed(raw), passed_on(scope))
+                n_input = await n_tokens(self.routes, self._upstreams, caller, parsed(raw), passed_on(scope))
             finally:
                 self._room.give(len(raw))
         except NoRoute as error:
-            await reply.refuse(Refused(404, await self.offered.instead(error)))
-        except Refused as refused:
+            await reply.refuse(ErrorReply(404, await self.catalog.instead(error)))
+        except ErrorReply as refused:
             await reply.refuse(refused)
         else:
-            await say(send, 200, {"input_tokens": found})
+            await say(send, 200, {"input_tokens": n_input})
 
     async def close(self) -> None:
         """End the connections to upstreams."""
         await self._upstreams.close()
 
-    async def answer(self, dialect: Dialect, who: Who, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, whatever becomes of it."""
+    async def answer(self, dialect: Dialect, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: with the model's answer or with an error."""
         reply = Reply(dialect, send)
         try:
             raw = await body_of(receive, self._room)
-        except Refused as refused:
+        except ErrorReply as refused:
             await reply.refuse(refused)
             return
         try:
-            await self._answered(dialect, who, raw, scope, receive, reply)
+            await self._serve(dialect, caller, raw, scope, receive, reply)
         finally:
             self._room.give(len(raw))
 
-    async def _answered(
-        self, dialect: Dialect, who: Who, raw: bytes, scope: Scope, receive: Receive, reply: Reply
+    async def _serve(
+        self, dialect: Dialect, caller: Caller, raw: bytes, scope: Scope, receive: Receive, reply: Reply
     ) -> None:
         body: dict[str, Any] = {}
         now = time.time_ns()
         try:
             body = parsed(raw)
-            call, sent = await self._begin(dialect, who, body)
-        except Refused as refused:
+            call, sent = await self._begin(dialect, caller, body)
+        except ErrorReply as refused:
             if refused.status in NOTED:
-                about = (who.project, who.key, who.episode, dialect.name, body.get("model"))
+                about = (caller.project, caller.key, caller.episode, dialect.name, body.get("model"))
                 await self._note(RefusedCall(*about, refused.status, str(refused), now))
             await reply.refuse(refused)
             return
         work = asyncio.ensure_future(self._carry(dialect, call, body, sent, reply, passed_on(scope)))
-        gone = asyncio.ensure_future(disconnect(receive))
+        hangup = asyncio.ensure_future(disconnect(receive))
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:  # the task ends here: who cuts it waits for what is said and written below
-            call.error = call.error or (ENDED, "cancelled: the gateway ended before the answer did")
+            await asyncio.wait({work, hangup}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:  # not raised again: the canceller waits for the record and the error reply below
+            call.error = call.error or (ENDED, "cancelled: the gateway ended before the answer")
         finally:
-            gone.cancel()
+            hangup.cancel()
             work.cancel()
             try:
                 with suppress(asyncio.CancelledError):
                     await work
             finally:
-                self._budgets.spend(who.key, call.spent)
+                self._budgets.spend(caller.key, call.spent)
 
-    async def _begin(self, dialect: Dialect, who: Who, body: dict[str, Any]) -> tuple[Call, dict[str, Any]]:
-        """The call, and what the upstream is sent. Raises Refused."""
+    async def _begin(self, dialect: Dialect, caller: Caller, body: dict[str, Any]) -> tuple[ModelCall, dict[str, Any]]:
+        """The call, and the request for the upstream. Raises ErrorReply."""
         model = body.get("model")
         if not isinstance(model, str):
-            raise Refused(400, "model: name one; `GET /v1/models` lists them")
+            raise ErrorReply(400, "model: name one; `GET /v1/models` lists them")
         try:
-            told = body if dialect is chat else dialect.to_chat(body, record=True)
-            place = self._contexts.place(who.project, who.episode, chat.to_chat(told)["messages"])
-            target = await self.routes.find(model, place.run.trace_id, who.episode)
+            transcript = body if dialect is chat else dialect.to_chat(body, record=True)
+            place = self._contexts.place(caller.project, caller.episode, chat.to_chat(transcript)["messages"])
+            target = await self.routes.find(model, place.run.trace_id, caller.episode)
             is_native = dialect.name in target.upstream.dialects
-            asked = told if is_native or dialect is chat else dialect.to_chat(body)
+            request = transcript if is_native or dialect is chat else dialect.to_chat(body)
             is_exact = (not is_native or dialect is chat) and await self._upstreams.gives_tokens(target.upstream)
             if is_exact and body.get("n") not in (None, 1) and target.settle is None:
-                raise BadRequest("n", "exact tokens are kept of one answer; ask as many times")
-            self._budgets.admit(who.key)  # the last that can fail: from here on `spend` follows
+                raise BadRequest(
+                    "n", "the gateway records exact tokens of one answer only; send one request per answer"
+                )
+            self._budgets.admit(caller.key)  # last, because nothing may fail between this and the `spend` that ends it
         except NoRoute as error:
-            raise Refused(404, await self.offered.instead(error)) from None
+            raise ErrorReply(404, await self.catalog.instead(error)) from None
         except BadRequest as error:
-            raise Refused(400, str(error)) from None
+            raise ErrorReply(400, str(error)) from None
         except Exhausted as error:
-            raise Refused(402, str(error)) from None
+            raise ErrorReply(402, str(error)) from None
         except TooFast as error:
-            raise Refused(429, str(error), retry_after=str(error.retry_s)) from None
+            raise ErrorReply(429, str(error), retry_after=str(error.retry_s)) from None
         except StoreError as error:
-            raise Refused(503, str(error), retry_after=str(BUSY_S)) from None
-        place.run.begin(who.task)
-        key_id, now = who.key and who.key.id, time.time_ns()
-        call = Call(who.project, key_id, who.episode, dialect.name, asked, target, place, now, is_exact=is_exact)
-        sent = {**(body if is_native else asked), "model": target.model}
+            raise ErrorReply(503, str(error), retry_after=str(BUSY_S)) from None
+        place.run.begin(caller.task)
+        key_id, now = caller.key and caller.key.id, time.time_ns()
+        call = ModelCall(
+            caller.project, key_id, caller.episode, dialect.name, request, target, place, now, is_exact=is_exact
+        )
+        sent = {**(body if is_native else request), "model": target.model}
         return call, target.settle(sent) if target.settle else sent
 
     async def _carry(
         self,
         dialect: Dialect,
-        call: Call,
+        call: ModelCall,
         body: dict[str, Any],
         sent: dict[str, Any],
         reply: Reply,
         headers: dict[str, str],
     ) -> None:
-        """From the upstream's answer to the end of ours; it is recorded whatever happens."""
+        """From the upstream's answer to the end of ours. The call is recorded in every case."""
         upstream = call.target.upstream
-        spoken = dialect if dialect.name in upstream.dialects else chat
+        wire = dialect if dialect.name in upstream.dialects else chat
         is_streamed = bool(body.get("stream"))
-        if spoken is chat:
+        if wire is chat:
             sent = _exact(sent, call.is_exact, is_streamed)
-        passing = Passing(dialect, spoken, call, body)
+        relay = Relay(dialect, wire, call, body)
         try:
             try:
-                path = spoken.path.removeprefix("/v1")
+                path = wire.path.removeprefix("/v1")
                 async with self._upstreams.ask(upstream, path, orjson.dumps(sent), headers) as answer:
                     if is_streamed:
-                        await self._stream(answer, call, passing, reply)
+                        await self._stream(answer, call, relay, reply)
                     else:
-                        await self._whole(answer, call, passing, reply)
-            except (Refusal, UpstreamFailed) as error:
+                        await self._whole(answer, call, relay, reply)
+            except (UpstreamRefusal, UpstreamFailed) as error:
                 refused = _failed(call, error)
-                call.answer = call.answer or passing.heard()
+                call.answer = call.answer or relay.heard()
                 await self._record(call)
-                await reply.refuse(refused, passing.fail)
-        except Refused as unrecorded:
-            await reply.refuse(unrecorded, passing.fail)
+                await reply.refuse(refused, relay.fail)
+        except ErrorReply as unrecorded:
+            await reply.refuse(unrecorded, relay.fail)
         except asyncio.CancelledError:
-            if not call.ended_ns:  # else it is on its way to the disk already
-                call.error = call.error or ("client_disconnected", "cancelled: the client went away before the end")
-                call.answer = call.answer or passing.heard()
-                with suppress(Refused):
+            if not call.ended_ns:  # otherwise the commit has begun
+                call.error = call.error or ("client_disconnected", "cancelled: the client disconnected before the end")
+                call.answer = call.answer or relay.heard()
+                with suppress(ErrorReply):
                     await asyncio.shield(self._record(call))
             if call.error and call.error[0] == ENDED:
-                with suppress(TimeoutError, RuntimeError):  # a client that reads nothing, or has heard the end
-                    async with asyncio.timeout(TOLD_S):
-                        await reply.refuse(Refused(503, "the gateway is ending", retry_after=str(BUSY_S)), passing.fail)
+                with suppress(TimeoutError, RuntimeError):  # a client that reads nothing, or has the whole answer
+                    async with asyncio.timeout(NOTICE_S):
+                        await reply.refuse(
+                            ErrorReply(503, "the gateway is shutting down; retry", retry_after=str(BUSY_S)), relay.fail
+                        )
             raise
-        except Exception as error:  # the process edge: whatever an upstream sent that nobody thought of
+        except Exception as error:  # the process edge: an upstream may send anything
             call.answer, call.error = None, ("gateway", f"{type(error).__name__}: {error}")
-            with suppress(Refused):
+            with suppress(ErrorReply):
                 await self._record(call)
-            await reply.refuse(Refused(500, "the gateway failed; its log says how"), passing.fail)
+            await reply.refuse(ErrorReply(500, "the gateway failed; see its log"), relay.fail)
             raise
 
-    async def _whole(self, answer: Said, call: Call, passing: Passing, reply: Reply) -> None:
-        said = await answer.whole()
+    async def _whole(self, answer: UpstreamAnswer, call: ModelCall, relay: Relay, reply: Reply) -> None:
+        data = await answer.whole()
         try:
-            ours = passing.whole(said)
+            ours = relay.whole(data)
         except (BadAnswer, ValueError) as error:
-            words = said[:MAX_TOLD].decode(errors="replace")
-            raise UpstreamFailed("no_answer", f"sent what is no answer ({error}): {words}") from None
+            words = data[:MAX_QUOTE].decode(errors="replace")
+            raise UpstreamFailed("no_answer", f"sent an unreadable answer ({error}): {words}") from None
         await self._record(call)
         await reply.whole(ours, call)
 
-    async def _stream(self, answer: Said, call: Call, passing: Passing, reply: Reply) -> None:
+    async def _stream(self, answer: UpstreamAnswer, call: ModelCall, relay: Relay, reply: Reply) -> None:
         events = Events()
         async with aclosing(answer.pieces()) as pieces:
             async for piece in pieces:
                 try:
-                    passed = passing.feed(events.feed(piece))
+                    passed = relay.feed(events.feed(piece))
                 except (BadAnswer, ValueError) as error:
-                    raise UpstreamFailed("no_answer", f"sent what is no answer: {error}") from None
+                    raise UpstreamFailed("no_answer", f"sent an unreadable answer: {error}") from None
                 if passed:
                     call.first_ns = call.first_ns or time.time_ns()
                     await reply.piece(passed, call)
-                if passing.is_done:
-                    break  # whatever the upstream does with the connection
-        call.answer = passing.heard()
-        if not passing.is_whole:
-            raise UpstreamFailed("broken_off", f"ended in the middle of its answer{passing.why}")
+                if relay.is_done:
+                    break  # some upstreams leave the connection open after the last event
+        call.answer = relay.heard()
+        if not relay.is_whole:
+            raise UpstreamFailed("broken_off", f"ended in the middle of its answer{relay.why}")
         await self._record(call)
-        await reply.end(passing.end(), call)
+        await reply.end(relay.end(), call)
 
     async def _note(self, call: RefusedCall) -> None:
-        """Leave word of it in the trace; where the store cannot take that, its client is told all the same."""
+        """Record the refused call. If the store fails, the client still gets its error."""
         span = span_of_refused(call)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(RECORD_S):
                 await self._put(call.project, [span], len(span.head), {})
 
-    async def _record(self, call: Call) -> None:
-        """Return once it is on disk. Raises Refused."""
+    async def _record(self, call: ModelCall) -> None:
+        """Return once the call is on disk. Raises ErrorReply."""
         if call.is_recorded:
             return
         call.ended_ns = time.time_ns()
@@ -283,15 +290,15 @@ class Calls:
                 await self._put(call.project, spans, sum(map(len, spans[-1].bodies)), spent)
             call.is_recorded = True
             if (run := call.place.run).parent:
-                run.is_told = run.parent.is_told = True
+                run.is_recorded = run.parent.is_recorded = True
         except TimeoutError:
-            raise Refused(503, f"the store has not taken the call within {RECORD_S:g} s; send it again") from None
+            raise ErrorReply(503, f"the store did not record the call within {RECORD_S:g} s; retry") from None
         except StoreError as error:
-            raise Refused(503, f"the call was not recorded: {error}", retry_after=str(BUSY_S)) from None
+            raise ErrorReply(503, f"the call was not recorded: {error}", retry_after=str(BUSY_S)) from None
 
 
-def _failed(call: Call, error: Refusal | UpstreamFailed) -> Refused:
-    """What the client is told; noted for the record in words by which `judge.failures` knows whose fault it was."""
+def _failed(call: ModelCall, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
+    """The client's error. Sets `call.error` to the wording that `agentloop.failures` recognises as an API error."""
     upstream = call.target.upstream.name
     if isinstance(error, UpstreamFailed):
         what = "answer" if error.kind in UNREADABLE else "connection"
@@ -303,11 +310,11 @@ def _failed(call: Call, error: Refusal | UpstreamFailed) -> Refused:
 
 
 def _exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[str, Any]:
-    """`sent` with what the record needs asked for, too."""
+    """`sent`, which now also requests the fields that the record needs."""
     if is_streamed:
         sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
     if gives_tokens:
         alternatives = sent.get("top_logprobs") if sent.get("logprobs") else None
         sent |= EXACT if alternatives is None else {**EXACT, "top_logprobs": alternatives}
-        sent.pop("include_reasoning", None)  # without it vLLM gives no tokens
+        sent.pop("include_reasoning", None)  # vLLM returns no tokens for an answer without its reasoning
     return sent

@@ -1,4 +1,4 @@
-"""What a client sends and is sent, over ASGI: bodies within bounds, answers, and refusals in its dialect's words."""
+"""The client's side of a call, over ASGI: bodies within bounds, answers, and errors in the client's dialect."""
 
 from __future__ import annotations
 
@@ -10,79 +10,79 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from agentloop.gateway.dialects.dialect import Dialect
-from agentloop.gateway.failures import Refusal, UpstreamFailed
-from agentloop.gateway.record import Call
+from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
+from agentloop.gateway.record import ModelCall
 from agentloop.store.keys import Key
 
 MAX_BODY = 32 << 20
-"""Bytes of a request: a long conversation with images."""
+"""Maximum bytes of a request: a long conversation with images."""
 WRITES_DEPTH, MAX_DEPTH = 254, 100
-"""Levels of JSON that orjson writes; those that a request or an answer may have."""
+"""Levels of JSON that orjson can write; levels that a request or an answer may have, since we nest it further."""
 MAX_HELD = 512 << 20
-"""Bytes of all requests under way."""
+"""Maximum bytes of all requests under way."""
 BODY_S = 60.0
-"""Seconds for the whole of it."""
+"""Time in which a client must send its whole body."""
 
 
-class Refused(Exception):
-    """What the client is told in its dialect's words."""
+class ErrorReply(Exception):
+    """An error for the client, sent in its dialect."""
 
     def __init__(self, status: int, why: str, kind: str | None = None, retry_after: str | None = None) -> None:
         super().__init__(why)
         self.status, self.kind, self.retry_after = status, kind, retry_after
 
 
-class Who(NamedTuple):
-    """Whose call it is."""
+class Caller(NamedTuple):
+    """The project, the key and the episode that a call belongs to."""
 
     project: str
     key: Key | None
     episode: str | None
     task: str | None = None
-    """What the run is an attempt at, as the client names it."""
+    """The task that the run attempts, as the client names it."""
 
 
-def refused_as(upstream: str, error: Refusal | UpstreamFailed) -> Refused:
-    """What the client is told of an upstream that gave no answer."""
+def refused_as(upstream: str, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
+    """The client's error for an upstream without an answer."""
     if isinstance(error, UpstreamFailed):
-        return Refused(error.status, f"upstream {upstream!r} {error}")
-    if error.status in (401, 402, 403):  # its words may repeat our key, and it is no fault of the client's
-        return Refused(502, f"upstream {upstream!r} refuses this gateway ({error.status}); the trace says why")
+        return ErrorReply(error.status, f"upstream {upstream!r} {error}")
+    if error.status in (401, 402, 403):  # the message may contain our key, and the client did nothing wrong
+        return ErrorReply(502, f"upstream {upstream!r} refused this gateway ({error.status}); see the trace")
     if not 400 <= error.status < 600:
-        return Refused(502, f"upstream {upstream!r} answered {error.status}; is its base_url the one it redirects to?")
-    return Refused(error.status, str(error), error.code, error.retry_after)
+        return ErrorReply(502, f"upstream {upstream!r} answered {error.status}; set base_url to the final address")
+    return ErrorReply(error.status, str(error), error.code, error.retry_after)
 
 
-async def say(send: Send, status: int, found: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
-    """Answer with `found` as JSON. more: further headers."""
-    body = orjson.dumps(found)
+async def say(send: Send, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:
+    """Answer with `content` as JSON. more: further headers."""
+    body = orjson.dumps(content)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 class Reply:
-    """What the client is sent."""
+    """The answer to one client: whole, in pieces, or an error."""
 
     def __init__(self, dialect: Dialect, send: Send) -> None:
         self._dialect, self._send = dialect, send
         self._started = False
 
-    async def whole(self, body: bytes, call: Call) -> None:
+    async def whole(self, body: bytes, call: ModelCall) -> None:
         await self._start(200, b"application/json", call, (b"content-length", str(len(body)).encode()))
         await self._send({"type": "http.response.body", "body": body})
 
-    async def piece(self, body: bytes, call: Call) -> None:
+    async def piece(self, body: bytes, call: ModelCall) -> None:
         if not self._started:
             await self._start(200, b"text/event-stream; charset=utf-8", call, (b"cache-control", b"no-cache"))
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def end(self, body: bytes, call: Call) -> None:
+    async def end(self, body: bytes, call: ModelCall) -> None:
         await self.piece(body, call)
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def refuse(self, refused: Refused, fail: Callable[[int, str], bytes] | None = None) -> None:
-        """As an error of the dialect; within a stream as its last event."""
+    async def refuse(self, refused: ErrorReply, fail: Callable[[int, str], bytes] | None = None) -> None:
+        """Send an error of the dialect; if a stream has begun, as its last event."""
         if self._started and fail is not None:
             body = fail(refused.status, str(refused))
             await self._send({"type": "http.response.body", "body": body})
@@ -94,7 +94,7 @@ class Reply:
         await self._start(refused.status, b"application/json", None, *more)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def _start(self, status: int, kind: bytes, call: Call | None, *more: tuple[bytes, bytes]) -> None:
+    async def _start(self, status: int, kind: bytes, call: ModelCall | None, *more: tuple[bytes, bytes]) -> None:
         self._started = True
         headers = [(b"content-type", kind), *more]
         if call is not None:
@@ -102,60 +102,62 @@ class Reply:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-class Room:
-    """Bytes of bodies that are under way, of all calls together."""
+class BodyQuota:
+    """A bound on the bytes of all bodies under way."""
 
     def __init__(self, most: int = MAX_HELD) -> None:
         self._most, self._held = most, 0
 
     def take(self, n: int) -> None:
-        """Raises Refused when there is no room."""
+        """Raises ErrorReply if these bytes exceed the bound."""
         if self._held + n > self._most:
-            raise Refused(503, "too much is under way; send it again", retry_after="1")
+            raise ErrorReply(503, "too many requests are under way; retry", retry_after="1")
         self._held += n
 
     def give(self, n: int) -> None:
-        """Those that are done with."""
+        """Release the bytes of a finished call."""
         self._held -= n
 
 
-async def body_of(receive: Receive, room: Room) -> bytes:
-    """A whole body, which holds its room until that is given back. Raises Refused."""
-    pieces, n, taken = [], 0, 0
+async def body_of(receive: Receive, room: BodyQuota) -> bytes:
+    """A whole body. It counts against `room` until the caller gives its bytes back. Raises ErrorReply."""
+    pieces: list[bytes] = []
+    n = 0
+    n_held = 0
     try:
         async with asyncio.timeout(BODY_S):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refused(400, "the body was cut short")
+                    raise ErrorReply(400, "the body was cut short")
                 pieces.append(message.get("body", b""))
                 if (n := n + len(pieces[-1])) > MAX_BODY:
-                    raise Refused(413, f"a body of more than {MAX_BODY >> 20} MiB")
-                room.take(n - taken)
-                taken = n
+                    raise ErrorReply(413, f"the body is larger than {MAX_BODY >> 20} MiB")
+                room.take(n - n_held)
+                n_held = n
                 if not message.get("more_body"):
                     return b"".join(pieces)
     except BaseException as error:
-        room.give(taken)
+        room.give(n_held)
         if isinstance(error, TimeoutError):
-            raise Refused(408, f"the body took more than {BODY_S:g} s") from None
+            raise ErrorReply(408, f"the body took more than {BODY_S:g} s") from None
         raise
 
 
 def parsed(data: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(data)
+        value = orjson.loads(data)
     except orjson.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
-        raise Refused(400, "the body is no JSON object")
-    if is_deep(found):
-        raise Refused(400, f"the body has JSON of more than {MAX_DEPTH} levels")
-    return found
+        value = None
+    if not isinstance(value, dict):
+        raise ErrorReply(400, "the body is not a JSON object")
+    if is_deep(value):
+        raise ErrorReply(400, f"the body nests JSON deeper than {MAX_DEPTH} levels")
+    return value
 
 
 def is_deep(value: Any) -> bool:
-    """Whether it has more levels than can be kept: orjson reads four times as many as it writes."""
+    """Whether `value` has too many levels to be stored: orjson reads four times as many as it writes."""
     for _ in range(WRITES_DEPTH - MAX_DEPTH):
         value = [value]
     try:
@@ -166,7 +168,7 @@ def is_deep(value: Any) -> bool:
 
 
 def passed_on(scope: Scope) -> dict[str, str]:
-    """Headers of the client's that are for the upstream."""
+    """The client's headers that go to the upstream."""
     return {
         name.decode("latin-1"): value.decode("latin-1")
         for name, value in scope["headers"]

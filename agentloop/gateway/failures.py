@@ -1,41 +1,41 @@
-"""What may become of a call at its upstream."""
+"""How a call can fail at its upstream."""
 
 from __future__ import annotations
 
 import orjson
 
 MAX_WORDS = 2000
-"""Characters of an upstream's words that are passed on."""
+"""Maximum length of an upstream's message that we pass on, in characters."""
 
 
 class UpstreamFailed(Exception):
-    """The upstream gave no answer, or broke off."""
+    """The upstream gave no answer or broke off."""
 
     def __init__(self, kind: str, why: str, status: int = 502) -> None:
-        """kind: a word for records. why: goes on after the upstream's name. status: what the client is told."""
+        """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the client's error."""
         super().__init__(why)
         self.kind, self.status = kind, status
 
 
-class Refusal(Exception):
-    """The upstream answered with an error, in whichever dialect."""
+class UpstreamRefusal(Exception):
+    """The upstream answered with an error, in any dialect."""
 
     def __init__(self, status: int, body: bytes, retry_after: str | None) -> None:
-        said, self.code = read_error(body)
-        super().__init__(said or f"HTTP {status}")
+        words, self.code = read_error(body)
+        super().__init__(words or f"HTTP {status}")
         self.status, self.retry_after = status, retry_after
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:
-    """Its words, and its word for programs, such as `context_length_exceeded`."""
+    """(message, code) of an error's body; the code is for programs, such as `context_length_exceeded`."""
     try:
-        found = orjson.loads(body)
+        error = orjson.loads(body)
     except orjson.JSONDecodeError:
         return body[:500].decode(errors="replace").strip(), None
     code = None
     for key in ("error", "message", "detail"):
-        if isinstance(found, dict) and found.get(key):
-            code = found.get("code") or code
-            found = found[key]
-    words = found if isinstance(found, str) else orjson.dumps(found).decode()
+        if isinstance(error, dict) and error.get(key):
+            code = error.get("code") or code
+            error = error[key]
+    words = error if isinstance(error, str) else orjson.dumps(error).decode()
     return words[:MAX_WORDS], code if isinstance(code, str) else None

@@ -1,7 +1,7 @@
-"""Episodes of this process that may ask through the gateway, each by a token in its path, `/e/{token}/v1/...`.
+"""Episodes of this process that may call models through the gateway, each by a token in the path, `/e/{token}/v1/...`.
 
-The token is all that an agent in a box has and needs: without one that is known, nothing is found here, so no box
-can ask as another's episode, nor write into its trace. Calls are kept in memory, for as long as their episode lasts.
+The token is the only credential of an agent in a sandbox. A request without a valid token gets a 404, so no sandbox
+can call as another episode or write into its trace. Calls stay in memory until their episode ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentloop.gateway.app import EPISODE, PATHS, Gateway, route_of
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
 from agentloop.gateway.exchange import BODY_S, MAX_BODY, say
-from agentloop.gateway.prices import Price, by_usage, told
+from agentloop.gateway.prices import Price, by_usage, own_cost
 from agentloop.gateway.routes import NoRoute, Routes, Target, Upstream
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
 from agentloop.protocols import Policy
@@ -28,37 +28,37 @@ from agentloop.store.keys import Spent
 from agentloop.types import Completion, Limits, Message, Span, StopReason, ToolSpec
 
 LEFT_S, SETTLE_S = 1.0, 10.0
-"""How long calls may take to notice that nobody hears them any more; to end when they are told to."""
+"""How long calls may take to notice that their client is gone, and to end after they are cancelled."""
 MAX_AT_ONCE, MAX_KEPT = 32, 256 << 20
-"""Calls of one episode under way, and bytes of those that were made: a program in a box cannot fill this process."""
+"""Calls of one episode under way, and bytes of its recorded calls, so that no program in a sandbox fills our memory."""
 CUT = {"client_disconnected", "gateway_ended"}
 UNAVAILABLE = {"unreachable", "silent", "broken_off", "rate_limit"}
-"""What a call ends with whose upstream was unreachable or answered 429; a 5xx is `http_5…`. Anything else is an
-answer, or the agent's own doing: an upstream that refuses with another status, or sends what cannot be read."""
+"""Kinds of error of a call whose upstream was unreachable or answered 429; a 5xx is `http_5…`. Every other kind counts
+as an answer or as the agent's fault, such as an upstream's refusal with another status or an unreadable answer."""
 
 
 @dataclass
 class Grant:
-    """What one episode may ask, and what it asked."""
+    """The policy and the limits of one episode, and its calls so far."""
 
     policy: Policy
     limits: Limits
     seed: int
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     spans: list[Span] = field(default_factory=list)
-    """Of its calls, as they ended."""
+    """The spans of its calls, in the order in which these ended."""
     stop: StopReason | None = None
-    """The limit that a call was refused for."""
+    """The limit that the first refused call exceeded."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """Set with `stop`."""
     n_bytes: int = 0
-    """Of the spans, about."""
+    """Approximate size of the spans."""
     n_begun: int = 0
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         policy = self.policy
-        price: Price = told
+        price: Price = own_cost
         if isinstance(policy, OpenAIPolicy):
             key = policy.api_key.get_secret_value() if policy.api_key else None
             upstream, model = Upstream("the policy's endpoint", policy.base_url, key), policy.model
@@ -66,7 +66,7 @@ class Grant:
         else:
             model = policy.name
             upstream = Upstream(model, "", gives_tokens=True, via="policy", policy=_InTurn(policy))
-        self.target = Target(upstream, model, settle=self.settled, price=price)
+        self.target = Target(upstream, model, settle=self.settle, price=price)
 
     @property
     def failed(self) -> Span | None:
@@ -78,52 +78,54 @@ class Grant:
 
     @property
     def unpriced(self) -> bool:
-        """Whether money is limited, and nobody knows what an answer cost."""
+        """Whether cost is limited and the cost of an answer is unknown."""
         answered = (span for span in self.spans if span.kind == "chat" and span.error is None)
         return self.limits.max_cost_usd is not None and any(span.cost_usd is None for span in answered)
 
     @property
     def overflowed(self) -> bool:
-        """Whether the last call was refused because the conversation does not fit."""
+        """Whether the upstream refused the last call because the conversation exceeds the model's context."""
         return bool(self.spans) and any(words in (self.spans[-1].error or "").lower() for words in TOO_LONG)
 
     def admit(self) -> tuple[int, str] | None:
-        """None for a call that may be made, else the status, and why not."""
+        """None if the episode may make another call, otherwise (status, message) of the error."""
         if len(self.under_way) >= MAX_AT_ONCE:
-            return 429, f"{MAX_AT_ONCE} calls are under way; wait for one of them"
+            return 429, f"{MAX_AT_ONCE} calls are under way; wait until one of them ends"
         if self.n_bytes > MAX_KEPT:
             self._end(StopReason.step_limit)
-            return 402, f"the episode's calls are more than {MAX_KEPT >> 20} MiB"
+            return 402, f"the episode's calls exceed {MAX_KEPT >> 20} MiB"
         n_answered = sum(span.kind == "chat" and span.error is None for span in self.spans)
         if n_answered + len(self.under_way) >= self.limits.max_steps:
             self._end(StopReason.step_limit)
-            return 402, f"the episode has had its {self.limits.max_steps} turns"
+            return 402, f"the episode has used its {self.limits.max_steps} turns"
         if self.unpriced:
             self._end(StopReason.cost_limit)
-            return 402, "the episode may spend so much, and nobody knows what a call costs"
-        spent, bound = sum(span.cost_usd or 0.0 for span in self.spans), self.limits.max_cost_usd
+            return 402, "the episode has a limit on cost, and the cost of a call is unknown"
+        spent = sum(span.cost_usd or 0.0 for span in self.spans)
+        bound = self.limits.max_cost_usd
         if bound is not None and spent >= bound:
             self._end(StopReason.cost_limit)
-            return 402, f"the episode may spend {bound:g} USD and has spent {spent:g}"
+            return 402, f"the episode has spent {spent:g} of {bound:g} USD"
         return None
 
-    def settled(self, sent: dict[str, Any]) -> dict[str, Any]:
-        """A request as the episode makes it: what is sampled is the policy's and the task's to say."""
-        asked, most = sent.pop("max_completion_tokens", None) or sent.get("max_tokens"), self.limits.max_tokens
+    def settle(self, sent: dict[str, Any]) -> dict[str, Any]:
+        """The request as this episode sends it: the policy and the task set the sampling, not the agent."""
+        wish = sent.pop("max_completion_tokens", None) or sent.get("max_tokens")
+        most = self.limits.max_tokens
         sent.pop("n", None)  # one turn is one answer
-        made = {
+        request = {
             **sent,
-            "max_tokens": min(asked, most) if isinstance(asked, int) else most,
+            "max_tokens": min(wish, most) if isinstance(wish, int) else most,
             "seed": (self.seed + self.n_begun) % 2**31,
         }
         self.n_begun += 1
         if isinstance(self.policy, OpenAIPolicy):
-            made |= {"temperature": self.policy.temperature, **self.policy.extra}
-        return made
+            request |= {"temperature": self.policy.temperature, **self.policy.extra}
+        return request
 
     async def end(self) -> None:
-        """Cut what is under way, and wait until that is recorded."""
-        if self.under_way:  # whoever asked is gone with its box's connection
+        """Cancel the calls under way, and wait until they are recorded."""
+        if self.under_way:  # their clients are gone with the sandbox's connection, so most calls end by themselves
             await asyncio.wait(self.under_way, timeout=LEFT_S)
         for task in list(self.under_way):
             task.cancel()
@@ -136,7 +138,7 @@ class Grant:
 
 
 class _InTurn:
-    """A policy that is asked one thing at a time, as policies of this process are used to."""
+    """A policy that gets one call at a time, since policies of this process need not be safe for concurrent calls."""
 
     def __init__(self, policy: Policy) -> None:
         self.name, self._policy, self._turn = policy.name, policy, asyncio.Lock()
@@ -149,7 +151,7 @@ class _InTurn:
 
 
 class Grants(Routes):
-    """Plain ASGI in front of a gateway of its own, and where that gateway's calls are routed and put; for one loop."""
+    """An ASGI app: a gateway, the routes of its calls, and the place where these are recorded; for one event loop."""
 
     def __init__(self) -> None:
         super().__init__(())
@@ -159,7 +161,7 @@ class Grants(Routes):
 
     @asynccontextmanager
     async def granted(self, grant: Grant) -> AsyncIterator[None]:
-        """For the length of the block its token is known; calls that are still under way then are cut, and recorded."""
+        """The grant's token is valid within the block. At its end, calls under way are cancelled and recorded."""
         self._grants[grant.token] = grant
         try:
             yield
@@ -179,7 +181,7 @@ class Grants(Routes):
         dialect = PATHS.get(route or "", chat)
         if grant is None or route is None:
             await _read(receive)
-            await say(send, 404, dialect.error(404, "nothing is here; keep to the base URL that this box was given"))
+            await say(send, 404, dialect.error(404, "not found; use the base URL from this sandbox's environment"))
             return
         refused = grant.admit() if route in PATHS and scope["method"] == "POST" else None
         if refused is not None:
@@ -195,13 +197,13 @@ class Grants(Routes):
             grant.under_way.discard(task)
 
     async def find(self, model: str, sticky: str, episode: str | None = None) -> Target:
-        """Whatever model it names, an episode asks its policy."""
+        """The episode's policy answers, whichever model the call names."""
         if episode not in self._grants:  # it ended while the call was read
             raise NoRoute("this episode is over")
         return self._grants[episode].target
 
     async def names(self) -> list[str]:
-        """The policies' own."""
+        """The names of the policies."""
         return list(dict.fromkeys(grant.target.model for grant in self._grants.values()))
 
     async def _put(self, project: str, spans: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent]) -> None:
@@ -212,7 +214,7 @@ class Grants(Routes):
 
 
 async def _read(receive: Receive) -> None:
-    """What a request that is refused still sends: answered before that, its client would see a connection break."""
+    """Read the rest of a refused request: if we answer before its end, the client sees a broken connection."""
     n = 0
     with suppress(TimeoutError):
         async with asyncio.timeout(BODY_S):
@@ -224,11 +226,11 @@ async def _read(receive: Receive) -> None:
 
 
 async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
-    await say(send, 404, chat.error(404, "nothing is here"))
+    await say(send, 404, chat.error(404, "not found"))
 
 
 def _kind(span: Span) -> str | None:
-    """The word for what went wrong with a call; None when nothing did."""
+    """The kind of a call's error; None for a call without one."""
     if span.error is None:
         return None
     kind: str = orjson.loads(span.head)["attributes"].get("error.type", "")

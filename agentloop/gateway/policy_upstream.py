@@ -1,6 +1,6 @@
-"""An upstream that is a policy of this process: scripted, tiny, replayed, or anybody's own.
+"""An upstream that is a policy of this process: scripted, tiny, replayed, or your own.
 
-It gives what a server of chat completions would send, as bytes; streamed, that is all in one chunk.
+It returns the bytes that a server of chat completions would send; a streamed answer is a single chunk.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Any
 import orjson
 
 from agentloop.errors import AgentLoopError, MalformedAnswer, ModelRefused, UpstreamUnavailable, boundary
-from agentloop.gateway.failures import Refusal, UpstreamFailed
+from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.routes import Upstream
 from agentloop.otel.messages import messages_of
 from agentloop.policies.openai import wire
 from agentloop.types import Completion, ToolSpec
 
 MAX_TOKENS = 4096
-"""Of an answer to a request that does not say."""
+"""The maximum length of an answer if the request sets none."""
 TOO_LONG = (
     b'{"error": {"message": "the conversation is longer than the maximum context length of the model", '
     b'"code": "context_length_exceeded"}}'
 )
-"""In words by which clients know it."""
+"""A body that clients recognise as a full context."""
 
 
 class PolicyAnswer:
-    """See `upstreams.Answer`."""
+    """See `upstreams.HttpAnswer`."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._answer = answer
@@ -44,24 +44,26 @@ class PolicyAnswer:
         message = choice["message"]
         calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
         delta = {**message, **({"tool_calls": calls} if calls else {})}
-        told = {key: value for key, value in choice.items() if key != "message"}
-        chunk = {**self._answer, "object": "chat.completion.chunk", "choices": [{**told, "delta": delta}]}
+        fields = {key: value for key, value in choice.items() if key != "message"}
+        chunk = {**self._answer, "object": "chat.completion.chunk", "choices": [{**fields, "delta": delta}]}
         yield b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(chunk)
 
 
 async def ask(upstream: Upstream, body: bytes) -> PolicyAnswer:
-    """Ask the policy. Raises Refusal where it refuses, and UpstreamFailed.
+    """Ask the policy. Raises UpstreamRefusal if it refuses, and UpstreamFailed.
 
-    The kind of failure is `unreachable` only for a policy that says so; anything else that it raises is `no_answer`.
+    The kind of failure is `unreachable` if the policy raises UpstreamUnavailable, and `no_answer` for any other error.
     """
-    asked, policy = orjson.loads(body), upstream.policy
+    request = orjson.loads(body)
+    policy = upstream.policy
     assert policy is not None, "an upstream via `policy` has one"  # noqa: S101
-    messages = messages_of(asked["messages"], "user")
+    messages = messages_of(request["messages"], "user")
     try:
-        tools = _tools(asked.get("tools") or ())
+        tools = _tools(request.get("tools") or ())
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise Refusal(400, orjson.dumps({"error": {"message": f"tools: {error!r}"}}), None) from None
-    max_tokens, seed = asked.get("max_completion_tokens") or asked.get("max_tokens"), asked.get("seed")
+        raise UpstreamRefusal(400, orjson.dumps({"error": {"message": f"tools: {error!r}"}}), None) from None
+    max_tokens = request.get("max_completion_tokens") or request.get("max_tokens")
+    seed = request.get("seed")
     try:
         with boundary(MalformedAnswer, f"policy {policy.name}"):
             completion = await policy.complete(
@@ -73,16 +75,16 @@ async def ask(upstream: Upstream, body: bytes) -> PolicyAnswer:
     except UpstreamUnavailable as error:
         raise UpstreamFailed("unreachable", str(error)) from error
     except ModelRefused as error:
-        raise Refusal(error.status or 400, orjson.dumps({"error": {"message": str(error)}}), None) from error
+        raise UpstreamRefusal(error.status or 400, orjson.dumps({"error": {"message": str(error)}}), None) from error
     except AgentLoopError as error:
         raise UpstreamFailed("no_answer", str(error)) from error
     if completion.finish_reason == "context":
-        raise Refusal(400, TOO_LONG, None)
+        raise UpstreamRefusal(400, TOO_LONG, None)
     return PolicyAnswer(_answer(completion, policy.name))
 
 
-def _tools(given: Sequence[dict[str, Any]]) -> list[ToolSpec]:
-    functions = [tool["function"] for tool in given if isinstance(tool.get("function"), dict)]
+def _tools(tools: Sequence[dict[str, Any]]) -> list[ToolSpec]:
+    functions = [tool["function"] for tool in tools if isinstance(tool.get("function"), dict)]
     return [
         ToolSpec(name=f["name"], description=f.get("description") or "", parameters=f.get("parameters") or {})
         for f in functions
@@ -90,11 +92,11 @@ def _tools(given: Sequence[dict[str, Any]]) -> list[ToolSpec]:
 
 
 def _answer(completion: Completion, model: str) -> dict[str, Any]:
-    """As vLLM answers one that asks for log-probabilities and token ids."""
-    said = completion.message
-    (message,) = wire([said])
-    if said.reasoning:
-        message["reasoning_content"] = said.reasoning
+    """The answer of vLLM to a request for log-probabilities and token ids."""
+    reply = completion.message
+    (message,) = wire([reply])
+    if reply.reasoning:
+        message["reasoning_content"] = reply.reasoning
     called = bool(message.get("tool_calls")) and completion.finish_reason == "stop"
     choice: dict[str, Any] = {
         "index": 0,
@@ -102,7 +104,7 @@ def _answer(completion: Completion, model: str) -> dict[str, Any]:
         "finish_reason": "tool_calls" if called else completion.finish_reason,
         "logprobs": None,
     }
-    made: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
         "created": int(time.time()),
@@ -110,23 +112,23 @@ def _answer(completion: Completion, model: str) -> dict[str, Any]:
         "choices": [choice],
     }
     if completion.prompt_token_ids:
-        made["prompt_token_ids"] = list(completion.prompt_token_ids)
-    if said.token_ids:
-        choice["token_ids"] = list(said.token_ids)
+        answer["prompt_token_ids"] = list(completion.prompt_token_ids)
+    if reply.token_ids:
+        choice["token_ids"] = list(reply.token_ids)
     if completion.logprobs:
         choice["logprobs"] = {"content": [_logprob(p) for p in completion.logprobs]}
     n_prompt = completion.n_prompt_tokens or len(completion.prompt_token_ids)
-    n_completion = completion.n_completion_tokens or len(said.token_ids)
-    made["usage"] = {
+    n_completion = completion.n_completion_tokens or len(reply.token_ids)
+    answer["usage"] = {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_completion,
         "total_tokens": n_prompt + n_completion,
         "prompt_tokens_details": {"cached_tokens": completion.n_cached_tokens},
         "cost_usd": completion.cost_usd,
     }
-    return made
+    return answer
 
 
 def _logprob(value: float) -> dict[str, Any]:
-    """The token's text nobody knows here; its id is beside it."""
+    """One token's entry. A policy knows the token's id, not its text, so the text is empty."""
     return {"token": "", "logprob": value, "bytes": None, "top_logprobs": []}

@@ -1,4 +1,4 @@
-"""What a call costs: the prices of `agentloop/costs/totals.py`, asked with the usage that an upstream told."""
+"""The cost of a call: the prices of `agentloop/costs/totals.py` for the usage that an upstream reports."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from agentloop.costs import totals as costs
 from agentloop.types import Completion, Message
 
 Price = Callable[[str, Mapping[str, Any]], float | None]
-"""USD of a model's `usage` (chat completions); None where nobody knows it."""
+"""(model, usage as in chat completions) -> USD, or None if it is unknown."""
 
 
 def unknown(model: str, usage: Mapping[str, Any]) -> float | None:
-    """The price where none is known."""
+    """The price without a price list."""
     return None
 
 
-def told(model: str, usage: Mapping[str, Any]) -> float | None:
-    """What the upstream, which is a policy of this process, says itself."""
+def own_cost(model: str, usage: Mapping[str, Any]) -> float | None:
+    """The cost that a policy of this process reports itself."""
     cost = usage.get("cost_usd")
     return cost if isinstance(cost, float) else None
 
 
 def by_usage(price: costs.Price) -> Price:
-    """`price` for calls of the gateway. A usage that is none costs what nobody knows."""
+    """`price` for calls of the gateway. The cost of a malformed usage is unknown."""
 
     def of(model: str, usage: Mapping[str, Any]) -> float | None:
         details = usage.get("prompt_tokens_details")

@@ -1,7 +1,7 @@
-"""Asking an upstream, over connections that are kept.
+"""Requests to an upstream, over connections that stay open.
 
-aiohttp, because a call with it costs a third of what httpx takes (`benchmarks/client.py` measures both). What is
-tried again is only what never reached the upstream; a 429 or 5xx goes to the client, whose library knows what to do.
+aiohttp, because a call with it costs a third of a call with httpx (`benchmarks/client.py` measures both). Only a
+request that did not reach the upstream is retried; a 429 or 5xx goes to the client, whose library handles it.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from fnmatch import fnmatchcase
 import aiohttp
 import orjson
 
-from agentloop.gateway import hosted, policy_upstream
-from agentloop.gateway.failures import Refusal, UpstreamFailed
+from agentloop.gateway import litellm_upstream, policy_upstream
+from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.routes import Upstream
 from agentloop.policies.openai import proxy_of
 
 CONNECT_S, KEPT_S = 5.0, 3.0
-"""For a connection; how long one that is idle is kept: shorter than servers keep theirs, who else close it under us."""
+"""Timeout of a connect; life of an idle connection: shorter than servers allow, so that we close it, not they."""
 TRIES, BACK_OFF_S = 3, 0.2
 MAX_ANSWER = 64 << 20
-"""Bytes of an answer, streamed or not, and of the words of a refusal."""
+"""Maximum bytes of an answer, streamed or not, and of an error's body."""
 ASKED_S = 30.0
-"""How long an upstream that does not say which server it is is not asked again."""
+"""How long we wait before we ask an upstream without a list of models again."""
 
 
-class Answer:
-    """What an upstream says, as it comes."""
+class HttpAnswer:
+    """An upstream's answer over HTTP, read as it arrives."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
 
     async def whole(self) -> bytes:
-        """All of it."""
+        """The whole answer."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """As they arrive. Raises UpstreamFailed, for an answer that is too long, too."""
+        """The pieces as they arrive. Raises UpstreamFailed, also for an answer that is too large."""
         n = 0
-        with _explained():
+        with _boundary():
             async for piece in self._response.content.iter_any():
                 if (n := n + len(piece)) > MAX_ANSWER:
                     raise UpstreamFailed("too_large", f"sent an answer of more than {MAX_ANSWER >> 20} MiB")
                 yield piece
 
 
-Said = Answer | hosted.HostedAnswer | policy_upstream.PolicyAnswer
+UpstreamAnswer = HttpAnswer | litellm_upstream.LitellmAnswer | policy_upstream.PolicyAnswer
 
 
 class Upstreams:
@@ -60,14 +60,16 @@ class Upstreams:
         self._session: aiohttp.ClientSession | None = None
         self._proxies: dict[str, str | None] = {}
         self._kinds: dict[str, tuple[bool, float]] = {}
-        """Upstream -> whether it gives tokens, and until when that is believed."""
+        """Upstream -> whether it returns exact tokens, and until when that answer is valid."""
 
     @asynccontextmanager
-    async def ask(self, upstream: Upstream, path: str, body: bytes, headers: dict[str, str]) -> AsyncIterator[Said]:
-        """Post `body`. Raises Refusal for an error that the upstream answers, and UpstreamFailed."""
+    async def ask(
+        self, upstream: Upstream, path: str, body: bytes, headers: dict[str, str]
+    ) -> AsyncIterator[UpstreamAnswer]:
+        """Post `body`. Raises UpstreamRefusal for an error answer of the upstream, and UpstreamFailed."""
         if upstream.via == "litellm":
-            async with aclosing(await hosted.ask(upstream, body)) as given:
-                yield given
+            async with aclosing(await litellm_upstream.ask(upstream, body)) as answer:
+                yield answer
             return
         if upstream.via == "policy":
             yield await policy_upstream.ask(upstream, body)
@@ -75,14 +77,17 @@ class Upstreams:
         response = await self._post(upstream, path, body, headers)
         try:
             if response.status >= 300:
-                said = await Answer(response).whole()
-                raise Refusal(response.status, said, response.headers.get("Retry-After"))
-            yield Answer(response)
+                data = await HttpAnswer(response).whole()
+                raise UpstreamRefusal(response.status, data, response.headers.get("Retry-After"))
+            yield HttpAnswer(response)
         finally:
-            response.close() if not response.content.is_eof() else response.release()
+            if response.content.is_eof():
+                response.release()
+            else:
+                response.close()
 
     async def gives_tokens(self, upstream: Upstream) -> bool:
-        """Whether it gives exact tokens; asked once, of its list of models, where nobody said."""
+        """Whether it returns exact tokens. If the settings do not say, its list of models does; that is read once."""
         if upstream.gives_tokens is not None or upstream.via != "http":
             return bool(upstream.gives_tokens)
         gives, until = self._kinds.get(upstream.name, (False, 0.0))
@@ -91,25 +96,25 @@ class Upstreams:
                 gives = b'"owned_by":"vllm"' in (await self._models(upstream)).replace(b" ", b"")
                 until = math.inf
             except UpstreamFailed as failed:
-                if failed.kind != "no_list":  # it may be starting; the call itself will say what is wrong
+                if failed.kind != "no_list":  # it may be starting; the call itself will report the error
                     return False
                 gives, until = False, time.monotonic() + ASKED_S
             self._kinds[upstream.name] = (gives, until)
         return gives
 
     async def models(self, upstream: Upstream) -> list[str]:
-        """Names of the models that it says it has and answers for; none when it does not say."""
+        """The models that it lists and that match its patterns; empty if it lists none."""
         if upstream.via != "http":
             return []
         try:
-            found = orjson.loads(await self._models(upstream)).get("data") or []
-            names = [each["id"] for each in found]
+            entries = orjson.loads(await self._models(upstream)).get("data") or []
+            names = [each["id"] for each in entries]
         except (UpstreamFailed, ValueError, AttributeError, KeyError, TypeError):
             return []
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in upstream.models)]
 
     async def problem(self, upstream: Upstream) -> str | None:
-        """Why it cannot be asked now; None where it can, or only a call would tell."""
+        """Why it is not available now; None if it is, or if only a call can show it."""
         try:
             if upstream.via == "http":
                 await self._models(upstream)
@@ -119,18 +124,18 @@ class Upstreams:
 
     async def _models(self, upstream: Upstream) -> bytes:
         timeout = aiohttp.ClientTimeout(total=CONNECT_S)
-        with _explained():
+        with _boundary():
             async with self._open().get(
                 f"{upstream.base_url}/models",
                 headers=_headers(upstream, {}),
                 timeout=timeout,
                 allow_redirects=False,
                 proxy=self._proxy(upstream),
-            ) as found:
-                if found.status != 200:
-                    kind = "no_list" if found.status < 500 else "unreachable"
-                    raise UpstreamFailed(kind, f"answered {found.status} for its models")
-                return await found.read()
+            ) as response:
+                if response.status != 200:
+                    kind = "no_list" if response.status < 500 else "unreachable"
+                    raise UpstreamFailed(kind, f"answered {response.status} to a request for its models")
+                return await response.read()
 
     async def close(self) -> None:
         """End the connections."""
@@ -144,7 +149,7 @@ class Upstreams:
         timeout = aiohttp.ClientTimeout(total=upstream.timeout_s, sock_connect=CONNECT_S, sock_read=upstream.silent_s)
         for attempt in range(TRIES):
             try:
-                with _explained():
+                with _boundary():
                     return await session.post(
                         f"{upstream.base_url}{path}",
                         data=body,
@@ -154,8 +159,8 @@ class Upstreams:
                         proxy=self._proxy(upstream),
                     )
             except UpstreamFailed as failed:
-                # Closed before a byte of an answer, as a kept connection is that the upstream closed meanwhile. If it
-                # was asked after all, a model that is asked twice costs tokens and nothing else.
+                # Closed before the first byte of an answer: usually an idle connection that the upstream closed. If
+                # the request did arrive, sending it twice costs tokens and has no other effect.
                 was_closed = attempt == 0 and isinstance(failed.__cause__, aiohttp.ServerDisconnectedError)
                 if attempt + 1 == TRIES or not (was_closed or failed.kind == "unreachable"):
                     raise
@@ -175,16 +180,16 @@ class Upstreams:
 
 
 def _headers(upstream: Upstream, passed_on: dict[str, str]) -> dict[str, str]:
-    made = {"content-type": "application/json", **passed_on}
+    headers = {"content-type": "application/json", **passed_on}
     if upstream.api_key:
-        made["authorization"] = f"Bearer {upstream.api_key}"
+        headers["authorization"] = f"Bearer {upstream.api_key}"
         if "messages" in upstream.dialects:
-            made["x-api-key"] = upstream.api_key
-            made.setdefault("anthropic-version", "2023-06-01")
-    return made
+            headers["x-api-key"] = upstream.api_key
+            headers.setdefault("anthropic-version", "2023-06-01")
+    return headers
 
 
-class _explained:
+class _boundary:
     def __enter__(self) -> None:
         return None
 
@@ -192,6 +197,6 @@ class _explained:
         if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
             raise UpstreamFailed("unreachable", f"cannot be reached ({error})") from error
         if isinstance(error, TimeoutError):
-            raise UpstreamFailed("silent", "said nothing for too long, or took too long", 504) from error
+            raise UpstreamFailed("silent", "sent nothing for too long, or took too long", 504) from error
         if isinstance(error, aiohttp.ClientError | OSError):
             raise UpstreamFailed("broken_off", f"broke off ({type(error).__name__}: {error})") from error

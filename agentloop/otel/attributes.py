@@ -1,8 +1,8 @@
-"""What libraries call the attributes of their spans, and what of these a row of the store has columns for.
+"""The attribute names that libraries use in their spans, and which of them a row of the store has columns for.
 
 Sources: the GenAI conventions of OpenTelemetry up to 1.27 (`gen_ai.prompt.N`), of 1.28 to 1.36 (message events)
 and from 1.37 on (`gen_ai.input.messages`), OpenInference, OpenLLMetry (`traceloop.*`) and the AI SDK of Vercel
-(`ai.*`). A name that none of them has is kept, and says nothing. Those of our own are `agentloop.*`.
+(`ai.*`). An unknown attribute is stored without an interpretation. Our own attributes are `agentloop.*`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPERATIONS = {
     "ai.generateText": "agent",
     "ai.streamText": "agent",
 }
-"""What libraries call an operation -> the kind of the span."""
+"""A library's name for an operation -> the kind of the span."""
 KINDS = (
     "gen_ai.operation.name",
     "openinference.span.kind",
@@ -42,7 +42,7 @@ KINDS = (
     "mcp.method.name",
 )
 DECISIVE = {"gen_ai.operation.name", "llm.request.type", "ai.operationId"}
-"""Of these, the ones that name every operation: one that is not above is neither of the three."""
+"""The keys that name every operation: with an operation that is not in OPERATIONS, the kind is `other`."""
 SESSIONS = (
     "gen_ai.conversation.id",
     "session.id",
@@ -77,13 +77,13 @@ EPISODE, TASK, VERSION, REWARD = (
     "agentloop.policy.version",
     "agentloop.reward",
 )
-"""What a run belongs to and what it was worth; of a span, or of its resource for all of a process."""
+"""The links and the reward of a run, as attributes of a span, or of its resource for a whole process."""
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 
 
 class Links(NamedTuple):
-    """What a span belongs to; None for what it does not say."""
+    """The session, episode, task and version of a span, and its reward; None for a missing attribute."""
 
     session: str | None
     episode_id: str | None
@@ -96,9 +96,9 @@ NO_LINKS = Links(None, None, None, None, None)
 
 
 def links_of(attributes: dict[str, Any], outer: Links = NO_LINKS) -> Links:
-    """outer: what its resource says, which counts where the span itself says nothing.
+    """The links of a span. outer: those of its resource, for attributes that the span itself lacks.
 
-    A version that is no whole number and a reward that is none in [0, 1] are not said.
+    A version that is not a whole number, and a reward outside [0, 1], count as missing.
     """
     get = attributes.get
     return Links(
@@ -130,17 +130,17 @@ def kind_of(attributes: dict[str, Any]) -> str:
 
 
 def agent_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
-    """The agent that a span was said in; name: the span's, which is what OpenInference calls an agent."""
+    """The agent that a span belongs to. name: the span's name, which in OpenInference is the agent's."""
     get = attributes.get
-    found = text_of(get, AGENTS)
-    if found or kind != "agent":
-        return found
-    found = text_of(get, ("traceloop.entity.name",))
-    return found or (name if get("openinference.span.kind") == "AGENT" else None)
+    agent = text_of(get, AGENTS)
+    if agent or kind != "agent":
+        return agent
+    agent = text_of(get, ("traceloop.entity.name",))
+    return agent or (name if get("openinference.span.kind") == "AGENT" else None)
 
 
 def tool_name_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
-    """The tool that a span is about; name: the span's, where nothing else names the tool."""
+    """The tool of a span. name: the span's name, used if no attribute names the tool."""
     get = attributes.get
     return text_of(get, TOOLS) or (text_of(get, ("traceloop.entity.name",)) or name if kind == "tool" else None)
 
@@ -179,7 +179,7 @@ def _number(value: Any) -> float | None:
 
 
 def _version(value: Any) -> int | None:
-    """Also of text, which is all that OTEL_RESOURCE_ATTRIBUTES can say."""
+    """A version from a number or from text, since OTEL_RESOURCE_ATTRIBUTES can only hold text."""
     if type(value) is str and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     return value if type(value) is int and 0 <= value <= LARGEST_VERSION else None

@@ -1,8 +1,8 @@
-"""What a span says, split into a small head and bodies that repeat from span to span, and put together again.
+"""A span's attributes, split into a small head and bodies that repeat from span to span, and joined again.
 
-A head is JSON in which {"$": n} stands for the n-th body. Other keys that begin with `$` hold what JSON has no
-word for: {"$bytes": base64}, {"$float": "nan"}, {"$map": an object that itself has such keys}, {"$json": [style,
-value]} for text that was JSON written in that style, and {"$cat": [...]} for text with bodies in between.
+A head is JSON in which {"$": n} stands for the n-th body. Other keys that begin with `$` encode values that JSON
+lacks: {"$bytes": base64}, {"$float": "nan"}, {"$map": an object that itself has such keys}, {"$json": [style,
+value]} for JSON text in that style, and {"$cat": [...]} for text with bodies in between.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FLAT = (
     "llm.tools.",
     "llm.request.functions.",
 )
-"""Beginnings of attributes that spread one message over many: those with one number are one body."""
+"""Prefixes of attributes that spread a message over several keys: all keys with the same number are one body."""
 MESSAGE_EVENTS = {
     "gen_ai.system.message": "system",
     "gen_ai.user.message": "user",
@@ -67,14 +67,14 @@ MESSAGE_EVENTS = {
     "gen_ai.tool.message": "tool",
     "gen_ai.choice": "assistant",
 }
-"""Name of an event that is a message -> who says it."""
+"""Name of an event that is a message -> the role of the message."""
 LONG = 2048
-"""Characters above which any other text is a body too."""
+"""A text of any other attribute is a body from this length on, in characters."""
 MANY, SMALL = 1000, 24
-"""Messages above which they are not split when they have fewer characters on average: that would cost more time
-than a hostile request should get for its bytes."""
+"""More than MANY messages with fewer than SMALL characters on average stay one body: to split them would cost more
+time than a hostile request of that size should get."""
 MAX_DEPTH = 64
-"""Levels of objects and lists in one value; protobuf reads 47 at most."""
+"""Maximum levels of objects and lists in one value; protobuf reads 47 at most."""
 
 STYLES: dict[str, Callable[[Any], str]] = {
     "compact": lambda value: orjson.dumps(value).decode(),
@@ -82,7 +82,7 @@ STYLES: dict[str, Callable[[Any], str]] = {
     "unicode": partial(json.dumps, ensure_ascii=False),
     "ascii": partial(json.dumps, separators=(",", ":")),
 }
-"""How people write JSON: JavaScript and Rust, Python, and Python told otherwise."""
+"""The styles of JSON in the wild: JavaScript and Rust, Python's default, and two of Python's options."""
 _SIMPLE = {str, int, bool}
 _FLAT_KEY = re.compile(r"(.+?)\.([0-9]+)\.(.+)", re.ASCII | re.DOTALL)
 _GAP = re.compile(r"\s*,?\s*", re.ASCII)
@@ -90,55 +90,55 @@ _decoder = json.JSONDecoder()
 
 
 def split(attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
-    """`attributes`, and `flat` where there is any, as a head holds them; adds to `bodies`."""
-    made: dict[str, Any] = {}
+    """`attributes` as a head stores them, and `flat` if there are any of FLAT; appends to `bodies`."""
+    plain: dict[str, Any] = {}
     flat: dict[str, dict[str, dict[str, Any]]] = {}
     for key, value in attributes.items():
         kind = type(value)
         if key in LISTS:
-            made[key] = _messages(value, bodies)
+            plain[key] = _messages(value, bodies)
         elif key in WHOLE or (kind is str and len(value) > LONG and not key.startswith(FLAT)):
-            made[key] = body_of(value, bodies)
+            plain[key] = body_of(value, bodies)
         elif key.startswith(FLAT) and (match := _FLAT_KEY.fullmatch(key)):
             prefix, n, rest = match.groups()
             flat.setdefault(prefix, {}).setdefault(n, {})[rest] = escaped(value)
         elif kind in _SIMPLE:
-            made[key] = value
+            plain[key] = value
         else:
-            made[key] = escaped(value)
+            plain[key] = escaped(value)
     if not flat:
-        return {"attributes": made}
+        return {"attributes": plain}
     numbers = {prefix: {n: _add(rest, bodies) for n, rest in parts.items()} for prefix, parts in flat.items()}
-    return {"attributes": made, "flat": numbers}
+    return {"attributes": plain, "flat": numbers}
 
 
 def split_event(name: str, attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
-    """The same for the attributes of an event, which are one `body` when the event is a message."""
+    """As `split`, for the attributes of an event; those of a message are one `body`."""
     return {"body": body_of(attributes, bodies)} if name in MESSAGE_EVENTS else split(attributes, bodies)
 
 
 def joined(head: dict[str, Any], bodies: tuple[bytes, ...] = (), *, read: bool = False) -> dict[str, Any]:
-    """The attributes that `split` or `split_event` took apart; takes their parts out of `head`.
+    """The inverse of `split` and `split_event`; removes their parts from `head`.
 
-    read: text that was JSON with messages is given as what it says, which is cheaper than to write it down again.
+    read: return JSON text of messages as the parsed value, which is cheaper than to serialise it again.
     """
-    made = {
+    attributes = {
         key: unescaped(value["$json"][1], bodies, literal=True)
         if read and type(value) is dict and "$json" in value
         else unescaped(value, bodies)
         for key, value in head.pop("attributes", {}).items()
     }
     if "body" in head:
-        made = unescaped(head.pop("body"), bodies)
+        attributes = unescaped(head.pop("body"), bodies)
     for prefix, parts in head.pop("flat", {}).items():
         for n, number in parts.items():
             for rest, value in orjson.loads(bodies[number]).items():
-                made[f"{prefix}.{n}.{rest}"] = unescaped(value)
-    return made
+                attributes[f"{prefix}.{n}.{rest}"] = unescaped(value)
+    return attributes
 
 
 def escaped(value: Any, depth: int = 0) -> Any:
-    """A value as a head or a body holds it. Raises ValueError for one that is nested too deeply."""
+    """A value as a head or a body stores it. Raises ValueError for one that is nested too deeply."""
     kind = type(value)
     if value is None or kind in _SIMPLE:
         return value
@@ -147,15 +147,15 @@ def escaped(value: Any, depth: int = 0) -> Any:
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if depth >= MAX_DEPTH:
-        raise ValueError(f"a value of more than {MAX_DEPTH} levels")
+        raise ValueError(f"a value nests deeper than {MAX_DEPTH} levels")
     if kind is list:
         return value if set(map(type, value)) <= _SIMPLE else [escaped(item, depth + 1) for item in value]
-    made = {key: escaped(item, depth + 1) for key, item in value.items()}
-    return {"$map": made} if any(key[:1] == "$" for key in made) else made
+    table = {key: escaped(item, depth + 1) for key, item in value.items()}
+    return {"$map": table} if any(key[:1] == "$" for key in table) else table
 
 
 def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = False) -> Any:
-    """The value that `escaped` was given. literal: bodies hold JSON as somebody wrote it, with nothing escaped."""
+    """The inverse of `escaped`. literal: the bodies are the sender's own JSON, without escapes."""
     if type(value) is list:
         if set(map(type, value)) <= _SIMPLE:
             return value
@@ -181,7 +181,7 @@ def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = Fal
 
 
 def dumped(value: Any) -> bytes:
-    """JSON of `value`, in no more room than it needs: a result of orjson itself holds 4 KiB or more while it lives."""
+    """JSON of `value` in a buffer of its exact size: a result of orjson itself occupies 4 KiB or more."""
     return b"".join((orjson.dumps(value), b""))  # a copy
 
 
@@ -191,7 +191,7 @@ def _add(value: Any, bodies: list[bytes]) -> int:
 
 
 def body_of(value: Any, bodies: list[bytes]) -> dict[str, int]:
-    """Adds `value` to `bodies`; what stands for it in a head."""
+    """Append `value` to `bodies`; returns its reference for a head."""
     return {"$": _add(escaped(value), bodies)}
 
 
@@ -201,26 +201,26 @@ def _messages(value: Any, bodies: list[bytes]) -> Any:
     if type(value) is not str or value[:1] not in ("[", "{"):
         return body_of(value, bodies)
     try:
-        found = orjson.loads(value)
-        messages = found if type(found) is list else found.get("messages")
+        document = orjson.loads(value)
+        messages = document if type(document) is list else document.get("messages")
         if type(messages) is not list or not messages or {*map(type, messages)} != {dict}:
             return body_of(value, bodies)
         if len(messages) > MANY and len(value) < SMALL * len(messages):
             return body_of(value, bodies)
-        style = next((name for name, written in STYLES.items() if written(found) == value), None)
+        style = next((name for name, written in STYLES.items() if written(document) == value), None)
         if style:
             numbers = [{"$": _add(message, bodies)} for message in messages]
-            if messages is found:
+            if messages is document:
                 return {"$json": [style, numbers]}
-            rest = {key: numbers if key == "messages" else escaped(item) for key, item in found.items()}
+            rest = {key: numbers if key == "messages" else escaped(item) for key, item in document.items()}
             return {"$json": [style, rest]}
-        return _cut(value, bodies) if messages is found else body_of(value, bodies)
-    except (ValueError, TypeError, RecursionError):  # no JSON, or such that no writer of ours would bring it back
+        return _cut(value, bodies) if messages is document else body_of(value, bodies)
+    except (ValueError, TypeError, RecursionError):  # not JSON, or not JSON that we could write again unchanged
         return body_of(value, bodies)
 
 
 def _cut(text: str, bodies: list[bytes]) -> Any:
-    """JSON text of a list in somebody's own style, cut at the items."""
+    """JSON text of a list in an unknown style, cut at the items."""
     parts: list[Any] = []
     items: list[bytes] = []
     at = start = 1

@@ -1,4 +1,4 @@
-"""Spans of agents as rows of the store, and what a row was made of. Which words say what: `attributes.py`."""
+"""Spans of agents as rows of the store, and the fields of a span from its row. Attribute names: `attributes.py`."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from agentloop.types import Span
 OK, ERROR = 1, 2
 """Codes of a span's status; 0 is unset."""
 MAX_ERROR, MAX_EVENTS = 2000, 50
-"""Characters of why a span failed, and events in which that is looked for; the head has all of it."""
+"""Maximum length of a span's error in a row, and events that are searched for it; the head has all of it."""
 _ID = re.compile(r'\{\s*"id"\s*:\s*"([^"\\]+)"')
 EVENT = "event"
-"""Kind of a row that is no span, but a log record said within one."""
+"""Kind of a row that is a log record of a span, not a span."""
 
 
 class Where(NamedTuple):
-    """What all spans of one scope share: a resource and a scope as JSON, and what the resource says of links."""
+    """The part that all spans of one scope share: resource and scope as JSON, and the links of the resource."""
 
     resource: orjson.Fragment
     scope: orjson.Fragment
     links: Links
 
 
-class Said(NamedTuple):
-    """One span as OTLP has it, its values those of Python; ids are hex, times nanoseconds since 1970."""
+class SpanFields(NamedTuple):
+    """The fields of an OTLP span as Python values; ids are hex, times nanoseconds since 1970."""
 
     trace_id: str
     span_id: str
@@ -55,33 +55,33 @@ class Said(NamedTuple):
     end_ns: int
     attributes: dict[str, Any]
     events: list[dict[str, Any]]
-    """{"name", "time_unix_nano", "attributes"} and what else there is."""
+    """{"name", "time_unix_nano", "attributes"} and optional fields."""
     links: list[dict[str, Any]]
     code: int
     """The status: unset, OK or ERROR."""
     message: str
-    """The status in words."""
+    """The status message."""
     more: dict[str, Any]
     """Further fields that are not their default."""
 
 
-def span_of(said: Said, where: Where) -> Span:
-    """The row of a span. A time that runs backwards is clamped, and kept in the head as it was said.
+def span_of(fields: SpanFields, where: Where) -> Span:
+    """The row of a span. An end before the start is clamped; the head stores the original value.
 
-    Raises ValueError for values that no store would hold.
+    Raises ValueError for values that no store can hold.
     """
-    start, end, attributes = said.start_ns, said.end_ns, said.attributes
+    start, end, attributes = fields.start_ns, fields.end_ns, fields.attributes
     if start > MAX_INT or end > MAX_INT:
         raise ValueError("a time after the year 2262")
     bodies: list[bytes] = []
     head = split(attributes, bodies)
-    if said.events:
-        head["events"] = [_event(event, bodies) for event in said.events]
-    if said.links:
-        head["links"] = [{**link, **split(link["attributes"], bodies)} for link in said.links]
-    if said.code or said.message:
-        head["status"] = {"code": said.code, "message": said.message}
-    head.update(said.more)
+    if fields.events:
+        head["events"] = [_event(event, bodies) for event in fields.events]
+    if fields.links:
+        head["links"] = [{**link, **split(link["attributes"], bodies)} for link in fields.links]
+    if fields.code or fields.message:
+        head["status"] = {"code": fields.code, "message": fields.message}
+    head.update(fields.more)
     if end < start:
         head["end_time_unix_nano"], end = end, start
     head["resource"], head["scope"] = where.resource, where.scope
@@ -89,18 +89,18 @@ def span_of(said: Said, where: Where) -> Span:
     kind = kind_of(attributes)
     links = links_of(attributes, where.links)
     return Span(
-        said.trace_id,
-        said.span_id,
-        said.parent_id,
-        said.name,
+        fields.trace_id,
+        fields.span_id,
+        fields.parent_id,
+        fields.name,
         kind,
         start,
         end,
-        _error(said),
+        _error(fields),
         links.session,
-        agent_of(attributes, kind, said.name),
+        agent_of(attributes, kind, fields.name),
         text_of(get, MODELS),
-        tool_name_of(attributes, kind, said.name),
+        tool_name_of(attributes, kind, fields.name),
         count_of(get, PROMPT_TOKENS),
         count_of(get, COMPLETION_TOKENS),
         cost_of(get),
@@ -112,67 +112,80 @@ def span_of(said: Said, where: Where) -> Span:
 
 
 def _response_id(get: Callable[[str], Any]) -> str | None:
-    """Of an answer as the model's service gave it, which is all that OpenInference has of it, too."""
-    said = text_of(get, RESPONSE_IDS)
-    if said is None and get("output.mime_type") == "application/json":
+    """The id of a model's answer. OpenInference has it only inside the service's JSON, in `output.value`."""
+    response_id = text_of(get, RESPONSE_IDS)
+    if response_id is None and get("output.mime_type") == "application/json":
         answer = get("output.value")
-        if type(answer) is str and '"usage"' in answer and (found := _ID.match(answer)):
-            return found[1]
-    return said
+        if type(answer) is str and '"usage"' in answer and (match := _ID.match(answer)):
+            return match[1]
+    return response_id
 
 
 def where_of(resource: dict[str, Any], scope: dict[str, Any]) -> Where:
-    """{"attributes", and what else there is} of each; what is empty or 0 is left out."""
-    made = [orjson.Fragment(_dumps(_shared(item))) for item in (resource, scope)]
-    return Where(made[0], made[1], links_of(resource["attributes"]))
+    """The shared part for a resource and a scope, each with "attributes" and other fields; drops empty ones."""
+    fragments = [orjson.Fragment(_dumps(_shared(item))) for item in (resource, scope)]
+    return Where(fragments[0], fragments[1], links_of(resource["attributes"]))
 
 
-def event_of(said: Said, where: Where, nth: int = 0) -> Span:
-    """The row of a log record that was said within a span, its parent; its id is made of what it says.
+def event_of(fields: SpanFields, where: Where, nth: int = 0) -> Span:
+    """The row of a log record within a span, its parent. A hash of its content is its id.
 
-    said.more: {"body", "event_name"...}; nth: how many equal ones came before it in one request.
+    fields.more: {"body", "event_name"...}. nth: the number of equal records before it in the request.
     """
-    log = dict(said.more)
-    if said.start_ns > MAX_INT:
+    log = dict(fields.more)
+    if fields.start_ns > MAX_INT:
         raise ValueError("a time after the year 2262")
     bodies: list[bytes] = []
-    head = split(said.attributes, bodies)
+    head = split(fields.attributes, bodies)
     body = log.pop("body", None)
     head["log"] = {key: escaped(value) for key, value in log.items()}
     if body is not None:
         head["log"].update(
-            split_event(said.name, body, bodies) if type(body) is dict else {"text": body_of(body, bodies)}
+            split_event(fields.name, body, bodies) if type(body) is dict else {"text": body_of(body, bodies)}
         )
     head["resource"], head["scope"] = where.resource, where.scope
     data = _dumps(head)
-    seed = repr((said.trace_id, said.parent_id, said.name, said.start_ns, nth)).encode()
+    seed = repr((fields.trace_id, fields.parent_id, fields.name, fields.start_ns, nth)).encode()
     span_id = hashlib.sha256(b"\0".join((seed, data, *bodies))).hexdigest()[:16]
-    attributes = said.attributes
+    attributes = fields.attributes
     links = links_of(attributes, where.links)
     names = (agent_of(attributes, EVENT, ""), text_of(attributes.get, MODELS), tool_name_of(attributes, EVENT, ""))
-    times = (said.start_ns, said.start_ns)
-    row = (said.trace_id, span_id, said.parent_id, said.name, EVENT, *times, None, links.session, *names, 0, 0, None)
+    times = (fields.start_ns, fields.start_ns)
+    row = (
+        fields.trace_id,
+        span_id,
+        fields.parent_id,
+        fields.name,
+        EVENT,
+        *times,
+        None,
+        links.session,
+        *names,
+        0,
+        0,
+        None,
+    )
     return Span(*row, data, tuple(bodies), *links[1:])
 
 
 def restored(span: Span, *, read: bool = False) -> dict[str, Any]:
-    """What was said: `attributes`, `events`, `links`, `resource`, `scope`, `status` and further fields, without loss.
+    """The original `attributes`, `events`, `links`, `resource`, `scope`, `status` and other fields, without loss.
 
-    A log record has `log` with its `body`. read: with JSON text of messages as what it says.
+    A log record has `log` with its `body`. read: see `contents.joined`.
     """
     head: dict[str, Any] = orjson.loads(span.head)
-    made: dict[str, Any] = {"attributes": joined(head, span.bodies, read=read)}
+    fields: dict[str, Any] = {"attributes": joined(head, span.bodies, read=read)}
     for key in ("events", "links"):
-        made[key] = [{"attributes": joined(item, span.bodies, read=read), **item} for item in head.pop(key, [])]
+        fields[key] = [{"attributes": joined(item, span.bodies, read=read), **item} for item in head.pop(key, [])]
     for key in ("resource", "scope"):
         item = head.pop(key)
-        made[key] = {"attributes": joined(item), **item}
+        fields[key] = {"attributes": joined(item), **item}
     if "log" in head:
         log = head.pop("log")
         text = unescaped(log.pop("text", None), span.bodies)
         body = joined(log, span.bodies) if "attributes" in log or "body" in log else text
-        made["log"] = {**unescaped(log), "body": body}
-    return {**made, **head}
+        fields["log"] = {**unescaped(log), "body": body}
+    return {**fields, **head}
 
 
 def _shared(item: dict[str, Any]) -> dict[str, Any]:
@@ -186,25 +199,25 @@ def _event(event: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
     return rest
 
 
-def _error(said: Said) -> str | None:
-    if said.code == OK:
+def _error(fields: SpanFields) -> str | None:
+    if fields.code == OK:
         return None
-    kind = said.attributes.get("error.type")
+    kind = fields.attributes.get("error.type")
     words = [str(kind)] if kind else []
-    for event in said.events[:MAX_EVENTS]:
+    for event in fields.events[:MAX_EVENTS]:
         if event["name"] in ("exception", "gen_ai.execute_tool.exception"):
-            found = event["attributes"]
-            parts = [str(found[key]) for key in ("exception.type", "exception.message") if found.get(key)]
+            attributes = event["attributes"]
+            parts = [str(attributes[key]) for key in ("exception.type", "exception.message") if attributes.get(key)]
             words.append(": ".join(parts))
-    if said.code != ERROR and not words:
+    if fields.code != ERROR and not words:
         return None
-    words = [word for word in dict.fromkeys([*words, said.message]) if word]
-    told = ": ".join(w for w in words if not any(w in other and w != other for other in words)) or "error"
-    return told if len(told) <= MAX_ERROR else f"{told[:MAX_ERROR]}…"
+    words = [word for word in dict.fromkeys([*words, fields.message]) if word]
+    summary = ": ".join(w for w in words if not any(w in other and w != other for other in words)) or "error"
+    return summary if len(summary) <= MAX_ERROR else f"{summary[:MAX_ERROR]}…"
 
 
 def _dumps(head: dict[str, Any]) -> bytes:
     try:
         return dumped(head)
-    except TypeError as error:  # text that is none, or a number of more than 64 bits
-        raise ValueError(f"a value that is no JSON: {error}") from None
+    except TypeError as error:  # invalid text, or a number of more than 64 bits
+        raise ValueError(f"a value cannot be written as JSON: {error}") from None

@@ -1,6 +1,6 @@
-"""Messages and tool calls out of values that somebody wrote, in whichever shape: parts, texts, JSON of these.
+"""Messages and tool calls from values of any known shape: parts, texts, and JSON of these.
 
-Never raises for what it does not understand: that stays in the span it stood in.
+Never raises for an unknown shape: the value stays in its span, and no message is built from it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ REASONING = {"reasoning", "thinking"}
 
 
 def messages_of(value: Any, role: str) -> list[Message]:
-    """Messages in a value or in its JSON text. role: of those that name none."""
+    """Messages in a value or in its JSON text. role: for messages without one."""
     if isinstance(value, str):
-        found = parsed(value)
-        value = [value] if found is None else found
+        document = parsed(value)
+        value = [value] if document is None else document
     if isinstance(value, dict):
         value = value["messages"] if isinstance(value.get("messages"), list) else [value]
     if not isinstance(value, list):
         return []
-    made: list[Message] = []
+    messages: list[Message] = []
     for item in value:
         if isinstance(item, str):
-            made.append(Message(role=role, content=item))
+            messages.append(Message(role=role, content=item))
         elif isinstance(item, dict):
-            made += message_of(item, role)
-    return made
+            messages += message_of(item, role)
+    return messages
 
 
 def message_of(item: dict[str, Any], default: str) -> list[Message]:
@@ -52,7 +52,7 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
         if not isinstance(part, dict):
             continue
         if isinstance(part.get("message_content"), dict):
-            part = {**part, **part["message_content"]}  # OpenInference has a call beside it
+            part = {**part, **part["message_content"]}  # OpenInference puts a call beside this field
         kind = str(part.get("type"))
         if kind in CALLS:
             calls.append(_call(part, len(calls)))
@@ -69,9 +69,9 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
     listed = item.get("tool_calls")
     listed = parsed(listed) if isinstance(listed, str) else listed
     listed = listed if isinstance(listed, list) else []
-    told = {call.id for call in calls}  # some say a call among the parts and here, too
+    call_ids = {call.id for call in calls}  # some libraries write a call both in the parts and here
     more = [_call(call, len(calls) + n) for n, call in enumerate(listed) if isinstance(call, dict)]
-    calls += [call for call in more if call.id not in told]
+    calls += [call for call in more if call.id not in call_ids]
     if isinstance(item.get("function_call"), dict):
         calls.append(_call(item["function_call"], len(calls)))
     content = "".join(texts)
@@ -81,21 +81,23 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
         return [message.model_copy(update={"name": message.name or name}) for message in results]
     ids = item.get("token_ids")
     token_ids = tuple(ids) if isinstance(ids, list) and {*map(type, ids)} <= {int} else ()
-    made = Message(
+    message = Message(
         role=role, content=content, reasoning="".join(thoughts), tool_calls=tuple(calls), name=name, token_ids=token_ids
     )
-    return [*results, made]
+    return [*results, message]
 
 
 def _parts(item: dict[str, Any]) -> list[Any]:
     held = first_of(item.get, "parts", "content", "contents")
     if isinstance(held, str) and held.startswith("[{"):
-        found = parsed(held)
-        if isinstance(found, list) and all(isinstance(part, dict) and "type" in part for part in found):
-            return found
+        parts = parsed(held)
+        if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
+            return parts
     if isinstance(held, dict):
         return [held] if "type" in held or "text" in held else [as_text(held)]
-    return held if isinstance(held, list) else [] if held is None else [as_text(held)]
+    if held is None:
+        return []
+    return held if isinstance(held, list) else [as_text(held)]
 
 
 def _call(part: dict[str, Any], n: int) -> ToolCall:
@@ -108,7 +110,7 @@ def _call(part: dict[str, Any], n: int) -> ToolCall:
         try:
             json.loads(held)
         except (ValueError, RecursionError) as problem:
-            error = f"arguments are no JSON: {problem}"
+            error = f"arguments are not JSON: {problem}"
     call_id = _id(part, "id", "toolCallId", "call_id") or f"call_{n}"
     return ToolCall(
         id=call_id, name=str(first_of(function.get, "name", "toolName") or ""), arguments=arguments, error=error
@@ -119,7 +121,7 @@ def _content(held: Any) -> str:
     """Text, or the text of parts, or JSON."""
     if isinstance(held, list) and held and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in held):
         return "".join(part["text"] for part in held)
-    if isinstance(held, dict) and held.keys() == {"type", "value"}:  # what the AI SDK wraps a result in
+    if isinstance(held, dict) and held.keys() == {"type", "value"}:  # the AI SDK's wrapper of a result
         held = held["value"]
     return "" if held is None else as_text(held)
 
@@ -134,7 +136,7 @@ def _id(item: dict[str, Any], *keys: str) -> str | None:
 
 
 def parsed(text: Any) -> Any:
-    """An object or a list; None when the text is neither."""
+    """The object or list in a JSON text; None for any other text."""
     if not isinstance(text, str) or text[:1] not in ("[", "{"):
         return None
     try:

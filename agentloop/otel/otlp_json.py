@@ -1,7 +1,7 @@
 """OTLP as JSON: the protobuf messages with camelCase keys, ids in hex, 64-bit numbers as text.
 
-Read more widely than it is written down: ids in base64, keys in snake_case, numbers as numbers, enums by name.
-A field that nobody knows is skipped, as the protocol demands.
+The reader accepts more than the standard: ids in base64, keys in snake_case, numbers as numbers, enums by name.
+It skips unknown fields, as the protocol requires.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import orjson
 
 from agentloop.errors import FormatError
 from agentloop.otel.contents import MAX_DEPTH
-from agentloop.otel.genai import Said, Where, where_of
+from agentloop.otel.genai import SpanFields, Where, where_of
 from agentloop.otel.otlp_limits import (
     MAX_ATTRIBUTES,
     MAX_CONTAINERS,
@@ -29,7 +29,7 @@ from agentloop.otel.otlp_limits import (
     dropped,
 )
 
-Found = Iterator[tuple[Said | ValueError, Where]]
+Items = Iterator[tuple[SpanFields | ValueError, Where]]
 STATUS = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
 KIND = {
     f"SPAN_KIND_{name}": number
@@ -44,32 +44,32 @@ SEVERITY = {f"SEVERITY_NUMBER_{LEVELS[0]}": 0} | {
 UINT32, UINT64, INT64 = (0, 2**32 - 1), (0, 2**64 - 1), (-(2**63), 2**63 - 1)
 
 
-def spans(body: bytes, lost: Lost) -> Found:
-    """Each span within limits, or why it is none. Raises FormatError when the body is no OTLP."""
+def spans(body: bytes, lost: Lost) -> Items:
+    """Each span within limits, or the error of an invalid one. Raises FormatError if the body is not OTLP."""
     return _walk(_parse(body, "traces"), "spans", _span, lost)
 
 
-def logs(body: bytes, lost: Lost) -> Found:
-    """Each log record within limits. Raises FormatError when the body is no OTLP."""
+def logs(body: bytes, lost: Lost) -> Items:
+    """Each log record within limits. Raises FormatError if the body is not OTLP."""
     return _walk(_parse(body, "logs"), "logs", _record, lost)
 
 
 def _parse(body: bytes, what: str) -> list[Any]:
     if (n := body.count(b"{") + body.count(b"[")) > MAX_CONTAINERS:
-        raise FormatError(f"no OTLP {what}: {n:,} objects and lists; at most {MAX_CONTAINERS:,}, send smaller batches")
+        raise FormatError(f"not OTLP {what}: {n:,} objects and lists; at most {MAX_CONTAINERS:,}, send smaller batches")
     try:
         request = _loads(body)
     except RecursionError:
-        raise FormatError(f"no OTLP {what}: nested too deeply") from None
+        raise FormatError(f"not OTLP {what}: nested too deeply") from None
     except ValueError as error:
-        raise FormatError(f"no OTLP {what}: no JSON: {error}") from None
+        raise FormatError(f"not OTLP {what}: not JSON: {error}") from None
     name = "resourceSpans" if what == "traces" else "resourceLogs"
     if type(request) is not dict or (request and _get(request, name) is None):
-        raise FormatError(f"no OTLP {what}: an object with {name} was expected")
+        raise FormatError(f"not OTLP {what}: expected an object with {name}")
     try:
         return _list(request, name)
     except ValueError as error:
-        raise FormatError(f"no OTLP {what}: {error}") from None
+        raise FormatError(f"not OTLP {what}: {error}") from None
 
 
 def _loads(body: bytes) -> Any:
@@ -78,30 +78,30 @@ def _loads(body: bytes) -> Any:
     except orjson.JSONDecodeError:
         if b"\\ud" not in body and b"\\uD" not in body:
             raise
-        # JavaScript writes half an emoji where a limit cut one in two; the rest of the batch is worth reading
+        # JavaScript can cut an emoji in half and write one surrogate; the rest of the batch is still good
         text = json.dumps(json.loads(body), ensure_ascii=False)
         return orjson.loads(text.encode("utf-8", "replace"))
 
 
-def _walk(resources: list[Any], what: str, read: Any, lost: Lost) -> Found:
-    """what: the part of the keys that traces and logs differ in."""
+def _walk(resources: list[Any], what: str, read: Any, lost: Lost) -> Items:
+    """Each item of a request. what: the keys of traces and logs differ in this word."""
     of_scopes, items = ("scopeSpans", "spans") if what == "spans" else ("scopeLogs", "logRecords")
     try:
         for of_resource in resources:
             resource = _object(of_resource, "resource")
             for of_scope in _list(of_resource, of_scopes):
-                found = _list(of_scope, items)
+                records = _list(of_scope, items)
                 scope = _object(of_scope, "scope")
-                if not (n := lost.room(len(found))):
+                if not (n := lost.room(len(records))):
                     continue
                 where = _where(of_resource, resource, of_scope, scope, lost)
-                for item in islice(found, n):
+                for item in islice(records, n):
                     try:
                         yield read(_is_object(item), lost), where
                     except ValueError as error:
                         yield error, where
     except ValueError as error:
-        raise FormatError(f"no OTLP: {error}") from None
+        raise FormatError(f"not OTLP: {error}") from None
 
 
 def _where(of_resource: Any, resource: Any, of_scope: Any, scope: Any, lost: Lost) -> Where:
@@ -116,7 +116,7 @@ def _where(of_resource: Any, resource: Any, of_scope: Any, scope: Any, lost: Los
     )
 
 
-def _span(span: dict[str, Any], lost: Lost) -> Said:
+def _span(span: dict[str, Any], lost: Lost) -> SpanFields:
     status = _object(span, "status")
     more: dict[str, Any] = {"kind": _enum(span, "kind", KIND)}
     _add(more, "flags", _int(span, "flags", UINT32))
@@ -127,7 +127,7 @@ def _span(span: dict[str, Any], lost: Lost) -> Said:
     n_events, n_links = lost.within("events", len(events), MAX_EVENTS), lost.within("links", len(links), MAX_LINKS)
     _add(more, "dropped_events_count", dropped(_int(span, "droppedEventsCount", UINT32), len(events) - n_events))
     _add(more, "dropped_links_count", dropped(_int(span, "droppedLinksCount", UINT32), len(links) - n_links))
-    return Said(
+    return SpanFields(
         _needed(span, "traceId", 16),
         _needed(span, "spanId", 8),
         _id(span, "parentSpanId", 8),
@@ -144,26 +144,26 @@ def _span(span: dict[str, Any], lost: Lost) -> Said:
 
 
 def _event(event: dict[str, Any], lost: Lost) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": _text(event, "name"), "time_unix_nano": _int(event, "timeUnixNano", UINT64)}
-    made.update((key, value) for key, value in _counted(event, lost).items() if value or key == "attributes")
-    return made
+    fields: dict[str, Any] = {"name": _text(event, "name"), "time_unix_nano": _int(event, "timeUnixNano", UINT64)}
+    fields.update((key, value) for key, value in _counted(event, lost).items() if value or key == "attributes")
+    return fields
 
 
 def _link(link: dict[str, Any], lost: Lost) -> dict[str, Any]:
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "trace_id": _id(link, "traceId", 16) or "",
         "span_id": _id(link, "spanId", 8) or "",
     }
-    made.update((key, value) for key, value in _counted(link, lost).items() if value or key == "attributes")
-    _add(made, "trace_state", _text(link, "traceState"))
-    _add(made, "flags", _int(link, "flags", UINT32))
-    return made
+    fields.update((key, value) for key, value in _counted(link, lost).items() if value or key == "attributes")
+    _add(fields, "trace_state", _text(link, "traceState"))
+    _add(fields, "flags", _int(link, "flags", UINT32))
+    return fields
 
 
-def _record(record: dict[str, Any], lost: Lost) -> Said:
+def _record(record: dict[str, Any], lost: Lost) -> SpanFields:
     trace_id = _id(record, "traceId", 16)
     if trace_id is None:
-        raise ValueError("a log record that belongs to no trace")
+        raise ValueError("a log record without a trace id")
     counted = _counted(record, lost)
     body = _get(record, "body")
     log: dict[str, Any] = {"body": None if body is None else _value(body, lost)}
@@ -176,18 +176,20 @@ def _record(record: dict[str, Any], lost: Lost) -> Said:
     _add(log, "dropped_attributes_count", counted["dropped_attributes_count"])
     name = log.get("event_name") or str(counted["attributes"].get("event.name") or "")
     time = _int(record, "timeUnixNano", UINT64) or observed
-    return Said(trace_id, "", _id(record, "spanId", 8), name, time, time, counted["attributes"], [], [], 0, "", log)
+    return SpanFields(
+        trace_id, "", _id(record, "spanId", 8), name, time, time, counted["attributes"], [], [], 0, "", log
+    )
 
 
 def _counted(holder: dict[str, Any], lost: Lost) -> dict[str, Any]:
-    """`attributes` within limits, and the count of those that were not, here or with the sender."""
+    """`attributes` within limits, and the number of those that we or the sender dropped."""
     attributes, n_dropped = _attributes(_list(holder, "attributes"), lost)
     sent = _int(holder, "droppedAttributesCount", UINT32)
     return {"attributes": attributes, "dropped_attributes_count": dropped(sent, n_dropped)}
 
 
 def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str, Any], int]:
-    made: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     for pair in pairs if len(pairs) <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
         value = _is_object(pair).get("value")
         key = _text(pair, "key")
@@ -195,17 +197,17 @@ def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str,
             continue
         text = value.get("stringValue") if type(value) is dict else None
         if type(text) is str and len(text) <= MAX_VALUE:
-            made[key] = text
+            attributes[key] = text
         else:
-            made[key] = None if value is None else _value(value, lost, depth)
-    if n_dropped := len(pairs) - len(made):
+            attributes[key] = None if value is None else _value(value, lost, depth)
+    if n_dropped := len(pairs) - len(attributes):
         lost.n["attributes"] += n_dropped
-    return made, n_dropped
+    return attributes, n_dropped
 
 
 def _value(value: Any, lost: Lost, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
-        raise ValueError(f"a value of more than {MAX_DEPTH} levels")
+        raise ValueError(f"a value nests deeper than {MAX_DEPTH} levels")
     for key, held in _is_object(value).items():
         if held is None:
             continue
@@ -215,7 +217,7 @@ def _value(value: Any, lost: Lost, depth: int = 0) -> Any:
             return text if len(text) <= MAX_VALUE else lost.cut(text)
         if kind == "boolValue":
             if type(held) is not bool:
-                raise ValueError(f"boolValue: {_shown(held)} where true or false should be")
+                raise ValueError(f"boolValue: got {_brief(held)}, expected true or false")
             return held
         if kind == "intValue":
             return _int(value, kind, INT64)
@@ -252,7 +254,7 @@ def _get(holder: dict[str, Any], key: str) -> Any:
 
 def _is_object(value: Any) -> dict[str, Any]:
     if type(value) is not dict:
-        raise ValueError(f"{_shown(value)} where an object should be")
+        raise ValueError(f"got {_brief(value)}, expected an object")
     return value
 
 
@@ -266,7 +268,7 @@ def _list(holder: Any, key: str) -> list[Any]:
     if value is None:
         return []
     if type(value) is not list:
-        raise ValueError(f"{key}: {_shown(value)} where a list should be")
+        raise ValueError(f"{key}: got {_brief(value)}, expected a list")
     return value
 
 
@@ -275,7 +277,7 @@ def _text(holder: dict[str, Any], key: str) -> str:
     if value is None:
         return ""
     if type(value) is not str:
-        raise ValueError(f"{key}: {_shown(value)} where text should be")
+        raise ValueError(f"{key}: got {_brief(value)}, expected text")
     return value
 
 
@@ -291,7 +293,7 @@ def _int(holder: dict[str, Any], key: str, limits: tuple[int, int]) -> int:
     except ValueError:
         pass
     if type(value) is not int or not limits[0] <= value <= limits[1]:
-        raise ValueError(f"{key}: {_shown(value)} where a whole number of its size should be")
+        raise ValueError(f"{key}: got {_brief(value)}, expected a whole number of its size")
     return value
 
 
@@ -303,7 +305,7 @@ def _double(value: Any) -> float:
             return float(value)
     except ValueError:
         pass
-    raise ValueError(f"doubleValue: {_shown(value)} where a number should be")
+    raise ValueError(f"doubleValue: got {_brief(value)}, expected a number")
 
 
 def _enum(holder: dict[str, Any], key: str, names: dict[str, int]) -> int:
@@ -314,12 +316,12 @@ def _enum(holder: dict[str, Any], key: str, names: dict[str, int]) -> int:
 def _needed(holder: dict[str, Any], key: str, n_bytes: int) -> str:
     value = _id(holder, key, n_bytes)
     if value is None:
-        raise ValueError(f"{key}: missing, or all zero")
+        raise ValueError(f"{key}: missing or all zero")
     return value
 
 
 def _id(holder: dict[str, Any], key: str, n_bytes: int) -> str | None:
-    """Hex, lower case; None for one that is absent or all zero."""
+    """An id in lower-case hex; None if it is missing or all zero."""
     text = _text(holder, key)
     if not text:
         return None
@@ -339,7 +341,7 @@ def _base64(value: Any, key: str) -> bytes:
             return base64.b64decode(padded.replace("-", "+").replace("_", "/"), validate=True)
     except (binascii.Error, ValueError):
         pass
-    raise ValueError(f"{key}: {_shown(value)} where base64 should be")
+    raise ValueError(f"{key}: got {_brief(value)}, expected base64")
 
 
 def _add(more: dict[str, Any], key: str, value: Any) -> None:
@@ -347,5 +349,5 @@ def _add(more: dict[str, Any], key: str, value: Any) -> None:
         more[key] = value
 
 
-def _shown(value: Any) -> str:
+def _brief(value: Any) -> str:
     return repr(value)[:40] if isinstance(value, str | int | float) or value is None else type(value).__name__

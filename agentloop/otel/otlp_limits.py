@@ -1,8 +1,8 @@
-"""How much one OTLP request, span and attribute may have, and the count of what had more.
+"""Limits of one OTLP request, span and attribute, and the count of dropped parts.
 
-All limits are here but those on bytes (`agentloop/api/bounded.py`, `inflate.py`) and on depth (`MAX_DEPTH` in
-`contents.py`; protobuf itself reads 47 levels). What is over is left out and counted where OTLP has a field for it,
-such as `dropped_attributes_count`; a text that is cut says so at its end. The answer to the request tells all of it.
+All limits are here except those on bytes (`agentloop/api/body_limit.py`, `inflate.py`) and on depth (`MAX_DEPTH` in
+`contents.py`; protobuf itself reads 47 levels). Parts over a limit are dropped, and counted if OTLP has a field for
+that, such as `dropped_attributes_count`; a text that was cut ends with a note. The answer to the request lists all.
 """
 
 from __future__ import annotations
@@ -13,69 +13,69 @@ from typing import Any
 from agentloop.errors import counted
 
 MAX_ITEMS = 50_000
-"""Spans, or log records, in one request: exporters send some hundreds."""
+"""Spans or log records in one request: exporters send some hundreds."""
 MAX_ATTRIBUTES = 10_000
-"""Of a span, an event, a link, a resource or a scope. SDKs stop at 128, but some libraries spread each message of a
-conversation over a handful of attributes."""
+"""Attributes of a span, an event, a link, a resource or a scope. SDKs stop at 128, but some libraries spread each
+message of a conversation over several attributes."""
 MAX_EVENTS, MAX_LINKS = 10_000, 1_000
-"""Of a span. SDKs stop at 128; one that streams has an event for each piece."""
+"""Events and links of a span. SDKs stop at 128, but a streamed answer may have an event for each piece."""
 MAX_KEY = 1_000
-"""Characters of an attribute's key: one that is longer is left out, as two that were cut could be the same."""
+"""Characters of an attribute's key. A longer key is dropped, not cut, because two cut keys could be equal."""
 MAX_VALUE = 16 << 20
-"""Characters of a text, or bytes: an image in a message has some millions."""
+"""Characters of a text, or bytes of binary data: an image in a message has some millions."""
 MAX_CONTAINERS = 4_000_000
-"""Objects and lists in one JSON body, counted by their brackets before they are made: each takes up to a hundred times
-the three bytes that it is written with. Those in texts count too."""
+"""Objects and lists in one JSON body, estimated from its brackets before it is parsed, since an object takes up to a
+hundred times its three bytes of JSON. Brackets inside texts count too."""
 
 WHY = {
     "attributes": (
         "attribute",
-        f"over {MAX_ATTRIBUTES:,} of one thing, keys over {MAX_KEY:,} characters or there twice",
+        f"over {MAX_ATTRIBUTES:,} in one place, keys over {MAX_KEY:,} characters or duplicates",
     ),
     "events": ("event", f"over {MAX_EVENTS:,} of one span"),
     "links": ("link", f"over {MAX_LINKS:,} of one span"),
     "values": ("text's end", f"over {MAX_VALUE:,} characters"),
 }
-"""What can be over a limit -> one of it, and which limit that is."""
+"""Kind of a dropped part -> its name in a message, and the limit."""
 
 
 def dropped(by_sender: int, by_us: int) -> int:
-    """What a count of OTLP says, which has 32 bits."""
+    """A count of OTLP, which has 32 bits."""
     return min(by_sender + by_us, 2**32 - 1)
 
 
 class Lost:
-    """What one request had too much of."""
+    """Counts the parts of one request that were over a limit."""
 
     def __init__(self) -> None:
         self.n = Counter[str]()
-        """Key of WHY -> how many."""
+        """Key of WHY -> number of dropped parts."""
         self.n_items = 0
         """Spans or log records beyond MAX_ITEMS."""
         self._room = MAX_ITEMS
 
     def room(self, n: int) -> int:
-        """How many of the next `n` spans or records may be read; the others are counted."""
-        kept = min(n, self._room)
-        self._room -= kept
-        self.n_items += n - kept
-        return kept
+        """The number of the next `n` spans or records to read; counts the others."""
+        n_read = min(n, self._room)
+        self._room -= n_read
+        self.n_items += n - n_read
+        return n_read
 
     def within(self, what: str, n: int, limit: int) -> int:
-        """How many of `n` may stay; the others are counted."""
+        """The number of `n` parts to keep; counts the others."""
         if n <= limit:
             return n
         self.n[what] += n - limit
         return limit
 
     def cut(self, value: Any) -> Any:
-        """A text or bytes of more than MAX_VALUE, without its end."""
+        """The beginning of a text or bytes longer than MAX_VALUE."""
         self.n["values"] += 1
         if type(value) is bytes:
             return value[:MAX_VALUE]
         return f"{value[:MAX_VALUE]}… [{len(value) - MAX_VALUE:,} more characters were cut]"
 
     @property
-    def told(self) -> str:
-        """One line; empty where nothing was lost."""
+    def summary(self) -> str:
+        """One line; empty if nothing was dropped."""
         return "; ".join(f"{counted(self.n[what], one)} ({why})" for what, (one, why) in WHY.items() if self.n[what])

@@ -1,4 +1,4 @@
-"""OTLP as protobuf, taken apart. Messages of the `opentelemetry-proto` package, version 1 of the protocol."""
+"""Reads OTLP as protobuf: the messages of the `opentelemetry-proto` package, version 1 of the protocol."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from opentelemetry.proto.resource.v1 import resource_pb2
 from opentelemetry.proto.trace.v1 import trace_pb2
 
 from agentloop.errors import FormatError
-from agentloop.otel.genai import Said, Where, where_of
+from agentloop.otel.genai import SpanFields, Where, where_of
 from agentloop.otel.otlp_limits import MAX_ATTRIBUTES, MAX_EVENTS, MAX_KEY, MAX_LINKS, MAX_VALUE, Lost, dropped
 
 NO_TRACE, NO_SPAN = bytes(16), bytes(8)
-Found = Iterator[tuple[Said | ValueError, Where]]
+Items = Iterator[tuple[SpanFields | ValueError, Where]]
 
 
-def spans(body: bytes, lost: Lost) -> Found:
-    """Each span within limits, or why it is none. Raises FormatError when the body is no OTLP."""
+def spans(body: bytes, lost: Lost) -> Items:
+    """Each span within limits, or the error of an invalid one. Raises FormatError if the body is not OTLP."""
     try:
         request = ExportTraceServiceRequest.FromString(body)
-    except DecodeError:  # one text that is no UTF-8 spoils all of it, unless each span is read by itself
+    except DecodeError:  # protobuf rejects the whole request for one text that is not UTF-8, so read span by span
         return _one_by_one(body, lost)
     return _spans(request, lost)
 
 
-def logs(body: bytes, lost: Lost) -> Found:
-    """Each log record within limits. Raises FormatError when the body is no OTLP."""
+def logs(body: bytes, lost: Lost) -> Items:
+    """Each log record within limits. Raises FormatError if the body is not OTLP."""
     try:
         request = ExportLogsServiceRequest.FromString(body)
     except DecodeError as error:
-        raise FormatError(f"no OTLP logs: {error}") from None
+        raise FormatError(f"not OTLP logs: {error}") from None
     return _logs(request, lost)
 
 
-def _spans(request: ExportTraceServiceRequest, lost: Lost) -> Found:
+def _spans(request: ExportTraceServiceRequest, lost: Lost) -> Items:
     for of_resource in request.resource_spans:
         for of_scope in of_resource.scope_spans:
             if n := lost.room(len(of_scope.spans)):
                 where = _where(of_resource, of_scope, lost)
                 for span in islice(of_scope.spans, n):
-                    yield _said(span, lost), where
+                    yield _span(span, lost), where
 
 
-def _logs(request: ExportLogsServiceRequest, lost: Lost) -> Found:
+def _logs(request: ExportLogsServiceRequest, lost: Lost) -> Items:
     for of_resource in request.resource_logs:
         for of_scope in of_resource.scope_logs:
             if not (n := lost.room(len(of_scope.log_records))):
@@ -63,17 +63,17 @@ def _logs(request: ExportLogsServiceRequest, lost: Lost) -> Found:
                     yield error, where
 
 
-def _said(span: trace_pb2.Span, lost: Lost) -> Said | ValueError:
+def _span(span: trace_pb2.Span, lost: Lost) -> SpanFields | ValueError:
     trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_span_id
     if len(trace_id) != 16 or trace_id == NO_TRACE:
-        return ValueError(f"trace id {trace_id[:20].hex() or 'missing'}: not 16 bytes that are not all zero")
+        return ValueError(f"trace id {trace_id[:20].hex() or 'missing'}: expected 16 bytes, not all zero")
     if len(span_id) != 8 or span_id == NO_SPAN:
-        return ValueError(f"span id {span_id[:20].hex() or 'missing'}: not 8 bytes that are not all zero")
+        return ValueError(f"span id {span_id[:20].hex() or 'missing'}: expected 8 bytes, not all zero")
     if len(parent_id) not in (0, 8):
-        return ValueError(f"parent span id {parent_id[:20].hex()}: not 8 bytes")
+        return ValueError(f"parent span id {parent_id[:20].hex()}: expected 8 bytes")
     try:
         attributes, n_dropped = _attributes(span.attributes, lost)
-        return Said(
+        return SpanFields(
             trace_id.hex(),
             span_id.hex(),
             parent_id.hex() if parent_id and parent_id != NO_SPAN else None,
@@ -113,31 +113,31 @@ def _add(more: dict[str, Any], key: str, n: int) -> None:
 
 def _event(event: trace_pb2.Span.Event, lost: Lost) -> dict[str, Any]:
     attributes, n_dropped = _attributes(event.attributes, lost)
-    made: dict[str, Any] = {"name": event.name, "time_unix_nano": event.time_unix_nano, "attributes": attributes}
-    _add(made, "dropped_attributes_count", dropped(event.dropped_attributes_count, n_dropped))
-    return made
+    fields: dict[str, Any] = {"name": event.name, "time_unix_nano": event.time_unix_nano, "attributes": attributes}
+    _add(fields, "dropped_attributes_count", dropped(event.dropped_attributes_count, n_dropped))
+    return fields
 
 
 def _link(link: trace_pb2.Span.Link, lost: Lost) -> dict[str, Any]:
     attributes, n_dropped = _attributes(link.attributes, lost)
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "trace_id": link.trace_id.hex(),
         "span_id": link.span_id.hex(),
         "attributes": attributes,
     }
     if link.trace_state:
-        made["trace_state"] = link.trace_state
-    _add(made, "flags", link.flags)
-    _add(made, "dropped_attributes_count", dropped(link.dropped_attributes_count, n_dropped))
-    return made
+        fields["trace_state"] = link.trace_state
+    _add(fields, "flags", link.flags)
+    _add(fields, "dropped_attributes_count", dropped(link.dropped_attributes_count, n_dropped))
+    return fields
 
 
-def _record(record: Any, lost: Lost) -> Said:
+def _record(record: Any, lost: Lost) -> SpanFields:
     trace_id, span_id = record.trace_id, record.span_id
     if len(trace_id) != 16 or trace_id == NO_TRACE:
-        raise ValueError("a log record that belongs to no trace")
+        raise ValueError("a log record without a trace id")
     if len(span_id) not in (0, 8):
-        raise ValueError(f"span id {span_id[:20].hex()}: not 8 bytes")
+        raise ValueError(f"span id {span_id[:20].hex()}: expected 8 bytes")
     attributes, n_dropped = _attributes(record.attributes, lost)
     log: dict[str, Any] = {"body": _value(record.body, lost)}
     _add(log, "observed_time_unix_nano", record.observed_time_unix_nano)
@@ -151,12 +151,12 @@ def _record(record: Any, lost: Lost) -> Said:
     parent_id = span_id.hex() if span_id and span_id != NO_SPAN else None
     name = record.event_name or str(attributes.get("event.name") or "")
     time = record.time_unix_nano or record.observed_time_unix_nano
-    return Said(trace_id.hex(), "", parent_id, name, time, time, attributes, [], [], 0, "", log)
+    return SpanFields(trace_id.hex(), "", parent_id, name, time, time, attributes, [], [], 0, "", log)
 
 
 def _attributes(pairs: Sequence[common_pb2.KeyValue], lost: Lost) -> tuple[dict[str, Any], int]:
-    """The attributes within limits, and how many were not."""
-    made = {}
+    """The attributes within limits, and the number of dropped ones."""
+    attributes = {}
     n = len(pairs)
     for pair in pairs if n <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
         key, value = pair.key, pair.value
@@ -165,16 +165,16 @@ def _attributes(pairs: Sequence[common_pb2.KeyValue], lost: Lost) -> tuple[dict[
             continue
         if which == "string_value":
             text = value.string_value
-            made[key] = text if len(text) <= MAX_VALUE else lost.cut(text)
+            attributes[key] = text if len(text) <= MAX_VALUE else lost.cut(text)
         else:
-            made[key] = _value(value, lost)
-    if n_dropped := n - len(made):
+            attributes[key] = _value(value, lost)
+    if n_dropped := n - len(attributes):
         lost.n["attributes"] += n_dropped
-    return made, n_dropped
+    return attributes, n_dropped
 
 
 def _value(value: common_pb2.AnyValue, lost: Lost) -> Any:
-    """The value in Python, None for one that is empty. Protobuf itself bounds its depth."""
+    """The value in Python, None if it is empty. Protobuf itself bounds its depth."""
     which = value.WhichOneof("value")
     if which is None:
         return None
@@ -183,7 +183,7 @@ def _value(value: common_pb2.AnyValue, lost: Lost) -> Any:
     if which == "kvlist_value":
         return _attributes(value.kvlist_value.values, lost)[0]
     if which.endswith("_strindex"):
-        raise ValueError("a value that points into a table of strings, which traces do not have")
+        raise ValueError("a value refers to a string table, which traces do not have")
     held = getattr(value, which)
     return lost.cut(held) if type(held) in (str, bytes) and len(held) > MAX_VALUE else held
 
@@ -208,24 +208,24 @@ def _where(of_resource: Any, of_scope: Any, lost: Lost) -> Where:
     )
 
 
-def _one_by_one(body: bytes, lost: Lost) -> Found:
-    """The spans of a body that protobuf refuses as a whole."""
+def _one_by_one(body: bytes, lost: Lost) -> Items:
+    """The spans of a body that protobuf rejects as a whole."""
     try:
         request = _lenient().FromString(body)
     except DecodeError as error:
-        raise FormatError(f"no OTLP traces: {error}") from None
+        raise FormatError(f"not OTLP traces: {error}") from None
     if not any(of_scope.spans for of_resource in request.resource_spans for of_scope in of_resource.scope_spans):
-        raise FormatError("no OTLP traces: nothing in it can be read")
+        raise FormatError("not OTLP traces: no span in it can be read")
     return _parsed(request, lost)
 
 
-def _parsed(request: Any, lost: Lost) -> Found:
+def _parsed(request: Any, lost: Lost) -> Items:
     for of_resource in request.resource_spans:
-        made = trace_pb2.ResourceSpans(schema_url=of_resource.schema_url)
+        group = trace_pb2.ResourceSpans(schema_url=of_resource.schema_url)
         try:
-            made.resource.CopyFrom(resource_pb2.Resource.FromString(of_resource.resource))
+            group.resource.CopyFrom(resource_pb2.Resource.FromString(of_resource.resource))
         except DecodeError:
-            made.resource.dropped_attributes_count = 1
+            group.resource.dropped_attributes_count = 1
         for of_scope in of_resource.scope_spans:
             if not (n := lost.room(len(of_scope.spans))):
                 continue
@@ -234,17 +234,20 @@ def _parsed(request: Any, lost: Lost) -> Found:
                 scope.scope.CopyFrom(common_pb2.InstrumentationScope.FromString(of_scope.scope))
             except DecodeError:
                 scope.scope.dropped_attributes_count = 1
-            where = _where(made, scope, lost)
+            where = _where(group, scope, lost)
             for data in islice(of_scope.spans, n):
                 try:
-                    yield _said(trace_pb2.Span.FromString(data), lost), where
+                    yield _span(trace_pb2.Span.FromString(data), lost), where
                 except DecodeError:
-                    yield ValueError("a span that cannot be read, such as one with text that is no UTF-8"), where
+                    yield ValueError("a span cannot be decoded; its text may not be UTF-8"), where
 
 
 @cache
 def _lenient() -> Any:
-    """ExportTraceServiceRequest with bytes where the real one has resources, scopes and spans; the wire is the same."""
+    """ExportTraceServiceRequest with bytes for resources, scopes and spans, in the same wire format.
+
+    Each of these parts can then be decoded on its own, so one invalid text costs one span.
+    """
     file = descriptor_pb2.FileDescriptorProto(name="agentloop/otlp_lenient.proto", package="agentloop", syntax="proto3")
     field = descriptor_pb2.FieldDescriptorProto
     layout: dict[str, list[tuple[str, int, str | None, bool]]] = {
@@ -259,11 +262,11 @@ def _lenient() -> Any:
     for name, fields in layout.items():
         message = file.message_type.add(name=name)
         for key, number, kind, repeated in fields:
-            made = message.field.add(name=key, number=number)
-            made.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            made.type = {None: field.TYPE_BYTES, "text": field.TYPE_STRING}.get(kind, field.TYPE_MESSAGE)
-            if made.type == field.TYPE_MESSAGE:
-                made.type_name = f".agentloop.{kind}"
+            entry = message.field.add(name=key, number=number)
+            entry.label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
+            entry.type = {None: field.TYPE_BYTES, "text": field.TYPE_STRING}.get(kind, field.TYPE_MESSAGE)
+            if entry.type == field.TYPE_MESSAGE:
+                entry.type_name = f".agentloop.{kind}"
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("agentloop.Request"))

@@ -1,4 +1,4 @@
-"""Spans as OpenTelemetry sends them: the other way of `otlp_protobuf.py` and `otlp_json.py`."""
+"""Writes spans as OTLP: the inverse of `otlp_protobuf.py` and `otlp_json.py`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agentloop.types import Span
 
 
 def encode_json(spans: Sequence[Span]) -> dict[str, Any]:
-    """`request` in the JSON of OTLP, which has its ids in hex and not as protobuf's own JSON has them."""
-    made: dict[str, Any] = MessageToDict(request(spans), use_integers_for_enums=True)
-    listed = (span for r in made.get("resourceSpans", ()) for s in r["scopeSpans"] for span in s["spans"])
+    """`request` in OTLP's JSON, which has ids in hex, whereas protobuf's own JSON has them in base64."""
+    document: dict[str, Any] = MessageToDict(request(spans), use_integers_for_enums=True)
+    listed = (span for r in document.get("resourceSpans", ()) for s in r["scopeSpans"] for span in s["spans"])
     for span in listed:
         for item in (span, *span.get("links", ())):
             for key in ("traceId", "spanId", "parentSpanId"):
                 if key in item:
                     item[key] = b64decode(item[key]).hex()
-    return made
+    return document
 
 
 def request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
-    """Log records become events of their span, and go with it when it is not there."""
+    """One request with all spans. Log records become events of their span; without that span they are dropped."""
     message = ExportTraceServiceRequest()
     logs: dict[str | None, list[Span]] = {}
     for span in spans:
@@ -38,12 +38,12 @@ def request(spans: Sequence[Span]) -> ExportTraceServiceRequest:
     for span in spans:
         if span.kind == EVENT:
             continue
-        said = restored(span)
-        key = repr((said["resource"], said["scope"]))
+        fields = restored(span)
+        key = repr((fields["resource"], fields["scope"]))
         if key not in scopes:
-            scopes[key] = _scope(message, said["resource"], said["scope"])
-        said["events"] += [_logged(log) for log in logs.get(span.span_id, ())]
-        _encode(scopes[key].spans.add(), span, said)
+            scopes[key] = _scope(message, fields["resource"], fields["scope"])
+        fields["events"] += [_logged(log) for log in logs.get(span.span_id, ())]
+        _encode(scopes[key].spans.add(), span, fields)
     return message
 
 
@@ -58,39 +58,41 @@ def _scope(message: ExportTraceServiceRequest, resource: dict[str, Any], scope: 
     return of_scope
 
 
-def _encode(made: trace_pb2.Span, span: Span, said: dict[str, Any]) -> None:
-    made.trace_id, made.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
-    made.parent_span_id = bytes.fromhex(span.parent_id or "")
-    made.name = span.name
-    made.start_time_unix_nano = span.start_ns
-    made.end_time_unix_nano = said.get("end_time_unix_nano", span.end_ns)
-    made.kind = said.get("kind", 0)
-    made.flags, made.trace_state = said.get("flags", 0), said.get("trace_state", "")
-    made.dropped_events_count = said.get("dropped_events_count", 0)
-    made.dropped_links_count = said.get("dropped_links_count", 0)
-    _fill(made, said)
-    if status := said.get("status"):
-        made.status.code, made.status.message = status.get("code", 0), status.get("message", "")
-    for item in said["events"]:
-        event = made.events.add(name=item["name"], time_unix_nano=item["time_unix_nano"])
+def _encode(message: trace_pb2.Span, span: Span, fields: dict[str, Any]) -> None:
+    message.trace_id, message.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
+    message.parent_span_id = bytes.fromhex(span.parent_id or "")
+    message.name = span.name
+    message.start_time_unix_nano = span.start_ns
+    message.end_time_unix_nano = fields.get("end_time_unix_nano", span.end_ns)
+    message.kind = fields.get("kind", 0)
+    message.flags, message.trace_state = fields.get("flags", 0), fields.get("trace_state", "")
+    message.dropped_events_count = fields.get("dropped_events_count", 0)
+    message.dropped_links_count = fields.get("dropped_links_count", 0)
+    _fill(message, fields)
+    if status := fields.get("status"):
+        message.status.code, message.status.message = status.get("code", 0), status.get("message", "")
+    for item in fields["events"]:
+        event = message.events.add(name=item["name"], time_unix_nano=item["time_unix_nano"])
         _fill(event, item)
-    for item in said["links"]:
-        link = made.links.add(trace_state=item.get("trace_state", ""), flags=item.get("flags", 0))
+    for item in fields["links"]:
+        link = message.links.add(trace_state=item.get("trace_state", ""), flags=item.get("flags", 0))
         link.trace_id, link.span_id = bytes.fromhex(item["trace_id"]), bytes.fromhex(item["span_id"])
         _fill(link, item)
 
 
 def _logged(log: Span) -> dict[str, Any]:
-    said = restored(log)
-    body = said["log"].get("body")
-    more = body if isinstance(body, dict) else {} if body is None else {"content": body}
+    fields = restored(log)
+    body = fields["log"].get("body")
+    more = {} if body is None else {"content": body}
+    if isinstance(body, dict):
+        more = body
     name = log.name or "log"
-    return {"name": name, "time_unix_nano": log.start_ns, "attributes": said["attributes"] | more}
+    return {"name": name, "time_unix_nano": log.start_ns, "attributes": fields["attributes"] | more}
 
 
-def _fill(made: Any, item: dict[str, Any]) -> None:
-    made.dropped_attributes_count = item.get("dropped_attributes_count", 0)
-    made.attributes.extend(_pairs(item["attributes"]))
+def _fill(message: Any, item: dict[str, Any]) -> None:
+    message.dropped_attributes_count = item.get("dropped_attributes_count", 0)
+    message.attributes.extend(_pairs(item["attributes"]))
 
 
 def _pairs(attributes: dict[str, Any]) -> Iterable[common_pb2.KeyValue]:

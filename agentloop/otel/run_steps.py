@@ -1,4 +1,4 @@
-"""The steps of one agent, told by spans that each repeat what came before."""
+"""The steps of one agent, from spans that each repeat the conversation before them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from agentloop.otel.dialogue import Chat, chat_of, tool_of
+from agentloop.otel.dialogue import ChatContent, chat_of, tool_of
 from agentloop.otel.span_tree import Node
 from agentloop.otel.tool_definitions import tools_of
 from agentloop.otel.usage import array, usage_of, whole
@@ -21,111 +21,118 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RunSteps:
-    """Collects calls of models and of tools, in the order in which they began."""
+    """Builds steps from calls of models and of tools, which it gets in the order in which they began."""
 
     def __init__(self) -> None:
         self.first: tuple[Message, ...] = ()
-        """What was said before the first answer."""
+        """The messages before the first answer."""
         self.error: str | None = None
-        """Why the last call of the model failed; None when it did not."""
+        """The error of the last call of the model; None if it succeeded."""
         self._failed_ns = 0
-        self.asked: dict[int, tuple[int, str]] = {}
-        """id of a tool's node -> index of the step and id of the call that asked for it."""
+        self.callers: dict[int, tuple[int, str]] = {}
+        """id() of a tool's node -> (index of the step, id of the call) that requested it."""
         self._steps: list[dict[str, Any]] = []
         self._calls: dict[str, list[tuple[int, ToolCall]]] = {}
         self._seen: Counter[Any] = Counter()
         self._context: Counter[Any] = Counter()
-        self._said: set[str] = set()
-        """The text of answers that have calls, too."""
+        self._texts: set[str] = set()
+        """Texts of answers that also have calls."""
         self._aliased: set[int] = set()
-        """Calls of answers that a context has by another id, too, by their identity."""
+        """id() of each call that a later context repeats under another call id."""
         self._strange: set[str] = set()
-        """Ids of calls that no answer made."""
+        """Ids of calls in a context that belong to no answer."""
         self._unanswered: tuple[list[Message], bool] = ([], False)
-        """What was new in the contexts of calls that failed since the last answer, and whether one was shortened."""
+        """(new messages in the contexts of calls that failed since the last answer, whether one was shortened)."""
         self._tools: tuple[dict[str, Any], ...] = ()
-        """The tools that the last step that said so was offered."""
-        self._broken: tuple[Node, Chat, dict[str, Any]] | None = None
-        """The last of them."""
+        """The tools of the last step that lists any."""
+        self._broken: tuple[Node, ChatContent, dict[str, Any]] | None = None
+        """The last call that failed."""
 
     def __len__(self) -> int:
         return len(self._steps)
 
     @property
     def last_answer(self) -> Message | None:
-        """None when there was none, or nobody wrote it down."""
+        """The last answer; None if it is missing or was not recorded."""
         return None if not self._steps or self._steps[-1]["bare"] else self._steps[-1]["message"]
 
     def chat(self, node: Node) -> None:
-        """A call of a model: what is new in its context was heard or given back, and its answer is a step."""
-        said = node.said()
-        chat, given = chat_of(said), said["attributes"]
+        """A call of a model: new messages in its context are input or tool results, and its answer is a step."""
+        fields = node.fields()
+        chat, attributes = chat_of(fields), fields["attributes"]
         for twin in node.twins:
-            chat = _completed(chat, chat_of(twin.said()))
-        # An answer that broke off is no step, and the gateway knows; others mark calls that they had an answer of.
-        error = node.span.error if not chat.outputs or DIALECT in given else None
-        new, shortened = self._hear(chat, given, is_answered=error is None)
+            chat = _completed(chat, chat_of(twin.fields()))
+        # Only the gateway records the answer of a call that broke off, which is no step. Other libraries may set an
+        # error on a call that has a full answer, so there an answer counts more than an error.
+        error = node.span.error if not chat.outputs or DIALECT in attributes else None
+        new, shortened = self._hear(chat, attributes, is_answered=error is None)
         heard, compacted = self._unanswered[0] + new, self._unanswered[1] or shortened
         self._unanswered = (heard, compacted) if error else ([], False)
         if error and self.error and node.span.start_ns < self._failed_ns and len(error) < len(self.error):
-            return  # the same failure, which another library says less of
+            return  # the same failure in another library's span, with less detail
         self.error, self._failed_ns = error, node.span.end_ns
         if error is not None:
-            self._broken = node, chat, given
+            self._broken = node, chat, attributes
         else:
-            if not self._steps and "agentloop.n_heard" not in given:
+            if not self._steps and "agentloop.n_heard" not in attributes:
                 self.first, heard, compacted = tuple(heard), [], False
-            self._answer(node, chat, given, heard, compacted, chat.finish_reason)
+            self._answer(node, chat, attributes, heard, compacted, chat.finish_reason)
 
     def end(self) -> None:
-        """No more follows: where the last call failed, what was asked is told, and what there was of an answer."""
+        """No more calls follow. If the last one failed, its messages and its partial answer become a step."""
         if self.error is None or self._broken is None:
             return
-        (node, chat, given), (heard, compacted) = self._broken, self._unanswered
+        (node, chat, attributes), (heard, compacted) = self._broken, self._unanswered
         if not self._steps:
             self.first, heard, compacted = tuple(heard), [], False
         if chat.outputs or heard:
-            self._answer(node, chat, given, heard, compacted, BROKEN)
+            self._answer(node, chat, attributes, heard, compacted, BROKEN)
 
     def _answer(
-        self, node: Node, chat: Chat, given: dict[str, Any], heard: list[Message], compacted: bool, finish: str | None
+        self,
+        node: Node,
+        chat: ChatContent,
+        attributes: dict[str, Any],
+        heard: list[Message],
+        compacted: bool,
+        finish: str | None,
     ) -> None:
         message = _merged(chat.outputs)
-        tools = tools_of(given)
+        tools = tools_of(attributes)
         is_new, self._tools = tools != self._tools, tools or self._tools
-        ids = array(given.get("agentloop.token_ids.completion"), int)
+        ids = array(attributes.get("agentloop.token_ids.completion"), int)
         self._add(
             message.model_copy(update={"token_ids": ids}) if ids else message,
             node.span,
             bare=not chat.outputs and finish != BROKEN,
             heard=tuple(heard),
-            compacted=compacted or given.get("agentloop.compacted") is True,
-            copied=given.get("agentloop.copied") is True,
+            compacted=compacted or attributes.get("agentloop.compacted") is True,
+            copied=attributes.get("agentloop.copied") is True,
             tools=tools if is_new else (),
-            completion=usage_of([node.span, *(twin.span for twin in node.twins)], given, finish),
+            completion=usage_of([node.span, *(twin.span for twin in node.twins)], attributes, finish),
         )
 
     def tool(self, node: Node) -> str:
-        """A run of a tool: it is the result of the call it names, or of the first of its name that has none.
+        """A run of a tool: the result of the call that it names, or of the first call of that tool without a result.
 
-        The call's id. Where no answer was written down that could have asked for it, the call is made up of it.
+        Returns the call's id. If no recorded answer can have made the call, a call is built from the tool's span.
         """
-        said = node.said()
-        span, given, use = node.span, said["attributes"], tool_of(said)
+        fields = node.fields()
+        span, attributes, use = node.span, fields["attributes"], tool_of(fields)
         name = span.tool or span.name
         result = {
             "name": name,
             "content": use.content,
             "ok": span.error is None,
-            "exit_code": whole(given.get("agentloop.exit_code", given.get("process.exit.code"))),
-            "timed_out": _timed_out(span, given),
+            "exit_code": whole(attributes.get("agentloop.exit_code", attributes.get("process.exit.code"))),
+            "timed_out": _timed_out(span, attributes),
             "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9,
             "spanned": True,
         }
-        step = given.get("agentloop.step")
+        step = attributes.get("agentloop.step")
         if type(step) is int and 0 <= step < len(self._steps):
-            call_id = str(given.get("gen_ai.tool.call.id", ""))
-            exact = {"call_id": call_id, "name": str(given.get("gen_ai.tool.name", name)), "told": True}
+            call_id = str(attributes.get("gen_ai.tool.call.id", ""))
+            exact = {"call_id": call_id, "name": str(attributes.get("gen_ai.tool.name", name)), "told": True}
             self._steps[step]["results"].append({**result, **exact})
             return call_id
         pending = self._pending(use.call_id, name, "spanned", use.arguments)
@@ -137,30 +144,31 @@ class RunSteps:
             )
         n, call = pending
         self._give(n, call, result)
-        self.asked[id(node)] = n, call.id
+        self.callers[id(node)] = n, call.id
         return call.id
 
     def done(self) -> tuple[Step, ...]:
         """The steps."""
         return tuple(_step(n, step) for n, step in enumerate(self._steps))
 
-    def _hear(self, chat: Chat, given: dict[str, Any], *, is_answered: bool) -> tuple[list[Message], bool]:
-        """What is new in a context, and whether it was shortened. Of an answer that broke off a part may be heard."""
-        n_heard = given.get("agentloop.n_heard")
-        if type(n_heard) is int:  # our own export says what is new
+    def _hear(self, chat: ChatContent, attributes: dict[str, Any], *, is_answered: bool) -> tuple[list[Message], bool]:
+        """(new messages of a context, whether it was shortened). A partial answer may appear as a message."""
+        n_heard = attributes.get("agentloop.n_heard")
+        if type(n_heard) is int:  # our own export counts the new messages
             return (chat.inputs[-n_heard:] if n_heard > 0 else []), False
         context: Counter[Any] = Counter()
         heard = []
-        asked = {self._recognised(call) for message in chat.inputs for call in message.tool_calls}
+        call_ids = {self._recognised(call) for message in chat.inputs for call in message.tool_calls}
         for message in chat.inputs:
             key = _key(message)
             context[key] += 1
             if context[key] > self._seen[key] and not (
-                self._is_result(message, asked) or self._is_answer(message) or self._is_part(message)
+                self._is_result(message, call_ids) or self._is_answer(message) or self._is_part(message)
             ):
                 heard.append(message)
         gone = self._context - context if chat.inputs else Counter()
-        compacted = any(key[0] not in ("system", "developer") for key in gone)  # those may tell the time
+        # Instructions may contain the current time, so a changed one does not mean a shortened context.
+        compacted = any(key[0] not in ("system", "developer") for key in gone)
         if chat.inputs:
             self._context = context
         if chat.outputs and is_answered:
@@ -170,66 +178,70 @@ class RunSteps:
         return heard, compacted
 
     def _recognised(self, call: ToolCall) -> str:
-        """The id of a call in a context; one that an answer made by another id is known by this one, too."""
+        """The id of a call in a context. Registers it as an alias if an answer has the same call under another id."""
         if call.id and call.id not in self._calls and call.id not in self._strange:
             n, calls = self._last_asked()
-            made = next((known for known in calls if _same(known, call) and id(known) not in self._aliased), None)
-            if made is None:
+            match = next(
+                (candidate for candidate in calls if _same(candidate, call) and id(candidate) not in self._aliased),
+                None,
+            )
+            if match is None:
                 self._strange.add(call.id)
             else:
-                self._aliased.add(id(made))
-                self._calls[call.id] = [(n, made)]
+                self._aliased.add(id(match))
+                self._calls[call.id] = [(n, match)]
         return call.id
 
     def _last_asked(self) -> tuple[int, list[ToolCall]]:
-        """The calls of the last step that has any, and its index."""
+        """(index, calls) of the last step with calls; (-1, []) without one."""
         n = next((n for n in reversed(range(len(self._steps))) if self._steps[n]["calls"]), -1)
         return n, self._steps[n]["calls"] if n >= 0 else []
 
-    def _is_result(self, message: Message, asked: set[str]) -> bool:
-        """Whether it is the result of a known call, which is then what the policy was told of it.
+    def _is_result(self, message: Message, call_ids: set[str]) -> bool:
+        """Whether it is the result of a known call. Its content is then the text that the policy got.
 
-        asked: ids of calls in the same context. One with an id that nobody asked is of the first call without result.
+        call_ids: of the calls in the same context. A result with any other id belongs to the first call without one.
         """
         if message.role != "tool":
             return False
         call_id = message.tool_call_id
         is_known = call_id in self._calls
-        found = self._pending(None if call_id not in asked and not is_known else call_id, message.name, "told")
-        if found is None:
+        pending = self._pending(None if call_id not in call_ids and not is_known else call_id, message.name, "told")
+        if pending is None:
             return is_known
         result = {"name": message.name, "content": message.content, "told": True}
-        self._give(*found, {key: value for key, value in result.items() if value is not None})
+        self._give(*pending, {key: value for key, value in result.items() if value is not None})
         return True
 
     def _is_answer(self, message: Message) -> bool:
-        """Whether it is what the last step said, which that step's own span did not write down."""
+        """Whether it is the answer of the last step, which that step's own span did not record."""
         if message.role != "assistant" or not self._steps or not self._steps[-1]["bare"]:
             return False
         step = self._steps[-1]
         step.update(message=message, bare=False, calls=list(message.tool_calls))
         if message.tool_calls and message.content.strip():
-            self._said.add(message.content.strip())
+            self._texts.add(message.content.strip())
         for call in message.tool_calls:
             self._calls.setdefault(call.id, []).append((len(self._steps) - 1, call))
         return True
 
     def _is_part(self, message: Message) -> bool:
-        """Whether it is a piece of an answer: some libraries cut one into its text and each of its calls."""
+        """Whether it is a part of an answer: some libraries split one into its text and each of its calls."""
         if message.role != "assistant":
             return False
         if message.tool_calls:
             return all(
-                any(_same(known, call) for _, known in self._calls.get(call.id, ())) for call in message.tool_calls
+                any(_same(candidate, call) for _, candidate in self._calls.get(call.id, ()))
+                for call in message.tool_calls
             )
-        return message.content.strip() in self._said
+        return message.content.strip() in self._texts
 
     def _pending(
         self, call_id: str | None, name: str | None, mark: str, arguments: str | None = None
     ) -> tuple[int, ToolCall] | None:
-        """The call that a result belongs to which has none yet with this `mark`; rather one of these arguments.
+        """(step, call) of a result: a call without a result of this `mark`, preferably with these arguments.
 
-        Calls that share an id are those of the latest step first, and within a step in their order.
+        Of calls with the same id, those of the latest step come first, and within a step in their order.
         """
         if call_id is not None:
             steps = _latest_first(self._calls.get(call_id, []))
@@ -246,13 +258,13 @@ class RunSteps:
 
     def _give(self, n: int, call: ToolCall, result: dict[str, Any]) -> None:
         results = self._steps[n]["results"]
-        known = next((r for r in results if _is_of(r, call)), None)
-        if known is None:
+        earlier = next((r for r in results if _is_of(r, call)), None)
+        if earlier is None:
             results.append({"call": call, "call_id": call.id, **result})
             return
-        if known.get("told"):  # the policy was told this, whatever the tool's own span has
-            result = {key: value for key, value in result.items() if key != "content" or not known["content"]}
-        known.update(result)
+        if earlier.get("told"):  # the policy got this content, which may differ from that of the tool's own span
+            result = {key: value for key, value in result.items() if key != "content" or not earlier["content"]}
+        earlier.update(result)
 
     def _made_up(self, node: Node, call: ToolCall) -> tuple[int, ToolCall]:
         if not self._steps:
@@ -268,7 +280,7 @@ class RunSteps:
         n = len(self._steps)
         calls = list(message.tool_calls)
         if calls and message.content.strip():
-            self._said.add(message.content.strip())
+            self._texts.add(message.content.strip())
         for call in calls:
             self._calls.setdefault(call.id, []).append((n, call))
         times = {"started_at": at(span.start_ns), "duration_s": max(span.end_ns - span.start_ns, 0) / 1e9}
@@ -276,7 +288,7 @@ class RunSteps:
 
 
 def at(ns: int) -> datetime | None:
-    """A time of nanoseconds since 1970; None for 0, where nobody said."""
+    """A time from nanoseconds since 1970; None for 0, which means unknown."""
     return EPOCH + timedelta(microseconds=ns // 1000) if ns else None
 
 
@@ -300,13 +312,13 @@ def _step(n: int, step: dict[str, Any]) -> Step:
 
 
 def _latest_first(calls: Sequence[tuple[int, ToolCall]]) -> Iterator[tuple[int, list[ToolCall]]]:
-    """Calls by step, those of one step in their order."""
+    """Calls by step, the latest step first, and the calls of a step in their order."""
     for n, group in groupby(reversed(calls), key=itemgetter(0)):
         yield n, [call for _, call in group][::-1]
 
 
 def _is_of(result: dict[str, Any], call: ToolCall) -> bool:
-    """Whether a result is of that very call: ids may repeat."""
+    """Whether a result belongs to this very call: ids may repeat."""
     return result["call"] is call if "call" in result else result["call_id"] == call.id
 
 
@@ -317,7 +329,7 @@ def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
 
 
 def _merged(messages: Sequence[Message]) -> Message:
-    """One answer that was told in several messages."""
+    """One answer that was recorded as several messages."""
     if len(messages) == 1:
         return messages[0]
     return Message(
@@ -329,7 +341,7 @@ def _merged(messages: Sequence[Message]) -> Message:
 
 
 def _key(message: Message) -> tuple[Any, ...]:
-    """Equal for messages that say the same, whatever their ids and spacing."""
+    """Equal for messages with the same content; ids of calls and outer blanks do not matter."""
     if message.role == "tool":
         return ("tool", message.tool_call_id, message.content)
     return (
@@ -339,13 +351,15 @@ def _key(message: Message) -> tuple[Any, ...]:
     )
 
 
-def _same(known: ToolCall, call: ToolCall) -> bool:
-    return known.name == call.name and _canonical(known.arguments) == _canonical(call.arguments)
+def _same(other: ToolCall, call: ToolCall) -> bool:
+    return other.name == call.name and _canonical(other.arguments) == _canonical(call.arguments)
 
 
-def _completed(chat: Chat, other: Chat) -> Chat:
-    """What one span says of a call, and what only the other one does."""
-    return Chat(chat.inputs or other.inputs, chat.outputs or other.outputs, chat.finish_reason or other.finish_reason)
+def _completed(chat: ChatContent, other: ChatContent) -> ChatContent:
+    """The content of one span of a call, completed from another span of the same call."""
+    return ChatContent(
+        chat.inputs or other.inputs, chat.outputs or other.outputs, chat.finish_reason or other.finish_reason
+    )
 
 
 def _canonical(arguments: str) -> str:
@@ -355,7 +369,7 @@ def _canonical(arguments: str) -> str:
         return arguments
 
 
-def _timed_out(span: Span, given: dict[str, Any]) -> bool:
-    if "agentloop.timed_out" in given:
-        return given["agentloop.timed_out"] is True
+def _timed_out(span: Span, attributes: dict[str, Any]) -> bool:
+    if "agentloop.timed_out" in attributes:
+        return attributes["agentloop.timed_out"] is True
     return span.error is not None and any(word in span.error.lower() for word in ("timeout", "timed out", "deadline"))

@@ -1,4 +1,4 @@
-"""Spans of one trace as a tree, whatever is missing, late, doubled or wound round: and who ran what in it."""
+"""Spans of one trace as a tree, and the agent of each. Spans may be missing, late or duplicates, or form a cycle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentloop.store.calls import calls_of
 from agentloop.types import Span
 
 MAX_AGENTS = 32
-"""Levels of agents in agents; those below belong to the last one."""
+"""Maximum levels of agents; deeper ones count as part of the last one."""
 
 
 class Node:
@@ -25,48 +25,50 @@ class Node:
         self.children: list[Node] = []
         self.logs: list[Span] = []
         self.run: Node | None = None
-        """The nearest agent above, None for none."""
+        """The nearest agent above; None without one."""
         self.tool: Node | None = None
-        """The nearest tool above, up to that agent and with it when it is one."""
+        """The nearest tool between this node and that agent, or the agent if it is a tool; None without one."""
         self.is_run = False
         self.is_call = False
-        """A call of a model, and of the spans that tell of it the first (`calls_of`)."""
+        """Whether it is the first of the spans of a call of a model (`calls_of`)."""
         self.twins: list[Node] = []
-        """The others."""
+        """The other spans of the same call."""
         self.depth = 0
 
-    def said(self) -> dict[str, Any]:
-        """What the span said, with its log records among its events. Made anew each time, as it may be large."""
-        said = restored(self.span, read=self.span.kind == "chat")
+    def fields(self) -> dict[str, Any]:
+        """The span's fields, with its log records among the events. Not cached, because they may be large."""
+        fields = restored(self.span, read=self.span.kind == "chat")
         for log in self.logs:
-            told = restored(log)
-            body = told["log"].get("body")
-            attributes = told["attributes"] | (body if isinstance(body, dict) else {"content": body} if body else {})
-            said["events"].append({"name": log.name, "time_unix_nano": log.start_ns, "attributes": attributes})
+            record = restored(log)
+            body = record["log"].get("body")
+            if not isinstance(body, dict):
+                body = {"content": body} if body else {}
+            attributes = record["attributes"] | body
+            fields["events"].append({"name": log.name, "time_unix_nano": log.start_ns, "attributes": attributes})
         if self.logs:
-            said["events"].sort(key=lambda event: event["time_unix_nano"])
-        return said
+            fields["events"].sort(key=lambda event: event["time_unix_nano"])
+        return fields
 
     def mark(self, key: str) -> Any:
-        """A short attribute of our own; None when there is none."""
+        """A short attribute of our own; None if it is missing."""
         if f'"{key}"'.encode() not in self.span.head:
             return None
         return orjson.loads(self.span.head).get("attributes", {}).get(key)
 
 
 def tree_of(spans: Iterable[Span]) -> list[Node]:
-    """The nodes, parents before children. Of doubles the one that ended last counts."""
+    """The nodes, parents before children. Of duplicates the one that ended last counts."""
     nodes: dict[str, Node] = {}
     logs: list[Span] = []
     for position, span in enumerate(spans):
         if span.kind == EVENT:
             logs.append(span)
             continue
-        known = nodes.get(span.span_id)
-        if known is None:
+        earlier = nodes.get(span.span_id)
+        if earlier is None:
             nodes[span.span_id] = Node(span, position)
-        elif span.end_ns > known.span.end_ns:
-            known.span = span
+        elif span.end_ns > earlier.span.end_ns:
+            earlier.span = span
     for node in nodes.values():
         node.parent = nodes.get(node.span.parent_id) if node.span.parent_id else None
     _cut_cycles(list(nodes.values()))
@@ -75,14 +77,14 @@ def tree_of(spans: Iterable[Span]) -> list[Node]:
             node.parent.children.append(node)
     _hear(nodes, logs)
     order = [node for node in nodes.values() if node.parent is None]
-    for node in order:  # grows while it is walked
+    for node in order:  # the loop itself appends to `order`
         order += node.children
     _find_runs(order)
     return order
 
 
 def _cut_cycles(nodes: Sequence[Node]) -> None:
-    """Every ring of parents loses the link above its earliest span."""
+    """Every cycle of parents loses the link above its earliest span."""
     done: set[int] = set()
     for node in nodes:
         path: list[Node] = []
@@ -99,7 +101,7 @@ def _cut_cycles(nodes: Sequence[Node]) -> None:
 
 
 def _hear(nodes: dict[str, Node], logs: Sequence[Span]) -> None:
-    """Log records go to the span they were said in; those of a span that never came become a span of their own."""
+    """Attach log records to their span. Records of a span that never arrived get an empty span as parent."""
     heard: set[str] = set()
     for log in logs:
         if log.span_id in heard:
@@ -121,19 +123,24 @@ def _find_runs(order: Sequence[Node]) -> None:
     near: dict[int, Node] = {}
     for node in order:
         parent = node.parent
-        above = None if parent is None else parent if parent.span.kind in ("agent", "tool") else near.get(id(parent))
+        above = parent
+        if parent is not None and parent.span.kind not in ("agent", "tool"):
+            above = near.get(id(parent))
         if above is not None:
             near[id(node)] = above
         if node.span.kind == "agent":
             node.is_run = True
         elif node.span.kind == "chat" and above is not None and above.span.kind == "tool":
-            above.is_run = True  # a tool that asks a model is an agent
+            above.is_run = True  # a tool that calls a model is an agent
     chats: dict[int, Node] = {}
     above_of: dict[str, str] = {}
     for node in order:
         if (parent := node.parent) is not None:
             node.run = parent if parent.is_run else parent.run
-            node.tool = parent if parent.span.kind == "tool" else None if parent.is_run else parent.tool
+            if parent.span.kind == "tool":
+                node.tool = parent
+            else:
+                node.tool = None if parent.is_run else parent.tool
             above = parent if parent.span.kind == "chat" else chats.get(id(parent))
             if above is not None and node.tool is None and not parent.is_run:
                 chats[id(node)] = above

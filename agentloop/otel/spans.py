@@ -1,4 +1,4 @@
-"""A trace from its spans, in whatever order they came. The other way is in `spans_export.py`."""
+"""A trace from its spans, which may be in any order. The inverse is in `spans_export.py`."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ STOPS = (
     ("timed out", StopReason.time_limit),
     ("deadline", StopReason.time_limit),
 )
-"""Words in an error that tell why a run ended."""
+"""Words in an error -> why the run ended."""
 
 
 def trace_of(spans: Sequence[Span]) -> Trace:
-    """The run that the spans of one trace tell of.
+    """The run that the spans of one trace describe.
 
-    Calls of a model become steps, of which `heard` is what no earlier context held; runs of tools become results;
-    agents below the first one, and tools that ask a model themselves, become children. Spans whose parent is not
-    there belong to the first agent. A call that failed is left out where another follows, which says the same again;
-    with the last one the trace ends (`Step.is_broken`). Raises FormatError when there is no span.
+    Calls of a model become steps, whose `heard` has the messages that no earlier context had. Runs of tools become
+    results. Agents below the first one, and tools that call a model, become children. Spans without a known parent
+    belong to the first agent. A failed call is dropped if another one follows, because that repeats its messages; as
+    the last one it ends the trace (`Step.is_broken`). Raises FormatError if there is no span.
     """
     nodes = tree_of(spans)
     if not nodes:
@@ -48,7 +48,7 @@ def trace_of(spans: Sequence[Span]) -> Trace:
 
 
 def _main(tops: Sequence[Node]) -> Node | None:
-    """The agent that all the others belong to; None when they stand side by side."""
+    """The agent that all other agents belong to; None if several agents have no common one."""
     first = min(tops, key=lambda node: (node.span.start_ns, node.position), default=None)
     if first is not None and len(tops) > 1 and first.span.parent_id is not None:
         return None
@@ -56,9 +56,9 @@ def _main(tops: Sequence[Node]) -> Node | None:
 
 
 def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
-    """trace_id: what the trace is called when it says nothing itself."""
+    """The trace of one agent and of those below it. trace_id: its id, if the spans do not carry one of ours."""
     own = members.get(main, [])
-    # Whoever sends spans to a trace of our gateway's does not rewrite it.
+    # A sender of spans must not rewrite a trace that our gateway recorded.
     through_gateway = source_of([node.span for node in own]) == GATEWAY
     is_ours = main is not None and main.mark("agentloop.trace.id") is not None and not through_gateway
     nested = [node for node in own if node.is_run]
@@ -78,22 +78,29 @@ def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: st
     steps.end()
     if is_ours:
         children.sort(key=lambda child: _index(child[0], "agentloop.child"))
-    made = tuple(_child(node, members, trace_id, steps, n, call_id) for node, n, call_id in children)
-    return _filled(main, own, steps, trace_id, is_ours).model_copy(update={"children": made})
+    subtraces = tuple(_child(node, members, trace_id, steps, n, call_id) for node, n, call_id in children)
+    return _filled(main, own, steps, trace_id, is_ours).model_copy(update={"children": subtraces})
 
 
 def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: str, is_ours: bool) -> Trace:
-    said: dict[str, Any] = {"attributes": {}, "events": []} if main is None else main.said()
-    given = said["attributes"]
-    get = given.get
-    spans = [node.span for node in ((main,) if is_ours and main else (*((main,) if main else ()), *own))]
+    fields: dict[str, Any] = {"attributes": {}, "events": []} if main is None else main.fields()
+    attributes = fields["attributes"]
+    get = attributes.get
+    nodes = [] if main is None else [main]
+    if not is_ours or main is None:
+        nodes += own
+    spans = [node.span for node in nodes]
     start = main.span.start_ns if main else min((s.start_ns for s in spans if s.start_ns), default=0)
     end = main.span.end_ns if main else max((s.end_ns for s in spans), default=0)
     error = (main.span.error if main else _root_error(own)) or steps.error
     messages = steps.first
     if main and (is_ours or not messages):
-        messages = tuple(inputs_of(said))
-    answer = get("agentloop.answer") if is_ours else None if source_of(spans) == GATEWAY else answer_of(said)
+        messages = tuple(inputs_of(fields))
+    answer = None
+    if is_ours:
+        answer = get("agentloop.answer")
+    elif source_of(spans) != GATEWAY:
+        answer = answer_of(fields)
     stop = str(get("agentloop.stop_reason"))
     return Trace(
         id=str(get("agentloop.trace.id")) if is_ours else trace_id,
@@ -105,7 +112,7 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         source=(_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
         source_id=_text(get("agentloop.source_id")),
         session=next((span.session for span in spans if span.session), None),
-        agent=main.span.agent or (main.span.tool if main.span.kind == "tool" else None) if main else None,
+        agent=_agent_name(main),
         messages=messages,
         steps=steps.done(),
         answer=_text(answer),
@@ -116,21 +123,27 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
     )
 
 
+def _agent_name(main: Node | None) -> str | None:
+    if main is None:
+        return None
+    return main.span.agent or (main.span.tool if main.span.kind == "tool" else None)
+
+
 def _task(spans: Sequence[Span]) -> str | None:
-    """What the run was an attempt at. Through the gateway, only what the first call named: see `store/sums.py`."""
+    """The task of the run. Through the gateway, only the first call names it: see `store/sums.py`."""
     if source_of(spans) == GATEWAY:
         return task_of(spans)
     return next((span.task_id for span in spans if span.task_id), None)
 
 
 def _root_error(own: Sequence[Node]) -> str | None:
-    """Why the program around a run without an agent failed, where there is one."""
+    """The error of the program around a run without an agent; None without such a program."""
     roots = [node.span for node in own if node.parent is None]
     return roots[0].error if len(roots) == 1 and roots[0].kind == "other" else None
 
 
 def _acts(node: Node) -> bool:
-    """Whether it is a call of a model or of a tool that the agent itself made."""
+    """Whether the agent itself made this call of a model or of a tool."""
     if node.span.kind == "chat":
         return node.is_call
     return node.span.kind == "tool" and node.tool is None
@@ -144,34 +157,34 @@ def _child(
     step: int | None,
     call: str | None,
 ) -> SubTrace:
-    made = hashlib.sha256(f"{trace_id}:{node.span.span_id}".encode()).hexdigest()[:32]
-    trace = _run(node, members, made)
+    child_id = hashlib.sha256(f"{trace_id}:{node.span.span_id}".encode()).hexdigest()[:32]
+    trace = _run(node, members, child_id)
     if node.mark("agentloop.trace.id") is not None:
-        given = node.said()["attributes"]
-        at = given.get("agentloop.step")
+        attributes = node.fields()["attributes"]
+        at = attributes.get("agentloop.step")
         return SubTrace(
-            trace=trace, step=at if type(at) is int else None, call_id=_text(given.get("agentloop.call_id"))
+            trace=trace, step=at if type(at) is int else None, call_id=_text(attributes.get("agentloop.call_id"))
         )
-    asked = steps.asked.get(id(node.tool)) if node.tool else None
-    return SubTrace(trace=trace, step=asked[0] if asked else step, call_id=asked[1] if asked else call)
+    caller = steps.callers.get(id(node.tool)) if node.tool else None
+    return SubTrace(trace=trace, step=caller[0] if caller else step, call_id=caller[1] if caller else call)
 
 
 def _wrapped(main: Node | None, inner: Node, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
-    """A run that does nothing but hold another one is that one."""
+    """A run that only contains another run is replaced by that one."""
     trace = _run(inner, members, trace_id)
     update: dict[str, Any] = {}
     if main is not None:
-        said = main.said()
+        fields = main.fields()
         update["session"] = main.span.session or trace.session
-        update["answer"] = trace.answer if trace.answer is not None else answer_of(said)
-        update["messages"] = trace.messages or tuple(inputs_of(said))
+        update["answer"] = trace.answer if trace.answer is not None else answer_of(fields)
+        update["messages"] = trace.messages or tuple(inputs_of(fields))
         if main.span.error and not trace.error:
             update |= {"error": main.span.error, "stop_reason": _stop(main.span.error, None)}
     return trace.model_copy(update=update)
 
 
 def _order(nodes: Sequence[Node]) -> Any:
-    """By step where the spans say theirs, else by time, a call of a model before what began with it."""
+    """The sort key of nodes: by step if all spans have one, otherwise by time, a model's call before its tools."""
     rank = {"chat": 0, "tool": 1}
     if nodes and all(node.mark("agentloop.step") is not None for node in nodes):
         return lambda node: (_index(node, "agentloop.step"), rank.get(node.span.kind, 2), node.position)

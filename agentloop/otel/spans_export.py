@@ -1,4 +1,4 @@
-"""Spans from a trace, in the words of the GenAI conventions; what these have no word for is `agentloop.*`."""
+"""Spans from a trace, with attributes of the GenAI conventions; attributes that these lack are `agentloop.*`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentloop.otel.attributes import EPISODE, REWARD, TASK, VERSION
-from agentloop.otel.genai import ERROR, Said, span_of, where_of
+from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
 from agentloop.types import Message, Span, Step, ToolCall, Trace
 
 MAX_CONTEXT = 256
-"""Messages of a context that each call of a model repeats; a longer run writes down only what was new."""
+"""Up to this many messages, each call of a model repeats its whole context; a longer run writes new messages only."""
 WHERE = where_of(
     {"attributes": {"service.name": "agentloop"}},
     {"name": "agentloop", "attributes": {}},
@@ -24,11 +24,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def spans_of(trace: Trace, reward: float | None = None) -> list[Span]:
-    """One span for the agent, which says the reward, below it one for each step and each result, and the children's.
+    """One span for the agent, with the reward; below it one for each step and each result, and the children's spans.
 
-    `trace_of` gives an equal trace back, but for these: times are whole microseconds in UTC and durations whole
-    nanoseconds; a message has the fields that its role has (a tool's content, id and name; others content,
-    reasoning, calls and tokens); and an answer's tokens are the completion's. Ids are made of the trace's.
+    `trace_of` returns an equal trace, with these exceptions: times are whole microseconds in UTC and durations whole
+    nanoseconds; a message has only the fields of its role (a tool: content, id and name; others: content, reasoning,
+    calls and tokens); and an answer's tokens are the completion's. The ids derive from the trace's id.
     """
     trace_id = trace.id if re.fullmatch("[0-9a-f]{32}", trace.id) and trace.id.strip("0") else _hash(trace.id, 32)
     return _agent(trace, trace_id, None, {REWARD: reward})
@@ -40,7 +40,7 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": trace.agent,
         "gen_ai.conversation.id": trace.session,
-        "gen_ai.input.messages": [_told(message) for message in trace.messages],
+        "gen_ai.input.messages": [_message(message) for message in trace.messages],
         "agentloop.trace.id": trace.id,
         EPISODE: trace.episode_id,
         TASK: trace.task_id,
@@ -56,21 +56,21 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
     }
     times = (trace.started_at, trace.duration_s)
     name = f"invoke_agent {trace.agent}" if trace.agent else "invoke_agent"
-    made = [_span(trace_id, span_id, parent_id, name, times, attributes, trace.error)]
+    spans = [_span(trace_id, span_id, parent_id, name, times, attributes, trace.error)]
     context = list(trace.messages)
     for step in trace.steps:
-        made += _step(step, trace_id, span_id, context)
+        spans += _step(step, trace_id, span_id, context)
     for n, child in enumerate(trace.children):
         link = {"agentloop.child": n, "agentloop.step": child.step, "agentloop.call_id": child.call_id}
-        made += _agent(child.trace, trace_id, span_id, link)
-    return made
+        spans += _agent(child.trace, trace_id, span_id, link)
+    return spans
 
 
 def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
     context[:] = step.context or [*context, *step.heard]
     completion, message = step.completion, step.completion.message
-    told = context if len(context) <= MAX_CONTEXT else step.heard
-    output = {**_told(message), "finish_reason": completion.finish_reason}
+    messages = context if len(context) <= MAX_CONTEXT else step.heard
+    output = {**_message(message), "finish_reason": completion.finish_reason}
     output.pop("token_ids", None)
     attributes = {
         "gen_ai.operation.name": "chat",
@@ -79,7 +79,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         "gen_ai.usage.input_tokens": completion.n_prompt_tokens,
         "gen_ai.usage.output_tokens": completion.n_completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": completion.n_cached_tokens,
-        "gen_ai.input.messages": [_told(message) for message in told],
+        "gen_ai.input.messages": [_message(message) for message in messages],
         "gen_ai.output.messages": [output],
         "gen_ai.tool.definitions": list(step.tools) or None,
         "agentloop.cost_usd": completion.cost_usd,
@@ -93,7 +93,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     }
     name = f"chat {completion.model}" if completion.model else "chat"
     span_id = _hash(f"{parent_id}:{step.index}", 16)
-    made = [_span(trace_id, span_id, parent_id, name, (step.started_at, step.duration_s), attributes, None)]
+    spans = [_span(trace_id, span_id, parent_id, name, (step.started_at, step.duration_s), attributes, None)]
     context.append(message)
     calls: dict[str, list[ToolCall]] = {}
     for call in message.tool_calls:
@@ -102,7 +102,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     for n, result in enumerate(step.results):
         same = calls.get(result.call_id, [])
         own = same.pop(0) if len(same) > 1 else next(iter(same), None)
-        given = {
+        tool_attributes = {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": result.name,
             "gen_ai.tool.call.id": result.call_id,
@@ -112,16 +112,26 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
             "agentloop.exit_code": result.exit_code,
             "agentloop.timed_out": result.timed_out,
         }
-        error = None if result.ok else "timeout" if result.timed_out else "tool_error"
+        error = None
+        if not result.ok:
+            error = "timeout" if result.timed_out else "tool_error"
         times = (started, result.duration_s)
-        made.append(
-            _span(trace_id, _hash(f"{span_id}:{n}", 16), parent_id, f"execute_tool {result.name}", times, given, error)
+        spans.append(
+            _span(
+                trace_id,
+                _hash(f"{span_id}:{n}", 16),
+                parent_id,
+                f"execute_tool {result.name}",
+                times,
+                tool_attributes,
+                error,
+            )
         )
         context.append(Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name))
-    return made
+    return spans
 
 
-def _told(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, Any]:
     parts: list[dict[str, Any]] = []
     if message.reasoning:
         parts.append({"type": "reasoning", "content": message.reasoning})
@@ -131,14 +141,20 @@ def _told(message: Message) -> dict[str, Any]:
     elif message.content:
         parts.append({"type": "text", "content": message.content})
     for call in message.tool_calls:
-        made = {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.arguments, "error": call.error}
-        parts.append({key: value for key, value in made.items() if value is not None})
-    told: dict[str, Any] = {"role": message.role, "parts": parts}
+        call_part = {
+            "type": "tool_call",
+            "id": call.id,
+            "name": call.name,
+            "arguments": call.arguments,
+            "error": call.error,
+        }
+        parts.append({key: value for key, value in call_part.items() if value is not None})
+    document: dict[str, Any] = {"role": message.role, "parts": parts}
     if message.name is not None:
-        told["name"] = message.name
+        document["name"] = message.name
     if message.token_ids:
-        told["token_ids"] = list(message.token_ids)
-    return told
+        document["token_ids"] = list(message.token_ids)
+    return document
 
 
 def _span(
@@ -151,22 +167,24 @@ def _span(
     error: str | None,
 ) -> Span:
     start = _ns(times[0]) if isinstance(times[0], datetime) else times[0] or 0
-    given = {key: value for key, value in attributes.items() if value is not None}
+    attributes = {key: value for key, value in attributes.items() if value is not None}
     for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
-        if key in given:  # as JSON text, which is what the conventions ask of spans
-            given[key] = json.dumps(given[key], ensure_ascii=False, separators=(",", ":"))
-    if error is not None and given["gen_ai.operation.name"] == "execute_tool":
-        given["error.type"] = error
-    given = {key: _utf8(value) if isinstance(value, str) else value for key, value in given.items()}
-    kind = CLIENT if given["gen_ai.operation.name"] == "chat" else INTERNAL
+        if key in attributes:  # as JSON text, as the conventions require for spans
+            attributes[key] = json.dumps(attributes[key], ensure_ascii=False, separators=(",", ":"))
+    if error is not None and attributes["gen_ai.operation.name"] == "execute_tool":
+        attributes["error.type"] = error
+    attributes = {key: _utf8(value) if isinstance(value, str) else value for key, value in attributes.items()}
+    kind = CLIENT if attributes["gen_ai.operation.name"] == "chat" else INTERNAL
     end = start + round(times[1] * 1e9)
     code, words = (ERROR, _utf8(error)) if error is not None else (0, "")
-    said = Said(trace_id, span_id, parent_id, _utf8(name), start, end, given, [], [], code, words, {"kind": kind})
-    return span_of(said, WHERE)
+    fields = SpanFields(
+        trace_id, span_id, parent_id, _utf8(name), start, end, attributes, [], [], code, words, {"kind": kind}
+    )
+    return span_of(fields, WHERE)
 
 
 def _utf8(text: str) -> str:
-    """Without halves of surrogate pairs, which no protobuf can hold."""
+    """The text without lone surrogates, which protobuf cannot encode."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 

@@ -1,6 +1,6 @@
-"""A trace of the store in the shape that is asked for: as steps, or as the spans that it came as.
+"""A trace of the store as steps or as spans, whichever the caller needs.
 
-The one place where it does not matter whether a trace was rolled out here, imported, or sent.
+Callers need not know whether a trace was rolled out here, imported, or sent as spans.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StoredTrace:
     """See `protocols.Stored`."""
 
     def __init__(self, store: Store, row: TraceSummary) -> None:
-        """Raises NoSuchTrace when it is no longer there."""
+        """Raises NoSuchTrace if the trace was removed."""
         self.row = row
         self.facts: Mapping[str, Any] = row.model_dump(exclude={"key"})
         self.verdict: Verdict
@@ -32,7 +32,7 @@ class StoredTrace:
 
     @cached_property
     def trace(self) -> Trace:
-        """See `Stored`. It is called what the store calls it, whatever its spans say."""
+        """See `Stored`. Its id is the store's id, whatever its spans say."""
         if self._imported is not None:
             return self._imported.trace
         return trace_of(list(self.spans())).model_copy(update={"id": self.row.id})
@@ -56,11 +56,11 @@ class StoredTrace:
 def read_each(
     store: Store, rows: Iterable[TraceSummary], gone: Callable[[TraceSummary], None] = lambda row: None
 ) -> Iterator[StoredTrace]:
-    """The traces of `rows`, one at a time in memory; `gone` is told of those that were removed meanwhile."""
+    """The traces of `rows`, one at a time in memory. Calls `gone` for each trace that was removed meanwhile."""
     for row in rows:
         try:
-            made = StoredTrace(store, row)
+            trace = StoredTrace(store, row)
         except NoSuchTrace:
             gone(row)
         else:
-            yield made
+            yield trace

@@ -1,4 +1,4 @@
-"""The tools that a call of a model was offered, as its span has them."""
+"""The tools in the request of a model's call, as its span records them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEYS = ("gen_ai.tool.definitions", "ai.prompt.tools")
 
 
 def tools_of(attributes: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Definitions in the words of the request; () where nobody said."""
+    """The definitions as in the request; () if none are recorded."""
     for key in KEYS:
         value = _read(attributes.get(key))
         if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""What a call of a model took, and why it ended, as one or more spans tell of it."""
+"""The usage and the finish reason of a model's call, from one or more spans of it."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ CACHED = (
     "ai.usage.cachedInputTokens",
 )
 FINISHES = {"tool_call": "tool_calls", "max_tokens": "length"}
-"""Reasons to finish that the conventions or a vendor have another word for -> ours."""
+"""Finish reasons of the conventions or of a vendor -> ours."""
 
 
-def usage_of(spans: Sequence[Span], given: dict[str, Any], finish: str | None) -> dict[str, Any]:
+def usage_of(spans: Sequence[Span], attributes: dict[str, Any], finish: str | None) -> dict[str, Any]:
     """Fields of a Completion.
 
-    spans: those that tell of the call, of which the first that says a number counts; given: what the first one said.
+    spans: those of the call; the first span with a number counts. attributes: of the first span.
     """
-    is_ours = "agentloop.step" in given
+    is_ours = "agentloop.step" in attributes
     return {
         "finish_reason": finish if is_ours or finish is None else FINISHES.get(finish, finish),
         "model": next((span.model for span in spans if span.model), None),
         "n_prompt_tokens": next((span.n_prompt_tokens for span in spans if span.n_prompt_tokens), 0),
         "n_completion_tokens": next((span.n_completion_tokens for span in spans if span.n_completion_tokens), 0),
-        "n_cached_tokens": whole(next((given[key] for key in CACHED if key in given), 0)) or 0,
+        "n_cached_tokens": whole(next((attributes[key] for key in CACHED if key in attributes), 0)) or 0,
         "cost_usd": next((span.cost_usd for span in spans if span.cost_usd is not None), None),
-        "prompt_token_ids": array(given.get("agentloop.token_ids.prompt"), int),
-        "logprobs": array(given.get("agentloop.logprobs"), float),
+        "prompt_token_ids": array(attributes.get("agentloop.token_ids.prompt"), int),
+        "logprobs": array(attributes.get("agentloop.logprobs"), float),
     }
 
 
 def array(value: Any, kind: type) -> tuple[Any, ...]:
-    """Numbers, or the JSON text of them; nothing when they are none."""
+    """Numbers from a list or its JSON text; () for anything else."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

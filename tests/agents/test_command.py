@@ -304,7 +304,7 @@ def test_steps_have_a_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> No
     ended = ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), limits=Limits(max_steps=2))
     assert (ended.stop, ended.answer, len(ended.steps)) == (StopReason.step_limit, None, 2)
     assert ended.printed.count("'status': 402") == 3
-    assert "has had its 2 turns" in ended.printed
+    assert "has used its 2 turns" in ended.printed
 
 
 def test_money_has_a_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_money_has_a_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> Non
     ended = ran(bubblewrap, agent, Exact(echo, cost_usd=0.4), limits=Limits(max_steps=20, max_cost_usd=1.0))
     assert (ended.stop, len(ended.steps)) == (StopReason.cost_limit, 3)
     assert [step.completion.cost_usd for step in ended.steps] == [0.4] * 3
-    assert "may spend 1 USD and has spent 1.2" in ended.printed
+    assert "has spent 1.2 of 1 USD" in ended.printed
 
 
 def test_money_that_nobody_counts_is_not_limited(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def serving(store: Path | str, *options: str, **how: Any) -> Iterator[Server]:
 def serving_here(store: Path) -> Iterator[int]:
     """The port of a server in a thread of this process, whose limits a test can set."""
     from agentloop.api.app import make_app
-    from agentloop.api.ending import Server as Service
+    from agentloop.api.shutdown import UvicornServer as Service
     from agentloop.store.store import Store
 
     kept = Store(store)

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agentloop.api import bounded
-from agentloop.api.bounded import MAX_JSON, MAX_SENT
+from agentloop.api import body_limit
+from agentloop.api.body_limit import MAX_JSON, MAX_SENT
 
 from .serving import (
     SPAN,
@@ -168,7 +168,7 @@ def test_a_client_that_goes_away_leaves_nothing(server: Server) -> None:
 
 def test_bodies_that_drip_in_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every route; the time is that of the whole body, so that a byte now and then does not help."""
-    monkeypatch.setattr(bounded, "BODY_S", 0.5)
+    monkeypatch.setattr(body_limit, "BODY_S", 0.5)
     with serving_here(tmp_path / "traces.db") as port:
         token = "Authorization: " + judging(tmp_path / "traces.db")["Authorization"]
         for path, method in (("/v1/traces", b"POST"), ("/api/v1/traces/x/reward", b"PUT")):
@@ -193,7 +193,7 @@ def test_protobuf_is_refused_in_protobuf(server: Server) -> None:
     assert (told.status_code, told.headers["content-type"]) == (400, "application/x-protobuf")
     assert told.content[0] == 0x12
     assert told.content[1] == len(told.content) - 2
-    assert told.content[2:].startswith(b"no OTLP traces")
+    assert told.content[2:].startswith(b"not OTLP traces")
 
 
 @pytest.mark.parametrize("content", [b'{"value": NaN}', b'{"value": 1e999}', b"[" * 100_000, b"\xff", b"9" * 5000])

@@ -222,7 +222,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert said[0].endswith("runs.jsonl: line 1: steps[3]: source: 'wizard' is none of agent, system, user")
     assert said[1] == "read"
     assert said[2].endswith("line 3: schema_version: 'ATIF-v2.0' is no version 1 of ATIF")
-    assert said[3].endswith("line 4: steps[2]: metrics: completion_token_ids[1]: 'x' where a number should be")
+    assert said[3].endswith("line 4: steps[2]: metrics: completion_token_ids[1]: got 'x', expected a number")
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert said[0].startswith(f"{tmp_path}/runs.jsonl: line 1: no JSON")
     assert said[1] == "read"
     assert "line 3: messages[0]: role: 'wizard' is none of" in said[2]
-    assert said[3].endswith("line 4: messages: text where a list should be")
+    assert said[3].endswith("line 4: messages: got text, expected a list")
     assert "line 5: NaN is no number" in said[4]
     assert "line 6: 1e999 is more than any number" in said[5]
 

@@ -146,7 +146,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     found = list(FORMAT.read(Source(path)))
     said = [str(item).removeprefix(f"{path}: ") for item in found if isinstance(item, FormatError)]
     assert [words.split(":")[0] for words in said] == ["line 2", "line 3", "line 4", "line 5"]
-    assert said[3] == "line 5: message: text where an object should be"
+    assert said[3] == "line 5: message: got text, expected an object"
     assert len(found) == 5
 
 

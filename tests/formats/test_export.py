@@ -135,7 +135,7 @@ def test_jsonl_is_imported_again_as_the_same_traces(store: Store, tmp_path: Path
         ({"trace": {"steps": [{"index": "x"}]}}, "trace: steps.0.index: Input should be a valid integer"),
         ({"trace": {"mood": 1}}, "trace: mood: Extra inputs are not permitted"),
         ({"verdict": {"state": "fine"}}, "verdict: state: Input should be 'scored'"),
-        ({"raw": [1]}, "raw: list where an object should be"),
+        ({"raw": [1]}, "raw: got list, expected an object"),
     ],
 )
 def test_a_broken_line_is_told_with_its_place(store: Store, tmp_path: Path, change: Any, message: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentloop.otel.contents import LISTS, WHOLE
 from agentloop.otel.dialogue import answer_of, chat_of, messages_of, tool_of
-from agentloop.otel.genai import Said, Where, event_of, kind_of, restored, span_of, where_of
+from agentloop.otel.genai import SpanFields, Where, event_of, kind_of, restored, span_of, where_of
 from agentloop.types import Message, Span, ToolCall
 
 WHERE: Where = where_of({"attributes": {"service.name": "s"}}, {"name": "n", "attributes": {}})
@@ -24,7 +24,7 @@ USAGE = {"gen_ai.operation.name": "chat", "gen_ai.usage.input_tokens": 12, "gen_
 
 
 def span(attributes: dict[str, Any], events: list[tuple[str, dict[str, Any]]] | None = None, **more: Any) -> Span:
-    said = Said(
+    said = SpanFields(
         trace_id="a" * 32,
         span_id="b" * 16,
         parent_id=None,
@@ -154,7 +154,7 @@ def test_each_generation_says_the_same(generation: str) -> None:
 
 
 def test_the_details_of_a_log_record_are_read_as_attributes() -> None:
-    said = Said(
+    said = SpanFields(
         "a" * 32, "", "b" * 16, DETAILS[0], 5, 5, PARTS, [], [], 0, "", {"body": None, "event_name": DETAILS[0]}
     )
     row = event_of(said, WHERE)
@@ -406,7 +406,7 @@ def test_what_a_span_belongs_to_is_said_by_it_or_by_its_resource() -> None:
     resource = {"agentloop.task.id": "t1", "agentloop.policy.version": "3", "session.id": "s1"}  # text, as of OTEL_…
     where = where_of({"attributes": resource}, {"attributes": {}})
     own = {"agentloop.episode.id": "e1", "agentloop.task.id": "t2", "agentloop.reward": 0.5}
-    said = Said("1" * 32, "2" * 16, None, "x", 1, 2, own, [], [], 0, "", {})
+    said = SpanFields("1" * 32, "2" * 16, None, "x", 1, 2, own, [], [], 0, "", {})
     found = span_of(said, where)
     assert (found.episode_id, found.task_id, found.policy_version) == ("e1", "t2", 3)
     assert (found.session, found.reward) == ("s1", 0.5)

@@ -140,7 +140,7 @@ def test_a_reward_of_ours_that_is_none_is_refused_with_its_place(tmp_path: Path,
     assert take([good], load_formats("agentloop"), Shelf().put).imported == 1
     (verdict if at == "reward" else score).update({at.split()[-1]: value})
     said = why(write(tmp_path / "x.jsonl", {"trace": trace, "verdict": verdict}))
-    assert said == f": line 1: verdict: {at}: {float(str(value)):g} where a number from 0 to 1 should be"
+    assert said == f": line 1: verdict: {at}: got {float(str(value)):g}, expected a number from 0 to 1"
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_a_broken_sample_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     first, second, third = InspectFormat().read(archive(tmp_path, members))
     assert "samples/a.json: no JSON" in str(first)
     assert not isinstance(second, FormatError)
-    assert "samples/c.json: messages: a number where a list should be" in str(third)
+    assert "samples/c.json: messages: got a number, expected a list" in str(third)
 
 
 @pytest.mark.slow

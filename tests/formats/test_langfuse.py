@@ -186,7 +186,7 @@ def test_a_broken_observation_is_named_and_the_others_are_read(tmp_path: Path) -
     record = export(generation("g1", 1, [USER], CALLING), "x", seen("s", "SPAN", 1, startTime=[]))
     found = list(FORMAT.read(Source(document(tmp_path / "t.json", record))))
     said = [str(item).removeprefix(f"{tmp_path}/t.json: ") for item in found if isinstance(item, FormatError)]
-    assert said == ["observations[1]: text where an object should be"] or said[-1].startswith(
+    assert said == ["observations[1]: got text, expected an object"] or said[-1].startswith(
         "observations[2]: startTime"
     )
 

@@ -138,7 +138,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     words = [str(item) if isinstance(item, FormatError) else "read" for item in found]
     assert words[0].endswith("rollouts.jsonl: line 1: response: is missing")
     assert words[1] == "read"
-    assert words[2].endswith("line 3: response: output[0]: int where a list of items should be")
+    assert words[2].endswith("line 3: response: output[0]: got int, expected a list of items")
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def test_a_broken_event_is_named_and_the_others_are_read(tmp_path: Path) -> None
     found = list(FORMAT.read(Source(document(tmp_path / "t.json", events))))
     said = [str(item).removeprefix(f"{tmp_path}/t.json: ") for item in found if isinstance(item, FormatError)]
     assert said == [
-        "record 2: text where an object should be",
+        "record 2: got text, expected an object",
         "record 3: timestamp: 'soon' is no time",
         "record 4: neither action nor observation",
     ]

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agentloop.errors import FormatError
 from agentloop.otel.genai import restored
-from agentloop.otel.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
+from agentloop.otel.otlp import JSON, PROTOBUF, OtlpBatch, decode_logs, decode_traces
 
 IDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 
@@ -160,22 +160,22 @@ def one(**fields: Any) -> bytes:
     [
         ({"traceId": "ab"}, "traceId: 'ab' is not 16 bytes"),
         ({"traceId": "z" * 32}, "is not 16 bytes"),
-        ({"traceId": 7}, "traceId: 7 where text should be"),
-        ({"traceId": "0" * 32}, "traceId: missing, or all zero"),
+        ({"traceId": 7}, "traceId: got 7, expected text"),
+        ({"traceId": "0" * 32}, "traceId: missing or all zero"),
         ({"spanId": ""}, "spanId: missing"),
-        ({"spanId": "0" * 16}, "spanId: missing, or all zero"),
+        ({"spanId": "0" * 16}, "spanId: missing or all zero"),
         ({"parentSpanId": "abc"}, "parentSpanId: 'abc' is not 8 bytes"),
-        ({"startTimeUnixNano": "soon"}, "startTimeUnixNano: 'soon'"),
-        ({"startTimeUnixNano": -1}, "startTimeUnixNano: -1"),
+        ({"startTimeUnixNano": "soon"}, "startTimeUnixNano: got 'soon'"),
+        ({"startTimeUnixNano": -1}, "startTimeUnixNano: got -1"),
         ({"startTimeUnixNano": 2**64 - 1}, "after the year 2262"),
-        ({"attributes": {"a": 1}}, "attributes: dict where a list should be"),
-        ({"attributes": [{"key": "a", "value": 3}]}, "3 where an object should be"),
+        ({"attributes": {"a": 1}}, "attributes: got dict, expected a list"),
+        ({"attributes": [{"key": "a", "value": 3}]}, "got 3, expected an object"),
         ({"attributes": [{"key": "a", "value": {"intValue": str(2**63)}}]}, "intValue"),
         ({"attributes": [{"key": "a", "value": {"boolValue": "yes"}}]}, "boolValue"),
         ({"attributes": [{"key": "a", "value": {"doubleValue": "much"}}]}, "doubleValue"),
         ({"attributes": [{"key": "a", "value": {"bytesValue": "!"}}]}, "bytesValue"),
-        ({"events": [1]}, "1 where an object should be"),
-        ({"status": {"code": "BAD"}}, "code: 'BAD'"),
+        ({"events": [1]}, "got 1, expected an object"),
+        ({"status": {"code": "BAD"}}, "code: got 'BAD'"),
     ],
 )
 def test_a_bad_span_is_rejected_by_itself(fields: dict[str, Any], problem: str) -> None:
@@ -235,7 +235,7 @@ def test_depth_is_bounded() -> None:
     assert (len(batch.spans), batch.n_rejected) == (1, 1)
     assert "levels" in batch.problem
     for depth in (1_000, 1_000_000):
-        with pytest.raises(FormatError, match="no JSON"):
+        with pytest.raises(FormatError, match="not JSON"):
             decode_traces(b'{"resourceSpans":' + b"[" * depth, JSON)
         with pytest.raises(FormatError):
             decode_traces(b'{"resourceSpans":["\\ud83d",' + b"[" * depth + b"]" * depth + b"]}", JSON)
@@ -261,15 +261,15 @@ def test_what_is_no_otlp_is_said_to_be_none(body: bytes, content_type: str) -> N
 
 
 def test_nothing_is_something() -> None:
-    assert decode_traces(b"", PROTOBUF) == Batch([]) == decode_traces(b"{}", JSON)
-    assert decode_logs(b"", PROTOBUF) == Batch([]) == decode_logs(b"{}", JSON)
+    assert decode_traces(b"", PROTOBUF) == OtlpBatch([]) == decode_traces(b"{}", JSON)
+    assert decode_logs(b"", PROTOBUF) == OtlpBatch([]) == decode_logs(b"{}", JSON)
 
 
 @given(st.binary(max_size=200) | st.text(max_size=100).map(str.encode), st.sampled_from([PROTOBUF, JSON]))
 def test_bytes_are_read_or_refused(body: bytes, content_type: str) -> None:
     for decode in (decode_traces, decode_logs):
         try:
-            assert isinstance(decode(body, content_type), Batch)
+            assert isinstance(decode(body, content_type), OtlpBatch)
         except FormatError:
             continue
 
@@ -296,7 +296,7 @@ def test_values_of_any_type_are_read_or_refused(value: Any, fields: dict[str, An
     ):
         for decode in (decode_traces, decode_logs):
             try:
-                assert isinstance(decode(json.dumps(request).encode(), JSON), Batch)
+                assert isinstance(decode(json.dumps(request).encode(), JSON), OtlpBatch)
             except FormatError:
                 continue
 
@@ -324,7 +324,7 @@ def test_log_records_are_events_of_their_span() -> None:
     records.add(body={"string_value": "of no trace"})
     body = request.SerializeToString()
     batch = decode_logs(body, PROTOBUF)
-    assert (batch.n_rejected, batch.problem) == (1, "a log record that belongs to no trace")
+    assert (batch.n_rejected, batch.problem) == (1, "a log record without a trace id")
     first, second, plain = batch.spans
     assert (first.kind, first.name, first.parent_id, first.start_ns) == ("event", "gen_ai.user.message", "73" * 8, 9)
     assert len({first.span_id, second.span_id, plain.span_id}) == 3  # equal ones, too, and the same ones again:

@@ -16,14 +16,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from agentloop.errors import FormatError
 from agentloop.otel import otlp_limits as limits
 from agentloop.otel.genai import restored
-from agentloop.otel.otlp import JSON, PROTOBUF, Batch, decode_logs, decode_traces
+from agentloop.otel.otlp import JSON, PROTOBUF, OtlpBatch, decode_logs, decode_traces
 from agentloop.types import Span
 
 TRACE, SPAN = b"t" * 16, b"s" * 8
 BASE = {"traceId": TRACE.hex(), "spanId": SPAN.hex(), "name": "n"}
 
 
-def from_json(**fields: Any) -> Batch:
+def from_json(**fields: Any) -> OtlpBatch:
     body = {"resourceSpans": [{"scopeSpans": [{"spans": [{**BASE, **fields}]}]}]}
     return decode_traces(json.dumps(body).encode(), JSON)
 
@@ -34,7 +34,7 @@ def message() -> tuple[ExportTraceServiceRequest, Any]:
     return request, span
 
 
-def from_protobuf(fill: Callable[[Any], object]) -> Batch:
+def from_protobuf(fill: Callable[[Any], object]) -> OtlpBatch:
     request, span = message()
     fill(span)
     return decode_traces(request.SerializeToString(), PROTOBUF)
@@ -49,7 +49,7 @@ def add_pairs(holder: Any, n: int) -> None:
         holder.attributes.add(key=f"k{i}").value.int_value = i
 
 
-def both(json_fields: dict[str, Any], fill: Callable[[Any], object]) -> tuple[Span, Batch]:
+def both(json_fields: dict[str, Any], fill: Callable[[Any], object]) -> tuple[Span, OtlpBatch]:
     """The one span, the same from both encodings."""
     of_json, of_protobuf = from_json(**json_fields), from_protobuf(fill)
     assert of_json == of_protobuf
@@ -156,7 +156,7 @@ def test_resources_and_scopes_have_limits_too() -> None:
 
 
 @pytest.mark.parametrize("decode", [decode_traces, decode_logs])
-def test_spans_and_records_of_one_request(monkeypatch: pytest.MonkeyPatch, decode: Callable[..., Batch]) -> None:
+def test_spans_and_records_of_one_request(monkeypatch: pytest.MonkeyPatch, decode: Callable[..., OtlpBatch]) -> None:
     monkeypatch.setattr(limits, "MAX_ITEMS", 10)
     if decode is decode_traces:
         request: Any = ExportTraceServiceRequest()
@@ -246,7 +246,7 @@ def test_json_nested_ten_thousand_times(depth: int, kind: str) -> None:
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
     body = body.replace('"HERE"', '[{"key":"gen_ai.input.messages","value":' + value + "}]")
     if depth == 10_000 and kind != "text":  # the parser reads 1,024 levels
-        with pytest.raises(FormatError, match="no JSON"):
+        with pytest.raises(FormatError, match="not JSON"):
             decode_traces(body.encode(), JSON)
         return
     batch = decode_traces(body.encode(), JSON)

@@ -89,7 +89,7 @@ def test_a_trace_may_be_in_many_requests_and_foreign_spans_are_kept(tmp_path: Pa
     assert isinstance(item, Imported)
     assert (str(one), str(two)) == (
         f"{path}: line 3: no JSON: Expecting property name enclosed in double quotes (line 2, column 1)",
-        f"{path}: line 4: no OTLP traces: an object with resourceSpans was expected",
+        f"{path}: line 4: not OTLP traces: expected an object with resourceSpans",
     )
     assert (item.trace.id, item.trace.source, len(item.trace.steps)) == ("ab" * 16, "otlp", 2)
     assert item.trace.steps[0].completion.message.content == "ho"

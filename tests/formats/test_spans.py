@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import FormatError
-from agentloop.otel.genai import Said, event_of, restored, span_of, where_of
+from agentloop.otel.genai import SpanFields, event_of, restored, span_of, where_of
 from agentloop.otel.otlp import PROTOBUF, decode_traces
 from agentloop.otel.otlp_write import request
 from agentloop.otel.spans import spans_of, trace_of
@@ -27,7 +27,7 @@ def span(n: int, kind: str, start: int, parent: int | None = None, end: int | No
     operation = {"chat": "chat", "tool": "execute_tool", "agent": "invoke_agent"}.get(kind, "plan")
     given = {"gen_ai.operation.name": operation} | {f"gen_ai.{k.replace('__', '.')}": v for k, v in attributes.items()}
     error = given.pop("gen_ai.error", None)
-    said = Said(
+    said = SpanFields(
         TRACE,
         f"{n:016x}",
         None if parent is None else f"{parent:016x}",
@@ -305,7 +305,8 @@ def test_agents_side_by_side_below_no_agent() -> None:
 def test_messages_that_came_as_log_records() -> None:
     logs = [
         event_of(
-            Said(TRACE, "", f"{span_n:016x}", f"gen_ai.{name}", time, time, {}, [], [], 0, "", {"body": body}), WHERE
+            SpanFields(TRACE, "", f"{span_n:016x}", f"gen_ai.{name}", time, time, {}, [], [], 0, "", {"body": body}),
+            WHERE,
         )
         for span_n, time, name, body in (
             (2, 3, "choice", {"index": 0, "finish_reason": "stop", "message": {"content": "hello"}}),
@@ -471,7 +472,7 @@ def test_attributes_of_any_type_make_a_trace(told: list[tuple[Any, ...]]) -> Non
     spans = []
     for n, (kind, start, parent, attributes) in enumerate(told, 1):
         made = restored(span(n, kind, start, parent))["attributes"] | attributes
-        said = Said(TRACE, f"{n:016x}", f"{parent or 0:016x}", "x", start, start + n, made, [], [], 0, "", {})
+        said = SpanFields(TRACE, f"{n:016x}", f"{parent or 0:016x}", "x", start, start + n, made, [], [], 0, "", {})
         spans.append(span_of(said, WHERE))
     trace = trace_of(spans)
     assert Trace.model_validate_json(trace.model_dump_json()).id == trace.id

@@ -100,7 +100,7 @@ def test_exit_words(tmp_path: Path, status: str | None, reason: StopReason, erro
 def test_a_broken_message_is_named(tmp_path: Path) -> None:
     (found,) = SweAgentFormat().read(written(tmp_path, {**RECORD, "history": [*HISTORY, {"role": 1}]}))
     assert isinstance(found, FormatError)
-    assert str(found).endswith("run.json: history[7]: role: a number where text should be")
+    assert str(found).endswith("run.json: history[7]: role: got a number, expected text")
 
 
 @pytest.mark.slow

@@ -249,7 +249,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     assert words[0].endswith("results.jsonl: line 1: traces[0]: nodes[1]: parent: 2 is no earlier node")
     assert words[1] == "read"
     assert "line 3: completion[0]: role: 'wizard' is none of" in words[2]
-    assert words[3].endswith("line 4: prompt: a number where a list should be")
+    assert words[3].endswith("line 4: prompt: got a number, expected a list")
 
 
 @pytest.mark.slow

@@ -41,11 +41,11 @@ def call(gateway: Gateway, words: str, **more: Any) -> httpx.Response:
 @pytest.mark.parametrize(
     ("budget", "n", "told"),
     [
-        (Budget(n_calls=3), 3, "may spend 3 calls and has spent 3"),
-        (Budget(n_tokens=20), 2, "may spend 20 tokens and has spent 32"),
-        (Budget(cost_usd=0.6), 3, "may spend 0.6 USD and has spent 0.75"),
-        (Budget(n_calls=0), 0, "may spend 0 calls and has spent 0"),
-        (Budget(n_calls=9, n_tokens=16, cost_usd=9), 1, "may spend 16 tokens and has spent 16"),
+        (Budget(n_calls=3), 3, "has spent 3 of 3 calls"),
+        (Budget(n_tokens=20), 2, "has spent 32 of 20 tokens"),
+        (Budget(cost_usd=0.6), 3, "has spent 0.75 of 0.6 USD"),
+        (Budget(n_calls=0), 0, "has spent 0 of 0 calls"),
+        (Budget(n_calls=9, n_tokens=16, cost_usd=9), 1, "has spent 16 of 16 tokens"),
     ],
 )
 def test_a_budget_that_is_spent(budget: Budget, n: int, told: str, priced: Gateway, model: ModelServer) -> None:
@@ -216,4 +216,4 @@ def test_refusals_of_the_gateway_raise_the_clients_own_errors(gateway: Gateway) 
         ):
             client_2.messages.create(**YES, max_tokens=9)  # type: ignore[call-overload]
     assert raised.value.status_code == 402
-    assert "may spend 0 calls" in str(raised.value)
+    assert "has spent 0 of 0 calls" in str(raised.value)

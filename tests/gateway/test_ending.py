@@ -81,7 +81,7 @@ def test_the_second_ctrl_c_tells_the_clients_and_ends_at_once(model: ModelServer
     assert "Traceback" not in server.said
     for client in clients:
         assert client.answer is not None
-        assert "the gateway is ending" in client.answer.text
+        assert "the gateway is shutting down" in client.answer.text
         assert client.answer.status_code in (200, 503)
     assert [said["error.type"] for said in calls(tmp_path / "s.db")] == ["gateway_ended"] * 6
 

@@ -45,7 +45,7 @@ WRONG = [
     *(both(f"status {status}", 502, f"http_{status}", failure=CRASHED) for status in (401, 402, 403)),
     both("context", 400, "http_400", TOO_LONG, CONTEXT),
     both("redirect", 502, "http_302", "", CRASHED),
-    both("hang", 504, "silent", "said nothing"),
+    both("hang", 504, "silent", "sent nothing"),
     both("drop", 502, "broken_off", "broke off"),
     both("nojson", 502, "no_answer", ""),
     Wrong("deep", (502, "no_answer"), (200, "broken_off")),

@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from agentloop_cli.serve import _routes
 
-from agentloop.gateway import exchange, hosted
+from agentloop.api.service import _routes
+from agentloop.gateway import exchange, litellm_upstream
 from agentloop.gateway.contexts import Contexts
-from agentloop.gateway.exchange import Refused, Room
-from agentloop.gateway.failures import Refusal
+from agentloop.gateway.exchange import BodyQuota, ErrorReply
+from agentloop.gateway.failures import UpstreamRefusal
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.store.store import Store
 from tests.gateway.serving import Gateway, until
@@ -28,8 +28,8 @@ from tests.gateway.upstream import ModelServer
 )
 def test_a_client_does_not_say_where_a_hosted_model_is_asked(field: str) -> None:
     upstream = Upstream("others", "", api_key="secret", via="litellm", models=("gemini/*",))
-    with pytest.raises(Refusal, match=f"{field}: no field that is passed on") as refused:
-        asyncio.run(hosted.ask(upstream, orjson.dumps({**YES, field: "http://127.0.0.1:1/v1"})))
+    with pytest.raises(UpstreamRefusal, match=f"{field}: not accepted for this model") as refused:
+        asyncio.run(litellm_upstream.ask(upstream, orjson.dumps({**YES, field: "http://127.0.0.1:1/v1"})))
     assert refused.value.status == 400
 
 
@@ -62,7 +62,7 @@ def test_stream_options_that_are_none(dialect: str, options: Any, gateway: Gatew
 def test_exact_tokens_are_of_one_answer(gateway: Gateway, model: ModelServer) -> None:
     refused = gateway.post(CHAT, {**YES, "n": 2})
     assert refused.status_code == 400
-    assert "n: exact tokens are kept of one answer" in refused.json()["error"]["message"]
+    assert "n: the gateway records exact tokens of one answer only" in refused.json()["error"]["message"]
     assert model.asked == []
 
 
@@ -101,7 +101,7 @@ def test_a_password_in_an_address_names_no_upstream(tmp_path: Path) -> None:
 
 
 def test_bodies_have_so_much_room_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    room = Room(10)
+    room = BodyQuota(10)
 
     async def body(*pieces: bytes) -> bytes:
         left = list(pieces)
@@ -112,12 +112,12 @@ def test_bodies_have_so_much_room_together(monkeypatch: pytest.MonkeyPatch) -> N
         return await exchange.body_of(receive, room)  # type: ignore[arg-type]
 
     assert asyncio.run(body(b"1234", b"56")) == b"123456"
-    with pytest.raises(Refused, match="too much is under way"):
+    with pytest.raises(ErrorReply, match="too many requests are under way"):
         asyncio.run(body(b"123", b"45"))
     room.give(6)
     assert asyncio.run(body(b"123", b"4567890")) == b"1234567890"
     room.give(10)
     monkeypatch.setattr(exchange, "MAX_BODY", 4)
-    with pytest.raises(Refused, match="a body of more than"):
+    with pytest.raises(ErrorReply, match="the body is larger than"):
         asyncio.run(body(b"12345"))
     room.take(10)

@@ -103,7 +103,7 @@ def test_one_model_of_the_list(tmp_path: Path) -> None:
         body: Any = raised.value.body
         assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
         refused = gateway.post(PATHS["chat"], {**body_of("chat", "x"), "model": "claude"})
-        assert "(there are: policy/ab, gpt-9, gpt-*, qwen/*)" in error_of("chat", refused)
+        assert "(available: policy/ab, gpt-9, gpt-*, qwen/*)" in error_of("chat", refused)
 
 
 # ------------------------------------------------------------------------- counts of tokens
@@ -140,7 +140,7 @@ def test_where_nobody_counts_tokens_that_is_said(tmp_path: Path) -> None:
         anthropic.Anthropic(base_url=gateway.url, api_key="none", max_retries=0) as client,
     ):
         for name in ("m", "mine"):
-            with pytest.raises(anthropic.NotFoundError, match="counts no tokens"):
+            with pytest.raises(anthropic.NotFoundError, match="cannot count tokens"):
                 client.messages.count_tokens(model=name, messages=YES)
         with pytest.raises(anthropic.NotFoundError, match="no model 'n' here"):
             client.messages.count_tokens(model="n", messages=YES)
@@ -159,7 +159,7 @@ def test_calls_a_minute(gateway: Gateway, model: ModelServer) -> None:
     headers = {"authorization": f"Bearer {words}"}
     answers = [gateway.post(PATHS["chat"], body_of("chat", "x"), headers=headers) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert "may make 2 calls a minute" in error_of("chat", answers[2])
+    assert "has made its 2 calls of this minute" in error_of("chat", answers[2])
     assert 50 <= int(answers[2].headers["retry-after"]) <= 60
     assert (len(model.asked), len(gateway.spans())) == (2, 2), "one that comes again is not noted"
 

@@ -27,22 +27,22 @@ def deep(n: int) -> bytes:
 
 
 BAD: dict[str, tuple[bytes, int, str]] = {
-    "empty": (b"", 400, "no JSON object"),
-    "text": (b"hello", 400, "no JSON object"),
-    "list": (b"[1]", 400, "no JSON object"),
-    "half": (b'{"model": "m", "messages": [', 400, "no JSON object"),
-    "not utf-8": (b'{"model": "\xff"}', 400, "no JSON object"),
+    "empty": (b"", 400, "not a JSON object"),
+    "text": (b"hello", 400, "not a JSON object"),
+    "list": (b"[1]", 400, "not a JSON object"),
+    "half": (b'{"model": "m", "messages": [', 400, "not a JSON object"),
+    "not utf-8": (b'{"model": "\xff"}', 400, "not a JSON object"),
     "half a surrogate": (
         b'{"model": "m", "messages": [{"role": "user", "content": "\\ud83d"}]}',
         400,
-        "no JSON object",
+        "not a JSON object",
     ),
-    "NaN": (b'{"model": "m", "temperature": NaN}', 400, "no JSON object"),
-    "deep": (deep(200), 400, "more than 100 levels"),
-    "deeper": (deep(5000), 400, "no JSON object"),
+    "NaN": (b'{"model": "m", "temperature": NaN}', 400, "not a JSON object"),
+    "deep": (deep(200), 400, "deeper than 100 levels"),
+    "deeper": (deep(5000), 400, "not a JSON object"),
     "no model": (b'{"messages": []}', 400, "model"),
     "model of another type": (b'{"model": ["m"], "messages": []}', 400, "model"),
-    "too large": (b'{"model": "m", "x": "' + b"y" * 120_000 + b'"}', 413, "a body of more than"),
+    "too large": (b'{"model": "m", "x": "' + b"y" * 120_000 + b'"}', 413, "the body is larger than"),
 }
 
 

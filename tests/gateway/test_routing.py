@@ -99,7 +99,7 @@ def test_versions_of_the_registry(model: ModelServer, tmp_path: Path) -> None:
         registry = Registry(gateway.store)
         none = ask(gateway, "policy/live")
         assert none.status_code == 404
-        assert "no policy version 'live' in the registry (there are: none)" in none.json()["error"]["message"]
+        assert "no policy version 'live' in the registry (available: none)" in none.json()["error"]["message"]
         add(registry, 1)
         assert until(lambda: ask(gateway, "policy/live").status_code == 200)
         add(registry, 2)
@@ -114,7 +114,7 @@ def test_versions_of_the_registry(model: ModelServer, tmp_path: Path) -> None:
         assert (said["agentloop.policy.version"], said["gen_ai.request.model"]) == (2, "policy/live")
         assert ask(gateway, "policy/live", "run-2").status_code == 200
         wrong = ask(gateway, "policy/3").json()["error"]["message"]
-        assert "no policy version '3' in the registry (there are: live, 1, 2)" in wrong
+        assert "no policy version '3' in the registry (available: live, 1, 2)" in wrong
         listed = {each["id"] for each in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
         assert listed == {"policy/live", "policy/1", "policy/2", "base"}
         assert "run-2" in {document["summary"]["episode_id"] for document in gateway.traces("version:2")}

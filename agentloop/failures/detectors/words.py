@@ -56,7 +56,8 @@ REFUSED = re.compile(
 )
 """A model or service that refused: whoever asked it has to change something."""
 UNREADABLE = re.compile(
-    r"sent what is no answer|no chat completion|pars\w* (?:the )?(?:tool|function) call|tool_use_failed"
+    r"sent (?:what is no|an unreadable) answer|no chat completion|pars\w* (?:the )?(?:tool|function) call|"
+    r"tool_use_failed"
 )
 """An answer of a model, or a tool call in it, that cannot be read."""
 BOX = re.compile(

@@ -5,8 +5,8 @@ Source: platform.openai.com/docs/api-reference/chat; token ids as vLLM adds them
 
 from __future__ import annotations
 
-from agentloop.gateway.dialects import given
-from agentloop.gateway.dialects.chat_stream import Asked, ChatEncoder, ChatListener
+from agentloop.gateway.dialects import values
+from agentloop.gateway.dialects.chat_stream import AnswerFilter, ChatEncoder, ChatListener
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Encoder, Json, Listener
 from agentloop.gateway.dialects.errors import openai_error as error
 
@@ -17,21 +17,21 @@ path = "/v1/chat/completions"
 
 
 def to_chat(body: Json, *, record: bool = False) -> Json:
-    """The request as it is, when it has messages. What is in them is the upstream's to judge."""
-    given.table(body.get("stream_options") or {}, "stream_options")
-    messages = given.array(body.get("messages"), "messages")
+    """The request unchanged, if it has messages. The upstream validates their content."""
+    values.table(body.get("stream_options") or {}, "stream_options")
+    messages = values.array(body.get("messages"), "messages")
     if not messages:
-        raise BadRequest("messages", "there is none; send at least one")
+        raise BadRequest("messages", "empty; send at least one")
     for n, message in enumerate(messages):
-        given.text(given.table(message, f"messages.{n}").get("role"), f"messages.{n}.role")
+        values.text(values.table(message, f"messages.{n}").get("role"), f"messages.{n}.role")
     return body
 
 
 def from_chat(answer: Json, body: Json) -> Json:
-    """The answer as it is, without log-probabilities and token ids that the client did not ask for."""
+    """The answer without log-probabilities and token ids that the client did not request."""
     if not answer.get("choices"):
         raise BadAnswer("the upstream's answer has no choices")
-    return Asked(body).strip(answer)
+    return AnswerFilter(body).strip(answer)
 
 
 def encoder(body: Json) -> Encoder:

@@ -1,4 +1,4 @@
-"""A chat completion read once, for the dialects that say it in other words."""
+"""A chat completion, parsed once for the dialects that translate it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from uuid import uuid4
 from agentloop.gateway.dialects.dialect import BadAnswer, Json
 
 LARGEST = 2**53
-"""Of whole numbers that every reader of JSON takes for the same."""
+"""Largest whole number that every JSON parser reads exactly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class FunctionCall:
     id: str
     name: str
     arguments: str
@@ -23,7 +23,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens. n_cached and n_written are of the prompt's, n_reasoning of the completion's."""
+    """Numbers of tokens. n_cached and n_written are part of the prompt, n_reasoning is part of the completion."""
 
     n_prompt: int = 0
     n_completion: int = 0
@@ -33,32 +33,32 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class ChatCompletion:
     key: str
-    """What the server calls it by, without its prefix; ours where it gave none."""
+    """The server's id without its prefix, or ours if the server sent none."""
     model: str
     created: int
     """Seconds since the epoch."""
     text: str = ""
     reasoning: str = ""
     refusal: str = ""
-    calls: list[Called] = field(default_factory=list)
+    calls: list[FunctionCall] = field(default_factory=list)
     finish: str | None = None
     stop: str | None = None
-    """The stop sequence that ended it, where the server tells (vLLM)."""
+    """The stop sequence that ended it, if the server reports it (vLLM)."""
     usage: Usage | None = None
     logprobs: list[Json] = field(default_factory=list)
 
 
-def completion_of(answer: Json, body: Json) -> Completion:
-    """The first choice. Raises BadAnswer when there is none, or when it has no message."""
+def completion_of(answer: Json, body: Json) -> ChatCompletion:
+    """The first choice. Raises BadAnswer if it is missing or has no message."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise BadAnswer("the upstream's answer has no message in its first choice")
     created = answer.get("created")
-    return Completion(
+    return ChatCompletion(
         key=key_of(answer),
         model=text_of(answer, "model") or text_of(body, "model"),
         created=created if isinstance(created, int) else int(time.time()),
@@ -77,37 +77,37 @@ def key_of(answer: Json) -> str:
     return re.sub(r"[^0-9A-Za-z]", "", text_of(answer, "id").removeprefix("chatcmpl-")) or uuid4().hex
 
 
-def text_of(said: Json, name: str) -> str:
-    value = said.get(name)
+def text_of(table: Json, name: str) -> str:
+    value = table.get(name)
     return value if isinstance(value, str) else ""
 
 
-def table_of(said: Json, name: str) -> Json:
-    value = said.get(name)
+def table_of(table: Json, name: str) -> Json:
+    value = table.get(name)
     return value if isinstance(value, dict) else {}
 
 
-def tables(said: Json, name: str) -> list[Json]:
+def tables(table: Json, name: str) -> list[Json]:
     """The objects in a list."""
-    value = said.get(name)
-    return [held for held in value if isinstance(held, dict)] if isinstance(value, list) else []
+    value = table.get(name)
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def reasoning_of(message: Json) -> str:
-    """Of a message or a delta. vLLM says `reasoning`, most others `reasoning_content`."""
+    """The reasoning of a message or a delta. vLLM calls it `reasoning`, most others `reasoning_content`."""
     return text_of(message, "reasoning_content") or text_of(message, "reasoning")
 
 
-def _calls(message: Json) -> list[Called]:
-    made = []
+def _calls(message: Json) -> list[FunctionCall]:
+    function_calls = []
     calls = message.get("tool_calls")
     for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not text_of(function, "name"):
             raise BadAnswer("the upstream's answer has a tool call without a function's name")
         call_id = text_of(call, "id") or f"call_{uuid4().hex}"
-        made.append(Called(call_id, text_of(function, "name"), text_of(function, "arguments")))
-    return made
+        function_calls.append(FunctionCall(call_id, text_of(function, "name"), text_of(function, "arguments")))
+    return function_calls
 
 
 def usage_of(usage: Any) -> Usage | None:
@@ -123,17 +123,17 @@ def usage_of(usage: Any) -> Usage | None:
     )
 
 
-def number(given: Any, name: str) -> int:
-    """A count, as of tokens; 0 for what is none."""
-    value = given.get(name) if isinstance(given, dict) else None
+def number(table: Any, name: str) -> int:
+    """A count, such as a number of tokens; 0 for any other value."""
+    value = table.get(name) if isinstance(table, dict) else None
     return value if type(value) is int and 0 <= value < LARGEST else 0
 
 
 def chat_answer(
     answer_id: str, model: str, created: int, message: Json, finish: str | None, usage: Usage | None
 ) -> Json:
-    """A chat completion out of another dialect's answer. finish: None when it broke off."""
-    made: Json = {
+    """A chat completion from another dialect's answer. finish: None if the answer broke off."""
+    answer: Json = {
         "id": answer_id,
         "object": "chat.completion",
         "created": created,
@@ -141,14 +141,14 @@ def chat_answer(
         "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish}],
     }
     if usage:
-        made["usage"] = {
+        answer["usage"] = {
             "prompt_tokens": usage.n_prompt,
             "completion_tokens": usage.n_completion,
             "total_tokens": usage.n_prompt + usage.n_completion,
             "prompt_tokens_details": {"cached_tokens": usage.n_cached, "cache_write_tokens": usage.n_written},
             "completion_tokens_details": {"reasoning_tokens": usage.n_reasoning},
         }
-    return made
+    return answer
 
 
 def chat_message(text: str, reasoning: str, refusal: str, calls: list[Json], other: list[Any]) -> Json:

@@ -1,4 +1,4 @@
-"""What the gateway asks of a dialect. The modules `chat`, `messages` and `responses` fit it as they are."""
+"""The Protocols of a dialect. The modules `chat`, `messages` and `responses` implement them."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ class BadRequest(ValueError):
 
 
 class Unsupported(BadRequest):
-    """A request that is well-formed and has no form in chat completions."""
+    """A valid request that chat completions cannot express."""
 
 
 class BadAnswer(ValueError):
-    """An upstream's answer or chunk that is none: HTTP 502."""
+    """An unreadable answer or chunk of an upstream: HTTP 502."""
 
 
 class Encoder(Protocol):
     """Turns the chunks of a chat completion into the server-sent events of a dialect. One answer, used once."""
 
     def feed(self, chunk: Json) -> bytes:
-        """The events that a chunk makes; may be empty. The chunk is not changed. Raises BadAnswer."""
+        """The events for a chunk; may be empty. Does not change the chunk. Raises BadAnswer."""
 
     def end(self) -> bytes:
-        """Closes all that is open: what a client needs to take the answer for whole."""
+        """The events that close the answer, so that a client accepts it as complete."""
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
-        """In place of `end` when the upstream breaks: the dialect's error event. Arguments as of `Dialect.error`."""
+        """The dialect's error event, in place of `end`, if the upstream breaks off. Arguments: see `Dialect.error`."""
 
 
 class Listener(Protocol):
-    """Puts a stream of the dialect together while it passes by. One answer, used once."""
+    """Assembles an answer from a stream of the dialect. One answer, used once."""
 
     @property
     def error(self) -> Json | None:
-        """What the stream said went wrong, as it said it."""
+        """The error that the stream reported, unchanged."""
 
     def feed(self, event: Json) -> None:
-        """One event's data. What is not understood is passed over: it is another's stream, and it goes on."""
+        """Read one event's data. Unknown events are ignored, since the upstream's API may grow."""
 
     def answer(self) -> Json | None:
-        """The whole answer in the dialect; None while it has not come to its end, or when it ended in an error."""
+        """The whole answer in the dialect; None before its end, or if it ended in an error."""
 
     def partial(self) -> Json:
-        """What has come so far, in the shape of an answer."""
+        """The answer so far, in the shape of a whole one."""
 
 
 class Dialect(Protocol):
@@ -62,8 +62,8 @@ class Dialect(Protocol):
     def to_chat(self, body: Json, *, record: bool = False) -> Json:
         """The request as one of chat completions.
 
-        record: it is written down, not sent: what chat has no form for is kept as JSON text instead of refused.
-        Raises BadRequest, or Unsupported for what could only be said in the dialect itself.
+        record: the result is recorded, not sent: content that chat cannot express becomes JSON text, not an error.
+        Raises BadRequest, or Unsupported for content that only the dialect itself can express.
         """
 
     def from_chat(self, answer: Json, body: Json) -> Json:
@@ -74,9 +74,9 @@ class Dialect(Protocol):
     def listener(self, body: Json) -> Listener: ...
 
     def answer_to_chat(self, answer: Json) -> Json:
-        """A whole answer, or what there was of one, as a chat completion for the record. Raises BadAnswer.
+        """A whole or partial answer as a chat completion for the record. Raises BadAnswer.
 
-        What chat has no form for is kept as it is under `other` of the message.
+        Content that chat cannot express stays unchanged in the message's field `other`.
         """
 
     def error(self, status: int, message: str, kind: str | None = None) -> Json:

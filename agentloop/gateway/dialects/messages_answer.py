@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from agentloop.gateway.dialects.completion import (
-    Called,
-    Completion,
+    ChatCompletion,
+    FunctionCall,
     Usage,
     chat_answer,
     chat_message,
@@ -17,7 +17,7 @@ from agentloop.gateway.dialects.completion import (
     text_of,
 )
 from agentloop.gateway.dialects.dialect import BadAnswer, Json
-from agentloop.gateway.dialects.given import dumped, function_call
+from agentloop.gateway.dialects.values import dumped, function_call
 
 STOPS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use", "function_call": "tool_use"}
 FINISHES = {
@@ -36,23 +36,23 @@ DEEPEST = 250
 
 
 def from_chat(answer: Json, body: Json) -> Json:
-    said = completion_of(answer, body)
+    completion = completion_of(answer, body)
     content: list[Json] = []
-    if said.reasoning:
-        content.append({"type": "thinking", "thinking": said.reasoning, "signature": ""})
-    if text := said.text + said.refusal:
+    if completion.reasoning:
+        content.append({"type": "thinking", "thinking": completion.reasoning, "signature": ""})
+    if text := completion.text + completion.refusal:
         content.append({"type": "text", "text": text, "citations": None})
-    content += [{**use(call), "input": input_of(call.arguments)} for call in said.calls]
-    return {**message(said), "content": content, **ending(said, body), "usage": usage(said.usage)}
+    content += [{**use(call), "input": input_of(call.arguments)} for call in completion.calls]
+    return {**message(completion), "content": content, **ending(completion, body), "usage": usage(completion.usage)}
 
 
-def message(said: Completion) -> Json:
+def message(completion: ChatCompletion) -> Json:
     """As it starts: without content."""
     return {
-        "id": f"msg_{said.key}",
+        "id": f"msg_{completion.key}",
         "type": "message",
         "role": "assistant",
-        "model": said.model,
+        "model": completion.model,
         "content": [],
         "stop_reason": None,
         "stop_sequence": None,
@@ -61,7 +61,7 @@ def message(said: Completion) -> Json:
     }
 
 
-def use(call: Called) -> Json:
+def use(call: FunctionCall) -> Json:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
 
 
@@ -70,24 +70,24 @@ def input_of(arguments: str) -> Json:
     if not arguments.strip():
         return {}
     try:
-        made = orjson.loads(arguments)
+        value = orjson.loads(arguments)
         if arguments.count("{") + arguments.count("[") > DEEPEST:
-            orjson.dumps(made)
+            orjson.dumps(value)
     except (ValueError, TypeError):
-        made = None
-    return made if isinstance(made, dict) else {UNREADABLE: arguments}
+        value = None
+    return value if isinstance(value, dict) else {UNREADABLE: arguments}
 
 
-def ending(said: Completion, body: Json) -> Json:
-    if said.refusal:
+def ending(completion: ChatCompletion, body: Json) -> Json:
+    if completion.refusal:
         reason = "refusal"
-    elif said.finish in STOPS:
-        reason = STOPS[said.finish]
+    elif completion.finish in STOPS:
+        reason = STOPS[completion.finish]
     else:
-        reason = "tool_use" if said.calls else "end_turn"
+        reason = "tool_use" if completion.calls else "end_turn"
     sequences = body.get("stop_sequences")
-    sequence = said.stop if isinstance(sequences, list) and said.stop in sequences else None
-    details = {"type": "refusal", "category": None, "explanation": said.refusal or None}
+    sequence = completion.stop if isinstance(sequences, list) and completion.stop in sequences else None
+    details = {"type": "refusal", "category": None, "explanation": completion.refusal or None}
     return {
         "stop_reason": "stop_sequence" if sequence else reason,
         "stop_sequence": sequence,
@@ -95,14 +95,14 @@ def ending(said: Completion, body: Json) -> Json:
     }
 
 
-def usage(used: Usage | None) -> Json:
+def usage(tokens: Usage | None) -> Json:
     """Tokens; the input's three kinds add up to the prompt."""
-    used = used or Usage()
+    tokens = tokens or Usage()
     return {
-        "input_tokens": max(used.n_prompt - used.n_cached - used.n_written, 0),
-        "cache_creation_input_tokens": used.n_written,
-        "cache_read_input_tokens": used.n_cached,
-        "output_tokens": used.n_completion,
+        "input_tokens": max(tokens.n_prompt - tokens.n_cached - tokens.n_written, 0),
+        "cache_creation_input_tokens": tokens.n_written,
+        "cache_read_input_tokens": tokens.n_cached,
+        "output_tokens": tokens.n_completion,
     }
 
 
@@ -124,24 +124,24 @@ def answer_to_chat(answer: Json) -> Json:
             calls.append(function_call(text_of(block, "id"), text_of(block, "name"), arguments_of(block.get("input"))))
         else:
             other.append(block)
-    used = answer.get("usage")
-    cached, written = number(used, "cache_read_input_tokens"), number(used, "cache_creation_input_tokens")
-    told = Usage(
-        n_prompt=number(used, "input_tokens") + cached + written,
-        n_completion=number(used, "output_tokens"),
+    counts = answer.get("usage")
+    cached, written = number(counts, "cache_read_input_tokens"), number(counts, "cache_creation_input_tokens")
+    tokens = Usage(
+        n_prompt=number(counts, "input_tokens") + cached + written,
+        n_completion=number(counts, "output_tokens"),
         n_cached=cached,
         n_written=written,
-        n_reasoning=number(used.get("output_tokens_details"), "thinking_tokens") if isinstance(used, dict) else 0,
+        n_reasoning=number(counts.get("output_tokens_details"), "thinking_tokens") if isinstance(counts, dict) else 0,
     )
     finish = FINISHES.get(str(answer.get("stop_reason")))
-    said = chat_message("".join(texts), "".join(thoughts), "", calls, other)
-    made = chat_answer(text_of(answer, "id"), text_of(answer, "model"), 0, said, finish, told)
+    reply = chat_message("".join(texts), "".join(thoughts), "", calls, other)
+    completion = chat_answer(text_of(answer, "id"), text_of(answer, "model"), 0, reply, finish, tokens)
     if answer.get("stop_sequence"):
-        made["choices"][0]["stop_reason"] = answer["stop_sequence"]
-    return made
+        completion["choices"][0]["stop_reason"] = answer["stop_sequence"]
+    return completion
 
 
-def arguments_of(given: Any) -> str:
-    if isinstance(given, dict) and given.keys() == {UNREADABLE} and isinstance(words := given[UNREADABLE], str):
+def arguments_of(value: Any) -> str:
+    if isinstance(value, dict) and value.keys() == {UNREADABLE} and isinstance(words := value[UNREADABLE], str):
         return words
-    return dumped(given if isinstance(given, dict) else {}, "input")
+    return dumped(value if isinstance(value, dict) else {}, "input")

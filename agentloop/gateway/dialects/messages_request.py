@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.gateway.dialects.dialect import BadRequest, Json
-from agentloop.gateway.dialects.given import (
+from agentloop.gateway.dialects.values import (
     Keep,
     array,
     as_text,
@@ -66,43 +66,43 @@ def to_chat(body: Json, *, record: bool = False) -> Json:
 
 
 def _messages(body: Json, keep: Keep) -> list[Json]:
-    made = []
+    chat_messages = []
     if system := _parts(body.get("system"), "system", keep):
-        made.append({"role": "system", "content": joined(system)})
+        chat_messages.append({"role": "system", "content": joined(system)})
     messages = array(body.get("messages"), "messages")
     if not messages:
-        raise BadRequest("messages", "there is none; send at least one")
+        raise BadRequest("messages", "empty; send at least one")
     for n, message in enumerate(messages):
         field = f"messages.{n}"
         role = only(table(message, field).get("role"), f"{field}.role", {"user", "assistant", "system"})
         content = message.get("content")
         if role == "assistant":
-            made.append(_assistant(content, f"{field}.content", keep))
+            chat_messages.append(_assistant(content, f"{field}.content", keep))
         elif role == "user":
-            made += _user(content, f"{field}.content", keep)
+            chat_messages += _user(content, f"{field}.content", keep)
         else:
-            made.append({"role": role, "content": joined(_parts(content, f"{field}.content", keep))})
-    return made
+            chat_messages.append({"role": role, "content": joined(_parts(content, f"{field}.content", keep))})
+    return chat_messages
 
 
 def _blocks(content: Any, field: str) -> list[tuple[str, Json, str]]:
     """(kind, block, field) of each block; a text alone is one."""
     if isinstance(content, str):
         return [("text", text_part(content), field)]
-    made = []
+    blocks = []
     for n, block in enumerate(array(content, field)):
         where = f"{field}.{n}"
-        made.append((text(table(block, where).get("type"), f"{where}.type"), block, where))
-    return made
+        blocks.append((text(table(block, where).get("type"), f"{where}.type"), block, where))
+    return blocks
 
 
 def _assistant(content: Any, field: str, keep: Keep) -> Json:
-    said: list[str] = []
+    texts: list[str] = []
     thoughts: list[str] = []
     calls: list[Json] = []
     for kind, block, where in _blocks(content, field):
         if kind == "text":
-            said.append(text(block.get("text"), f"{where}.text"))
+            texts.append(text(block.get("text"), f"{where}.text"))
         elif kind == "thinking":
             thoughts.append(text(block.get("thinking"), f"{where}.thinking"))
         elif kind == "tool_use":
@@ -110,8 +110,8 @@ def _assistant(content: Any, field: str, keep: Keep) -> Json:
             call_id, name = text(block.get("id"), f"{where}.id"), text(block.get("name"), f"{where}.name")
             calls.append(function_call(call_id, name, arguments))
         elif kind != "redacted_thinking":  # which only Anthropic can read
-            said.append(keep(where, f"a block of type {kind!r} in an assistant's message", block))
-    message: Json = {"role": "assistant", "content": "".join(said) or (None if calls else "")}
+            texts.append(keep(where, f"a block of type {kind!r} in an assistant's message", block))
+    message: Json = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
     if any(thoughts):
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -126,10 +126,10 @@ def _user(content: Any, field: str, keep: Keep) -> list[Json]:
     for kind, block, where in _blocks(content, field):
         if kind == "tool_result":
             call_id = text(block.get("tool_use_id"), f"{where}.tool_use_id")
-            held = _parts(block.get("content"), f"{where}.content", keep)
-            result, shown = tool_messages(call_id, held, failed=bool(block.get("is_error")))
+            output = _parts(block.get("content"), f"{where}.content", keep)
+            result, attachments = tool_messages(call_id, output, failed=bool(block.get("is_error")))
             results.append(result)
-            parts += shown
+            parts += attachments
         else:
             parts += _part(kind, block, where, keep)
     if parts or not results:
@@ -153,8 +153,8 @@ def _part(kind: str, block: Json, field: str, keep: Keep) -> list[Json]:
     if kind == "document" and (parts := _document(block, field, keep)) is not None:
         return parts
     if kind == "search_result":
-        found = _parts(block.get("content"), f"{field}.content", keep)
-        return [text_part(f"{block.get('title')} ({block.get('source')})"), *found]
+        passages = _parts(block.get("content"), f"{field}.content", keep)
+        return [text_part(f"{block.get('title')} ({block.get('source')})"), *passages]
     what = f"a block of type {kind!r}"
     if kind in ("image", "document"):
         what += f" with a source of type {block['source'].get('type')!r}"
@@ -163,7 +163,7 @@ def _part(kind: str, block: Json, field: str, keep: Keep) -> list[Json]:
 
 def _document(block: Json, field: str, keep: Keep) -> list[Json] | None:
     source, where = table(block.get("source"), f"{field}.source"), f"{field}.source"
-    about = [text_part(said) for name in ("title", "context") if isinstance(said := block.get(name), str) and said]
+    about = [text_part(words) for name in ("title", "context") if isinstance(words := block.get(name), str) and words]
     if source.get("type") == "base64":
         return [*about, file_part(_data_url(source, where), "document.pdf")]
     if source.get("type") == "text":
@@ -192,23 +192,23 @@ def _tool(tool: Any, field: str, keep: Keep) -> Json:
 
 def _tool_choice(choice: Json) -> Json:
     kind = only(choice.get("type"), "tool_choice.type", {*CHOICES, "tool"})
-    made: Json = {"tool_choice": CHOICES.get(kind)}
+    settings: Json = {"tool_choice": CHOICES.get(kind)}
     if kind == "tool":
         function = {"name": text(choice.get("name"), "tool_choice.name")}
-        made["tool_choice"] = {"type": "function", "function": function}
+        settings["tool_choice"] = {"type": "function", "function": function}
     if choice.get("disable_parallel_tool_use") is not None:
-        made["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
-    return made
+        settings["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    return settings
 
 
 def _output(config: Json) -> Json:
-    made: Json = {}
+    settings: Json = {}
     if config.get("effort") is not None:
-        made["reasoning_effort"] = config["effort"]
+        settings["reasoning_effort"] = config["effort"]
     if config.get("format") is not None:
         form = table(config["format"], "output_config.format")
         only(form.get("type"), "output_config.format.type", {"json_schema"})
         schema = table(form.get("schema"), "output_config.format.schema")
-        named = {"name": "output", "schema": schema, "strict": True}
-        made["response_format"] = {"type": "json_schema", "json_schema": named}
-    return made
+        json_schema = {"name": "output", "schema": schema, "strict": True}
+        settings["response_format"] = {"type": "json_schema", "json_schema": json_schema}
+    return settings

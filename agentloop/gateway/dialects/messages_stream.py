@@ -34,46 +34,48 @@ class MessagesEncoder:
 
     def feed(self, chunk: Json) -> bytes:
         self._whole.feed(chunk)
-        made = b"" if self._key else self._start(chunk)
+        events = b"" if self._key else self._start(chunk)
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict) or choice.get("index"):
                 continue
             delta = table_of(choice, "delta")
             if thought := reasoning_of(delta):
-                made += self._say("thinking", thought)
-            if said := text_of(delta, "content") + text_of(delta, "refusal"):
-                made += self._say("text", said)
-        return made
+                events += self._write("thinking", thought)
+            if words := text_of(delta, "content") + text_of(delta, "refusal"):
+                events += self._write("text", words)
+        return events
 
     def end(self) -> bytes:
-        made = b"" if self._key else self._start({})
-        made += self._close()
+        events = b"" if self._key else self._start({})
+        events += self._close()
         chat = self._whole.partial()
         chat["choices"] = chat["choices"] or [{"message": {}}]
-        said = completion_of(chat, self._body)
-        for call in said.calls:
-            given = input_of(call.arguments)
-            words = orjson.dumps(given).decode() if UNREADABLE in given else call.arguments.strip()
-            made += self._begin("call", use(call))
-            made += self._delta({"type": "input_json_delta", "partial_json": words})
-            made += self._close()
-        made += sse.named({"type": "message_delta", "delta": ending(said, self._body), "usage": usage(said.usage)})
-        return made + sse.named({"type": "message_stop"})
+        completion = completion_of(chat, self._body)
+        for call in completion.calls:
+            tool_input = input_of(call.arguments)
+            words = orjson.dumps(tool_input).decode() if UNREADABLE in tool_input else call.arguments.strip()
+            events += self._begin("call", use(call))
+            events += self._delta({"type": "input_json_delta", "partial_json": words})
+            events += self._close()
+        events += sse.named(
+            {"type": "message_delta", "delta": ending(completion, self._body), "usage": usage(completion.usage)}
+        )
+        return events + sse.named({"type": "message_stop"})
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
         return sse.named(error(status, message, kind))
 
     def _start(self, chunk: Json) -> bytes:
         self._key = key_of(chunk)
-        said = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
-        return sse.named({"type": "message_start", "message": message(said)})
+        completion = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
+        return sse.named({"type": "message_start", "message": message(completion)})
 
-    def _say(self, kind: str, said: str) -> bytes:
-        made = b""
+    def _write(self, kind: str, words: str) -> bytes:
+        events = b""
         if self._open != kind:
-            made = self._close() + self._begin(kind, EMPTY[kind])
-        return made + self._delta({"type": f"{kind}_delta", kind: said})
+            events = self._close() + self._begin(kind, EMPTY[kind])
+        return events + self._delta({"type": f"{kind}_delta", kind: words})
 
     def _begin(self, kind: str, block: Json) -> bytes:
         self._open = kind
@@ -85,13 +87,13 @@ class MessagesEncoder:
     def _close(self) -> bytes:
         if self._open is None:
             return b""
-        made = sse.named({"type": "content_block_stop", "index": self._index})
+        event = sse.named({"type": "content_block_stop", "index": self._index})
         self._open = None
         self._index += 1
-        return made
+        return event
 
 
-GROWN = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 """Kind of a delta -> the field of the block, and of the delta, that it adds to."""
 
 
@@ -110,7 +112,7 @@ class MessagesListener:
             delta, block = table_of(event, "delta"), self._blocks.get(number(event, "index"))
             if block is None:
                 return
-            if field := GROWN.get(text_of(delta, "type")):
+            if field := FIELDS.get(text_of(delta, "type")):
                 block[1].setdefault(field, []).append(text_of(delta, field))
             elif delta.get("type") == "input_json_delta":
                 block[1].setdefault("input", []).append(text_of(delta, "partial_json"))
@@ -123,8 +125,8 @@ class MessagesListener:
             self._usage = dict(table_of(self._message, "usage"))
         elif kind == "message_delta":
             self._ending |= table_of(event, "delta")
-            told = table_of(event, "usage")
-            self._usage |= {name: value for name, value in told.items() if value is not None}
+            totals = table_of(event, "usage")
+            self._usage |= {name: value for name, value in totals.items() if value is not None}
         elif kind == "message_stop":
             self._has_ended = True
         elif kind == "error":
@@ -134,17 +136,17 @@ class MessagesListener:
         return self.partial() if self._has_ended and not self.error else None
 
     def partial(self) -> Json:
-        content = [_grown(*self._blocks[index]) for index in sorted(self._blocks)]
+        content = [_whole(*self._blocks[index]) for index in sorted(self._blocks)]
         return {**self._message, **self._ending, "content": content, "usage": self._usage}
 
 
-def _grown(block: Json, pieces: dict[str, list[Any]]) -> Json:
-    made = dict(block)
+def _whole(block: Json, pieces: dict[str, list[Any]]) -> Json:
+    whole = dict(block)
     for field, values in pieces.items():
         if field == "input":
-            made["input"] = input_of("".join(values))
+            whole["input"] = input_of("".join(values))
         elif field == "citations":
-            made["citations"] = values
+            whole["citations"] = values
         else:
-            made[field] = text_of(block, field) + "".join(values)
-    return made
+            whole[field] = text_of(block, field) + "".join(values)
+    return whole

@@ -6,7 +6,7 @@ from typing import Any
 
 from agentloop.gateway.dialects.completion import (
     LARGEST,
-    Completion,
+    ChatCompletion,
     Usage,
     chat_answer,
     chat_message,
@@ -17,9 +17,9 @@ from agentloop.gateway.dialects.completion import (
     text_of,
 )
 from agentloop.gateway.dialects.dialect import BadAnswer, Json
-from agentloop.gateway.dialects.given import function_call
 from agentloop.gateway.dialects.responses_custom import arguments_of, input_of, names_of
 from agentloop.gateway.dialects.responses_request import asks_logprobs
+from agentloop.gateway.dialects.values import function_call
 
 ECHOED: Json = {
     "instructions": None,
@@ -42,46 +42,50 @@ PREFIXES = {"reasoning": "rs", "text": "msg", "refusal": "msg", "call": "fc", "c
 
 
 def from_chat(answer: Json, body: Json) -> Json:
-    said = completion_of(answer, body)
+    completion = completion_of(answer, body)
     parts: list[tuple[str, str, str, str]] = [
         (kind, words, "", "")
-        for kind, words in (("reasoning", said.reasoning), ("text", said.text), ("refusal", said.refusal))
+        for kind, words in (
+            ("reasoning", completion.reasoning),
+            ("text", completion.text),
+            ("refusal", completion.refusal),
+        )
         if words
     ]
     custom = names_of(body)
-    parts += [("custom" if c.name in custom else "call", c.arguments, c.id, c.name) for c in said.calls]
+    parts += [("custom" if c.name in custom else "call", c.arguments, c.id, c.name) for c in completion.calls]
     parts = parts or [("text", "", "", "")]  # a turn without an item would be missing from the next request
-    logprobs = logprobs_of(said.logprobs) if asks_logprobs(body) else []
+    logprobs = logprobs_of(completion.logprobs) if asks_logprobs(body) else []
     output = []
     for n, (kind, words, call_id, name) in enumerate(parts):
-        ended = status(said) if n == len(parts) - 1 else "completed"
-        output.append(item(kind, item_id(kind, said.key, n), words, ended, call_id, name, logprobs))
-    return response(said, body, output)
+        state = status(completion) if n == len(parts) - 1 else "completed"
+        output.append(item(kind, item_id(kind, completion.key, n), words, state, call_id, name, logprobs))
+    return response(completion, body, output)
 
 
-def response(said: Completion, body: Json, output: list[Json] | None) -> Json:
+def response(completion: ChatCompletion, body: Json, output: list[Json] | None) -> Json:
     """output: None while it is in progress."""
-    ended = "in_progress" if output is None else status(said)
+    state = "in_progress" if output is None else status(completion)
     echoed = {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
     return {
-        "id": f"resp_{said.key}",
+        "id": f"resp_{completion.key}",
         "object": "response",
-        "created_at": said.created,
-        "status": ended,
+        "created_at": completion.created,
+        "status": state,
         "error": None,
-        "incomplete_details": {"reason": INCOMPLETE[str(said.finish)]} if ended == "incomplete" else None,
-        "model": said.model,
+        "incomplete_details": {"reason": INCOMPLETE[str(completion.finish)]} if state == "incomplete" else None,
+        "model": completion.model,
         "output": output or [],
         "previous_response_id": None,
         "store": False,
         "tools": [FUNCTION | tool if tool.get("type") == "function" else tool for tool in tables(body, "tools")],
-        "usage": usage(said.usage) if output is not None else None,
+        "usage": usage(completion.usage) if output is not None else None,
         **echoed,
     }
 
 
-def status(said: Completion) -> str:
-    return "incomplete" if said.finish in INCOMPLETE else "completed"
+def status(completion: ChatCompletion) -> str:
+    return "incomplete" if completion.finish in INCOMPLETE else "completed"
 
 
 def item_id(kind: str, key: str, n: int) -> str:
@@ -89,18 +93,18 @@ def item_id(kind: str, key: str, n: int) -> str:
 
 
 def item(
-    kind: str, given_id: str, words: str, ended: str, call_id: str, name: str, logprobs: list[Json] | None = None
+    kind: str, own_id: str, words: str, state: str, call_id: str, name: str, logprobs: list[Json] | None = None
 ) -> Json:
     """An item of the output. An empty one, in progress, has no part yet."""
-    made: Json = {"id": given_id, "type": "message", "status": ended}
+    fields: Json = {"id": own_id, "type": "message", "status": state}
     if kind == "custom":
-        return {**made, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input_of(words)}
+        return {**fields, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input_of(words)}
     if kind == "call":
-        return {**made, "type": "function_call", "call_id": call_id, "name": name, "arguments": words}
-    content = [] if ended == "in_progress" else [part(kind, words, logprobs)]
+        return {**fields, "type": "function_call", "call_id": call_id, "name": name, "arguments": words}
+    content = [] if state == "in_progress" else [part(kind, words, logprobs)]
     if kind == "reasoning":
-        return {**made, "type": "reasoning", "summary": [], "content": content}
-    return {**made, "role": "assistant", "content": content}
+        return {**fields, "type": "reasoning", "summary": [], "content": content}
+    return {**fields, "role": "assistant", "content": content}
 
 
 def part(kind: str, words: str, logprobs: list[Json] | None = None) -> Json:
@@ -120,15 +124,15 @@ def _token(token: Json) -> Json:
     return {"token": token.get("token"), "logprob": token.get("logprob"), "bytes": token.get("bytes") or []}
 
 
-def usage(used: Usage | None) -> Json | None:
-    if used is None:
+def usage(tokens: Usage | None) -> Json | None:
+    if tokens is None:
         return None
     return {
-        "input_tokens": used.n_prompt,
-        "input_tokens_details": {"cached_tokens": used.n_cached, "cache_write_tokens": used.n_written},
-        "output_tokens": used.n_completion,
-        "output_tokens_details": {"reasoning_tokens": used.n_reasoning},
-        "total_tokens": used.n_prompt + used.n_completion,
+        "input_tokens": tokens.n_prompt,
+        "input_tokens_details": {"cached_tokens": tokens.n_cached, "cache_write_tokens": tokens.n_written},
+        "output_tokens": tokens.n_completion,
+        "output_tokens_details": {"reasoning_tokens": tokens.n_reasoning},
+        "total_tokens": tokens.n_prompt + tokens.n_completion,
     }
 
 
@@ -139,25 +143,27 @@ def answer_to_chat(answer: Json) -> Json:
     texts: dict[str, list[str]] = {"text": [], "refusal": [], "reasoning": []}
     calls: list[Json] = []
     other: list[Any] = []
-    for made in output:
-        kind = made.get("type") if isinstance(made, dict) else None
+    for entry in output:
+        kind = entry.get("type") if isinstance(entry, dict) else None
         if kind == "function_call":
-            call_id, name = text_of(made, "call_id"), text_of(made, "name")
-            calls.append(function_call(call_id, name, text_of(made, "arguments")))
+            call_id, name = text_of(entry, "call_id"), text_of(entry, "name")
+            calls.append(function_call(call_id, name, text_of(entry, "arguments")))
         elif kind == "custom_tool_call":
-            arguments = arguments_of(text_of(made, "input"), "input")
-            calls.append(function_call(text_of(made, "call_id"), text_of(made, "name"), arguments))
+            arguments = arguments_of(text_of(entry, "input"), "input")
+            calls.append(function_call(text_of(entry, "call_id"), text_of(entry, "name"), arguments))
         elif kind == "message":
-            for held in tables(made, "content"):
-                texts["refusal" if held.get("type") == "refusal" else "text"] += [
-                    text_of(held, "text") + text_of(held, "refusal")
+            for piece in tables(entry, "content"):
+                texts["refusal" if piece.get("type") == "refusal" else "text"] += [
+                    text_of(piece, "text") + text_of(piece, "refusal")
                 ]
         elif kind == "reasoning":
-            thoughts = tables(made, "content") or tables(made, "summary")
-            texts["reasoning"] += [text_of(held, "text") for held in thoughts]
+            thoughts = tables(entry, "content") or tables(entry, "summary")
+            texts["reasoning"] += [text_of(piece, "text") for piece in thoughts]
         else:
-            other.append(made)
-    said, thought, refused = "".join(texts["text"]), "\n".join(texts["reasoning"]), "".join(texts["refusal"])
+            other.append(entry)
+    words = "".join(texts["text"])
+    thought = "\n".join(texts["reasoning"])
+    refusal = "".join(texts["refusal"])
     reason = text_of(table_of(answer, "incomplete_details"), "reason")
     finish = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}.get(text_of(answer, "status"))
     finish = "content_filter" if finish and reason == "content_filter" else finish
@@ -166,20 +172,20 @@ def answer_to_chat(answer: Json) -> Json:
         text_of(answer, "id"),
         text_of(answer, "model"),
         int(created) if isinstance(created, int | float) and abs(created) < LARGEST else 0,
-        chat_message(said, thought, refused, calls, other),
+        chat_message(words, thought, refusal, calls, other),
         finish,
         _usage(answer),
     )
 
 
 def _usage(answer: Json) -> Usage | None:
-    used = table_of(answer, "usage")
-    if not used:
+    tokens = table_of(answer, "usage")
+    if not tokens:
         return None
     return Usage(
-        n_prompt=number(used, "input_tokens"),
-        n_completion=number(used, "output_tokens"),
-        n_cached=number(used.get("input_tokens_details"), "cached_tokens"),
-        n_written=number(used.get("input_tokens_details"), "cache_write_tokens"),
-        n_reasoning=number(used.get("output_tokens_details"), "reasoning_tokens"),
+        n_prompt=number(tokens, "input_tokens"),
+        n_completion=number(tokens, "output_tokens"),
+        n_cached=number(tokens.get("input_tokens_details"), "cached_tokens"),
+        n_written=number(tokens.get("input_tokens_details"), "cache_write_tokens"),
+        n_reasoning=number(tokens.get("output_tokens_details"), "reasoning_tokens"),
     )

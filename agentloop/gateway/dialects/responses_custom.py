@@ -9,7 +9,7 @@ import orjson
 
 from agentloop.gateway.dialects.completion import table_of, tables, text_of
 from agentloop.gateway.dialects.dialect import Json
-from agentloop.gateway.dialects.given import dumped
+from agentloop.gateway.dialects.values import dumped
 
 PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 
@@ -20,21 +20,21 @@ def names_of(body: Json) -> set[str]:
 
 
 def function_of(tool: Json) -> Json:
-    described, form = text_of(tool, "description"), table_of(tool, "format")
+    description, form = text_of(tool, "description"), table_of(tool, "format")
     if grammar := text_of(form, "definition"):
-        described = f"{described}\n\nThe input follows this grammar ({text_of(form, 'syntax')}):\n{grammar}".strip()
-    return {"name": tool.get("name"), "description": described, "parameters": PARAMETERS}
+        description = f"{description}\n\nThe input follows this grammar ({text_of(form, 'syntax')}):\n{grammar}".strip()
+    return {"name": tool.get("name"), "description": description, "parameters": PARAMETERS}
 
 
-def arguments_of(given: str, field: str) -> str:
-    return dumped({"input": given}, field)
+def arguments_of(words: str, field: str) -> str:
+    return dumped({"input": words}, field)
 
 
 def input_of(arguments: str) -> str:
     """What the model wrote, as it is, where it did not keep to the one argument: the tool will say so."""
     try:
-        made = orjson.loads(arguments)
+        value = orjson.loads(arguments)
     except ValueError:
         return arguments
-    given = made.get("input") if isinstance(made, dict) else None
-    return given if isinstance(given, str) else arguments
+    words = value.get("input") if isinstance(value, dict) else None
+    return words if isinstance(words, str) else arguments

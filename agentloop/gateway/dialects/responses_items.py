@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.gateway.dialects.dialect import Json
-from agentloop.gateway.dialects.given import (
+from agentloop.gateway.dialects.responses_custom import arguments_of
+from agentloop.gateway.dialects.values import (
     Keep,
     array,
     file_part,
@@ -22,7 +23,6 @@ from agentloop.gateway.dialects.given import (
     text_part,
     tool_messages,
 )
-from agentloop.gateway.dialects.responses_custom import arguments_of
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 """Chat templates of open models know no developer."""
@@ -30,27 +30,27 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develope
 
 def messages_of(body: Json, keep: Keep) -> list[Json]:
     """All of the request's. What instructs at the beginning is one message: many templates take no second one."""
-    made = Messages(keep)
-    given = body.get("input")
-    for n, item in enumerate([given] if isinstance(given, str) else array(given, "input")):
-        made.add(item, "input" if isinstance(given, str) else f"input.{n}")
-    messages = made.close()
+    chat = Messages(keep)
+    items = body.get("input")
+    for n, item in enumerate([items] if isinstance(items, str) else array(items, "input")):
+        chat.add(item, "input" if isinstance(items, str) else f"input.{n}")
+    messages = chat.close()
     first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    said = [text(body["instructions"], "instructions")] if body.get("instructions") else []
-    said += [message["content"] for message in messages[:first] if isinstance(message["content"], str)]
-    if len(said) < first:  # one of them shows something
-        return [*([{"role": "system", "content": said[0]}] if body.get("instructions") else []), *messages]
-    return [*([{"role": "system", "content": "\n\n".join(said)}] if said else []), *messages[first:]]
+    instructions = [text(body["instructions"], "instructions")] if body.get("instructions") else []
+    instructions += [message["content"] for message in messages[:first] if isinstance(message["content"], str)]
+    if len(instructions) < first:  # one of them shows something
+        return [*([{"role": "system", "content": instructions[0]}] if body.get("instructions") else []), *messages]
+    return [*([{"role": "system", "content": "\n\n".join(instructions)}] if instructions else []), *messages[first:]]
 
 
 class Messages:
     def __init__(self, keep: Keep) -> None:
         self._keep = keep
-        self._made: list[Json] = []
+        self._messages: list[Json] = []
         self._reasoning: list[str] = []
-        self._said: list[str] = []
+        self._texts: list[str] = []
         self._calls: list[Json] = []
-        self._shown: list[Json] = []
+        self._attachments: list[Json] = []
 
     def add(self, item: Any, field: str) -> None:
         if isinstance(item, str):
@@ -59,15 +59,15 @@ class Messages:
         if kind in ("function_call_output", "custom_tool_call_output"):
             self._close_answer()
             parts = self._parts(item.get("output"), f"{field}.output")
-            result, shown = tool_messages(text(item.get("call_id"), f"{field}.call_id"), parts)
-            self._made.append(result)
-            self._shown += shown
+            result, attachments = tool_messages(text(item.get("call_id"), f"{field}.call_id"), parts)
+            self._messages.append(result)
+            self._attachments += attachments
             return
         self._close_results()
         if kind == "message":
             self._message(item, field)
         elif kind == "reasoning":
-            if self._said and not self._calls:
+            if self._texts and not self._calls:
                 self._close_answer()
             self._reasoning += self._thoughts(item, field)
         elif kind in ("function_call", "custom_tool_call"):
@@ -78,23 +78,23 @@ class Messages:
                 arguments = arguments_of(text(item.get("input"), f"{field}.input"), f"{field}.input")
             self._calls.append(function_call(call_id, name, arguments))
         else:
-            self._said.append(self._keep(field, f"an item of type {kind!r:.60}", item))
+            self._texts.append(self._keep(field, f"an item of type {kind!r:.60}", item))
 
     def close(self) -> list[Json]:
         self._close_answer()
         self._close_results()
-        return self._made
+        return self._messages
 
     def _message(self, item: Json, field: str) -> None:
         role = ROLES[only(item.get("role"), f"{field}.role", ROLES)]
         parts = self._parts(item.get("content"), f"{field}.content")
         if role != "assistant":
             self._close_answer()
-            self._made.append({"role": role, "content": joined(parts)})
+            self._messages.append({"role": role, "content": joined(parts)})
             return
-        if self._said and not self._calls:
+        if self._texts and not self._calls:
             self._close_answer()
-        self._said.append("".join(part["text"] for part in parts if part["type"] == "text"))
+        self._texts.append("".join(part["text"] for part in parts if part["type"] == "text"))
 
     def _thoughts(self, item: Json, field: str) -> list[str]:
         """The full text, else the summary. What is encrypted only OpenAI can read: it is left out."""
@@ -105,21 +105,21 @@ class Messages:
         return []
 
     def _close_answer(self) -> None:
-        reasoning, said, calls = "\n".join(self._reasoning), "".join(self._said), self._calls
-        if not (reasoning or self._said or calls):
+        reasoning, words, calls = "\n".join(self._reasoning), "".join(self._texts), self._calls
+        if not (reasoning or self._texts or calls):
             return
-        message: Json = {"role": "assistant", "content": said or (None if calls else "")}
+        message: Json = {"role": "assistant", "content": words or (None if calls else "")}
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
             message["tool_calls"] = calls
-        self._made.append(message)
-        self._reasoning, self._said, self._calls = [], [], []
+        self._messages.append(message)
+        self._reasoning, self._texts, self._calls = [], [], []
 
     def _close_results(self) -> None:
-        if self._shown:
-            self._made.append({"role": "user", "content": self._shown})
-            self._shown = []
+        if self._attachments:
+            self._messages.append({"role": "user", "content": self._attachments})
+            self._attachments = []
 
     def _parts(self, content: Any, field: str) -> list[Json]:
         if isinstance(content, str):

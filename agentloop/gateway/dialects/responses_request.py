@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from agentloop.gateway.dialects.dialect import BadRequest, Json
-from agentloop.gateway.dialects.given import Keep, array, as_text, only, refuse, table, text
 from agentloop.gateway.dialects.responses_custom import function_of
 from agentloop.gateway.dialects.responses_items import messages_of
+from agentloop.gateway.dialects.values import Keep, array, as_text, only, refuse, table, text
 
 RENAMED = {"max_output_tokens": "max_completion_tokens"}
 READ = {"input", "instructions", "tools", "tool_choice", "text", "reasoning", "include", "top_logprobs", "stream"}
@@ -44,7 +44,7 @@ def to_chat(body: Json, *, record: bool = False) -> Json:
             del chat[name]
     chat["messages"] = messages_of(body, keep)
     if not chat["messages"]:
-        raise BadRequest("input", "there is none; send text or at least one item")
+        raise BadRequest("input", "empty; send text or at least one item")
     if tools := [_tool(tool, f"tools.{n}", keep) for n, tool in enumerate(array(body.get("tools"), "tools"))]:
         chat["tools"] = tools
         if body.get("tool_choice") is not None:
@@ -96,15 +96,15 @@ def _tool_choice(choice: Any, tools: list[Json], keep: Keep) -> Json:
 
 
 def _text(config: Json) -> Json:
-    made: Json = {}
+    settings: Json = {}
     if config.get("verbosity") is not None:
-        made["verbosity"] = config["verbosity"]
+        settings["verbosity"] = config["verbosity"]
     if config.get("format") is not None:
         form = table(config["format"], "text.format")
         kind = only(form.get("type"), "text.format.type", {"text", "json_object", "json_schema"})
         if kind == "json_object":
-            made["response_format"] = {"type": kind}
+            settings["response_format"] = {"type": kind}
         elif kind == "json_schema":
             named = {name: value for name, value in form.items() if name != "type" and value is not None}
-            made["response_format"] = {"type": kind, "json_schema": named}
-    return made
+            settings["response_format"] = {"type": kind, "json_schema": named}
+    return settings

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from agentloop.gateway.dialects import sse
-from agentloop.gateway.dialects.calls import Call, Calls
+from agentloop.gateway.dialects.calls import StreamedCall, StreamedCalls
 from agentloop.gateway.dialects.chat_stream import ChatListener
 from agentloop.gateway.dialects.completion import (
-    Completion,
+    ChatCompletion,
     completion_of,
     key_of,
     number,
@@ -40,19 +40,19 @@ ENDS = {"response.completed", "response.incomplete"}
 
 
 @dataclass(slots=True)
-class Item:
+class OutputItem:
     index: int
     id: str
     kind: str
-    call: Call | None = None
+    call: StreamedCall | None = None
     pieces: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     whole: Json | None = None
     """When it is done."""
 
-    def made(self, words: str, ended: str) -> Json:
+    def to_json(self, words: str, state: str) -> Json:
         call_id, name = (self.call.id, self.call.name) if self.call else ("", "")
-        return item(self.kind, self.id, words, ended, call_id, name, self.logprobs)
+        return item(self.kind, self.id, words, state, call_id, name, self.logprobs)
 
 
 class ResponsesEncoder:
@@ -63,57 +63,59 @@ class ResponsesEncoder:
         self._whole = ChatListener({})
         self._key = ""
         self._n_events = 0
-        self._items: list[Item] = []
-        self._open: Item | None = None
+        self._items: list[OutputItem] = []
+        self._open: OutputItem | None = None
         """What is said or thought now."""
-        self._calls = Calls()
-        self._called: dict[Call, Item] = {}
+        self._calls = StreamedCalls()
+        self._item_of: dict[StreamedCall, OutputItem] = {}
 
     def feed(self, chunk: Json) -> bytes:
         self._whole.feed(chunk)
-        made = b"" if self._key else self._start(chunk)
+        events = b"" if self._key else self._start(chunk)
         choices = chunk.get("choices")
         for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, dict) or choice.get("index"):
                 continue
             delta = table_of(choice, "delta")
             if thought := reasoning_of(delta):
-                made += self._say("reasoning", thought, [])
+                events += self._write("reasoning", thought, [])
             logprobs = tables(table_of(choice, "logprobs"), "content") if self._asks_logprobs else []
-            if said := text_of(delta, "content"):
-                made += self._say("text", said, logprobs_of(logprobs))
+            if words := text_of(delta, "content"):
+                events += self._write("text", words, logprobs_of(logprobs))
             if refusal := text_of(delta, "refusal"):
-                made += self._say("refusal", refusal, [])
+                events += self._write("refusal", refusal, [])
             for call, piece in self._calls.feed(delta.get("tool_calls")):
-                if call not in self._called:
-                    made += self._close_open() + self._begin("custom" if call.name in self._custom else "call", call)
+                if call not in self._item_of:
+                    events += self._close_open() + self._begin("custom" if call.name in self._custom else "call", call)
                 if piece:
-                    made += self._delta(self._called[call], piece, [])
-        return made
+                    events += self._delta(self._item_of[call], piece, [])
+        return events
 
     def end(self) -> bytes:
-        made = b"" if self._key else self._start({})
-        said = self._said()
+        events = b"" if self._key else self._start({})
+        completion = self._completion()
         if not self._items:
-            made += self._begin("text")
+            events += self._begin("text")
         last = self._items[-1]
         for one in self._items:
             if one.whole is None:
-                made += self._done(one, status(said) if one is last else "completed")
+                events += self._done(one, status(completion) if one is last else "completed")
         output = [one.whole for one in self._items if one.whole]
-        return made + self._event(f"response.{status(said)}", {"response": response(said, self._body, output)})
+        return events + self._event(
+            f"response.{status(completion)}", {"response": response(completion, self._body, output)}
+        )
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
-        made = b"" if self._key else self._start({})
-        output = [one.whole or one.made("".join(one.pieces), "incomplete") for one in self._items]
-        failed = response(self._said(), self._body, output)
+        events = b"" if self._key else self._start({})
+        output = [one.whole or one.to_json("".join(one.pieces), "incomplete") for one in self._items]
+        failed = response(self._completion(), self._body, output)
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         failed |= {"status": "failed", "incomplete_details": None, "error": {"code": code, "message": message}}
         if kind:
             failed["error"]["type"] = kind
-        return made + self._event("response.failed", {"response": failed})
+        return events + self._event("response.failed", {"response": failed})
 
-    def _said(self) -> Completion:
+    def _completion(self) -> ChatCompletion:
         chat = {**self._whole.partial(), "id": self._key}
         chat["choices"] = chat["choices"] or [{"message": {}}]
         chat["choices"][0]["message"].pop("tool_calls", None)  # they are items already, and may have broken off
@@ -121,65 +123,67 @@ class ResponsesEncoder:
 
     def _start(self, chunk: Json) -> bytes:
         self._key = key_of(chunk)
-        said = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
-        begun = {"response": response(said, self._body, None)}
+        completion = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
+        begun = {"response": response(completion, self._body, None)}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
-    def _say(self, kind: str, words: str, logprobs: list[Json]) -> bytes:
-        made, to = b"", self._open
+    def _write(self, kind: str, words: str, logprobs: list[Json]) -> bytes:
+        events, to = b"", self._open
         if to is None or to.kind != kind:
-            made = self._close_open() + self._begin(kind)
+            events = self._close_open() + self._begin(kind)
             to = self._items[-1]
-        return made + self._delta(to, words, logprobs)
+        return events + self._delta(to, words, logprobs)
 
-    def _begin(self, kind: str, call: Call | None = None) -> bytes:
+    def _begin(self, kind: str, call: StreamedCall | None = None) -> bytes:
         index = len(self._items)
-        begun = Item(index, item_id(kind, self._key, index), kind, call)
+        begun = OutputItem(index, item_id(kind, self._key, index), kind, call)
         self._items.append(begun)
-        made = self._event("response.output_item.added", {"output_index": index, "item": begun.made("", "in_progress")})
+        event = self._event(
+            "response.output_item.added", {"output_index": index, "item": begun.to_json("", "in_progress")}
+        )
         if call is not None:
-            self._called[call] = begun
-            return made
+            self._item_of[call] = begun
+            return event
         self._open = begun
-        return made + self._event("response.content_part.added", {**self._place(begun), "part": part(kind, "")})
+        return event + self._event("response.content_part.added", {**self._place(begun), "part": part(kind, "")})
 
-    def _delta(self, to: Item, words: str, logprobs: list[Json]) -> bytes:
+    def _delta(self, to: OutputItem, words: str, logprobs: list[Json]) -> bytes:
         to.pieces.append(words)
         if to.kind == "custom":  # its text stands in JSON, and is told when it is whole
             return b""
-        said = {**self._place(to), "delta": words}
+        fields = {**self._place(to), "delta": words}
         if to.kind == "text":
             to.logprobs += logprobs
-            said["logprobs"] = logprobs
-        return self._event(f"{EVENTS[to.kind]}.delta", said)
+            fields["logprobs"] = logprobs
+        return self._event(f"{EVENTS[to.kind]}.delta", fields)
 
     def _close_open(self) -> bytes:
         return b"" if self._open is None else self._done(self._open, "completed")
 
-    def _done(self, of: Item, ended: str) -> bytes:
+    def _done(self, of: OutputItem, state: str) -> bytes:
         words = "".join(of.pieces)
-        of.whole = of.made(words, ended)
+        of.whole = of.to_json(words, state)
         if of is self._open:
             self._open = None
-        made = b""
+        events = b""
         if of.kind == "custom":
             words = of.whole["input"]
-            made = self._event(f"{EVENTS[of.kind]}.delta", {**self._place(of), "delta": words})
-        said = {**self._place(of), WORDS[of.kind]: words}
+            events = self._event(f"{EVENTS[of.kind]}.delta", {**self._place(of), "delta": words})
+        fields = {**self._place(of), WORDS[of.kind]: words}
         if of.kind == "text":
-            said["logprobs"] = of.logprobs
-        made += self._event(f"{EVENTS[of.kind]}.done", said)
+            fields["logprobs"] = of.logprobs
+        events += self._event(f"{EVENTS[of.kind]}.done", fields)
         if of.call is None:
             whole = part(of.kind, words, of.logprobs)
-            made += self._event("response.content_part.done", {**self._place(of), "part": whole})
-        return made + self._event("response.output_item.done", {"output_index": of.index, "item": of.whole})
+            events += self._event("response.content_part.done", {**self._place(of), "part": whole})
+        return events + self._event("response.output_item.done", {"output_index": of.index, "item": of.whole})
 
-    def _place(self, of: Item) -> Json:
+    def _place(self, of: OutputItem) -> Json:
         place: Json = {"item_id": of.id, "output_index": of.index}
         return place if of.call else {**place, "content_index": 0}
 
-    def _event(self, kind: str, said: Json) -> bytes:
-        event = {"type": kind, "sequence_number": self._n_events, **said}
+    def _event(self, kind: str, fields: Json) -> bytes:
+        event = {"type": kind, "sequence_number": self._n_events, **fields}
         self._n_events += 1
         return sse.named(event)
 

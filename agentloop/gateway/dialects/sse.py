@@ -24,7 +24,7 @@ class Events:
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
         self._limit = limit_bytes
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._is_first = True
         self._ends_in_cr = False
 
@@ -37,17 +37,17 @@ class Events:
             data = data[:-1]
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        held, made = self._held, []
-        begin, look = 0, max(len(held) - 1, 0)
-        held += data
-        while (end := held.find(b"\n\n", look)) >= 0:
+        buffer, events = self._buffer, []
+        begin, look = 0, max(len(buffer) - 1, 0)
+        buffer += data
+        while (end := buffer.find(b"\n\n", look)) >= 0:
             self._check(end - begin)
-            if event := self._read(bytes(held[begin:end])):
-                made.append(event)
+            if event := self._read(bytes(buffer[begin:end])):
+                events.append(event)
             begin = look = end + 2
-        del held[:begin]
-        self._check(len(held))
-        return made
+        del buffer[:begin]
+        self._check(len(buffer))
+        return events
 
     def _check(self, n_bytes: int) -> None:
         if n_bytes > self._limit:

@@ -220,7 +220,7 @@ UNSUPPORTED: list[tuple[str, Json, Json]] = [
 @pytest.mark.parametrize(("field", "said", "more"), UNSUPPORTED)
 def test_what_chat_cannot_say_is_refused_and_recorded(field: str, said: Json, more: Json) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [said], **more}
-    with pytest.raises(Unsupported, match="chat completions have no form for") as caught:
+    with pytest.raises(Unsupported, match="chat completions cannot express") as caught:
         messages.to_chat(body)
     assert caught.value.field == field
     assert "kept" in str(messages.to_chat(body, record=True))

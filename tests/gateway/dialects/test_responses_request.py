@@ -223,7 +223,7 @@ UNSUPPORTED: list[tuple[str, Json]] = [
 
 @pytest.mark.parametrize(("field", "body"), UNSUPPORTED)
 def test_what_chat_cannot_say_is_refused_and_recorded(field: str, body: Json) -> None:
-    with pytest.raises(Unsupported, match="chat completions have no form for") as caught:
+    with pytest.raises(Unsupported, match="chat completions cannot express") as caught:
         responses.to_chat(body)
     assert caught.value.field == field
     recorded = str(responses.to_chat(body, record=True))

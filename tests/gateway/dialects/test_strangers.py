@@ -165,7 +165,7 @@ def test_a_stream_is_translated_or_called_bad(dialect: Dialect, body: Json, data
                 encoder.feed(chunk)
         encoder.end()
     except BadAnswer:
-        encoder.fail(502, "the upstream sent what is no answer")
+        encoder.fail(502, "the upstream sent an unreadable answer")
     for event in data.draw(spoilt(events(streamed(dialect.encoder(body), chunks)))):
         if isinstance(event, dict):
             heard.feed(event)

@@ -1,4 +1,4 @@
-"""Values of a request that a stranger sent, checked as they are read, and the parts of chat messages made of them."""
+"""Checked values from a client's request, and the parts of chat messages that are built from them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from agentloop.gateway.dialects.dialect import BadRequest, Json, Unsupported
 
 Keep = Callable[[str, str, Any], str]
-"""(field, what it is, value) -> text in its place, for what chat has no form for."""
+"""(field, description, value) -> replacement text for a value that chat cannot express."""
 
 
 def refuse(field: str, what: str, value: Any) -> str:
     raise Unsupported(
-        field, f"chat completions have no form for {what}; leave it out, or use a model whose server speaks this API"
+        field, f"chat completions cannot express {what}; remove it, or use a model whose server speaks this API"
     )
 
 
@@ -24,28 +24,28 @@ def as_text(field: str, what: str, value: Any) -> str:
 
 def text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise BadRequest(field, f"{type(value).__name__} where text should be")
+        raise BadRequest(field, f"got {type(value).__name__}, expected text")
     return value
 
 
 def table(value: Any, field: str) -> Json:
     if not isinstance(value, dict):
-        raise BadRequest(field, f"{type(value).__name__} where an object should be")
+        raise BadRequest(field, f"got {type(value).__name__}, expected an object")
     return value
 
 
 def array(value: Any, field: str) -> list[Any]:
-    """A list; nothing for null."""
+    """A list; an empty one for null."""
     if value is None:
         return []
     if not isinstance(value, list):
-        raise BadRequest(field, f"{type(value).__name__} where a list should be")
+        raise BadRequest(field, f"got {type(value).__name__}, expected a list")
     return value
 
 
-def only(value: Any, field: str, known: Collection[str]) -> str:
-    if not isinstance(value, str) or value not in known:
-        raise BadRequest(field, f"{value!r:.60} is none of {', '.join(sorted(known))}")
+def only(value: Any, field: str, options: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in options:
+        raise BadRequest(field, f"got {value!r:.60}, expected one of {', '.join(sorted(options))}")
     return value
 
 
@@ -54,11 +54,11 @@ def dumped(value: Any, field: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False)
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadRequest(field, f"no JSON: {error}") from None
+        raise BadRequest(field, f"not JSON: {error}") from None
 
 
-def text_part(said: str) -> Json:
-    return {"type": "text", "text": said}
+def text_part(words: str) -> Json:
+    return {"type": "text", "text": words}
 
 
 def image_part(url: str, detail: Any = None) -> Json:
@@ -73,21 +73,21 @@ def file_part(data_url: str, name: str) -> Json:
 
 
 def joined(parts: list[Json]) -> str | list[Json]:
-    """A message's content: one text where there is nothing else, which every server takes; lines as vLLM joins them."""
+    """A message's content. Text parts alone become one text, which every server accepts, joined as vLLM does it."""
     if all(part["type"] == "text" for part in parts):
         return "\n".join(part["text"] for part in parts)
     return parts
 
 
 def tool_messages(call_id: str, parts: list[Json], *, failed: bool = False) -> tuple[Json, list[Json]]:
-    """A tool's result, and what of it goes to the user's message behind all results: a tool's message is only text."""
-    said = "\n".join(part["text"] for part in parts if part["type"] == "text")
-    if failed and not said.lower().startswith("error"):
-        said = f"Error: {said}"  # chat has no field for it
-    shown = [part for part in parts if part["type"] != "text"]
-    if shown:
-        shown.insert(0, text_part(f"Shown by tool call {call_id}:"))
-    return {"role": "tool", "tool_call_id": call_id, "content": said}, shown
+    """A tool's message, and the parts for a user's message after all results: a tool's message holds only text."""
+    content = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    if failed and not content.lower().startswith("error"):
+        content = f"Error: {content}"  # chat has no field for a failed call
+    attachments = [part for part in parts if part["type"] != "text"]
+    if attachments:
+        attachments.insert(0, text_part(f"Shown by tool call {call_id}:"))
+    return {"role": "tool", "tool_call_id": call_id, "content": content}, attachments
 
 
 def function_call(call_id: str, name: str, arguments: str) -> Json:

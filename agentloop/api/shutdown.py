@@ -24,7 +24,7 @@ ENDING_S, CUT_S = 10, 5
 """Seconds for what is under way to end by itself; to be written down once it is cut."""
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Uvicorn with that end, for one run."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, say: Callable[[str], None]) -> None:

@@ -1,6 +1,6 @@
-"""An upstream that is a library: litellm, which knows the providers whose dialects nobody here speaks.
+"""An upstream that is a library: litellm, for providers whose dialects the gateway does not speak.
 
-It gives what a server of chat completions would send, as bytes, so that the rest of the gateway does not know it.
+It returns the bytes that a server of chat completions would send, so the rest of the gateway treats both alike.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from agentloop.errors import PluginError
-from agentloop.gateway.failures import Refusal, UpstreamFailed
+from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.routes import Upstream
 from agentloop.policies.litellm import load_litellm
 
@@ -25,18 +25,18 @@ PASSED_ON = frozenset(
         "top_p", "user", "verbosity",
     }
 )  # fmt: skip
-"""Fields of a request that are the client's to set. Any other may tell litellm where to send the key, or a file."""
+"""Fields of a request that the client may set. Any other could make litellm send our key elsewhere, or read a file."""
 
 
-class HostedAnswer:
-    """See `upstreams.Answer`."""
+class LitellmAnswer:
+    """See `upstreams.HttpAnswer`."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer
 
     async def aclose(self) -> None:
-        """End the connection, if there is one."""
-        close = getattr(self._answer, "aclose", None)  # of a stream
+        """End the connection, if it is open."""
+        close = getattr(self._answer, "aclose", None)  # only streams have one
         if close is not None:
             with suppress(Exception):  # the classes of every provider's client
                 await close()
@@ -59,24 +59,24 @@ class HostedAnswer:
         yield b"data: [DONE]\n\n"
 
 
-async def ask(upstream: Upstream, body: bytes) -> HostedAnswer:
+async def ask(upstream: Upstream, body: bytes) -> LitellmAnswer:
     """Ask the provider. Raises Refusal and UpstreamFailed."""
-    asked = orjson.loads(body)
-    if others := sorted(asked.keys() - PASSED_ON):
-        raise Refusal(400, _error(f"{', '.join(others)}: no field that is passed on to this model", None), None)
+    request = orjson.loads(body)
+    if others := sorted(request.keys() - PASSED_ON):
+        raise UpstreamRefusal(400, _error(f"{', '.join(others)}: not accepted for this model; remove it", None), None)
     try:
         litellm = load_litellm()
     except PluginError as error:
-        raise UpstreamFailed("unreachable", f"cannot be asked ({error})") from error
-    given = {
+        raise UpstreamFailed("unreachable", f"is not available ({error})") from error
+    credentials = {
         **({"api_key": upstream.api_key} if upstream.api_key else {}),
         **({"api_base": upstream.base_url} if upstream.base_url else {}),
     }
     try:
-        # As in policies/litellm.py: nothing is tried again, nothing that its proxy alone has is imported.
+        # As in policies/litellm.py: no retries, and no import of what only its proxy needs.
         answer = await litellm.acompletion(
-            **asked,
-            **given,
+            **request,
+            **credentials,
             drop_params=True,
             num_retries=0,
             max_retries=0,
@@ -84,16 +84,16 @@ async def ask(upstream: Upstream, body: bytes) -> HostedAnswer:
             _skip_mcp_handler=True,
         )
     except litellm.ContextWindowExceededError as error:
-        raise Refusal(400, _error(str(error), TOO_LONG), None) from error
+        raise UpstreamRefusal(400, _error(str(error), TOO_LONG), None) from error
     except Exception as error:  # the classes of every provider's client
         status = getattr(error, "status_code", None)
         words = f"{type(error).__name__}: {error}"
         if isinstance(error, litellm.Timeout):
-            raise UpstreamFailed("silent", f"said nothing for too long ({words})", 504) from error
+            raise UpstreamFailed("silent", f"sent nothing for too long ({words})", 504) from error
         if not isinstance(status, int) or status >= 500:
             raise UpstreamFailed("unreachable", f"gave no answer ({words})") from error
-        raise Refusal(status, _error(words, None), None) from error
-    return HostedAnswer(answer)
+        raise UpstreamRefusal(status, _error(words, None), None) from error
+    return LitellmAnswer(answer)
 
 
 def _error(message: str, code: str | None) -> bytes:

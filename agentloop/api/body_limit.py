@@ -21,7 +21,7 @@ BODY_S = 30.0
 """Seconds from the first byte that is asked for to the last."""
 
 
-class Bounded:
+class BodyLimit:
     """ASGI middleware; whoever reads too much, or for too long, is given an HTTPException of 413 or 408."""
 
     def __init__(self, app: ASGIApp) -> None:

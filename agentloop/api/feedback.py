@@ -29,25 +29,25 @@ def _storable(value: object) -> object:
 Text = Annotated[str, BeforeValidator(_storable)]
 
 
-class Given(BaseModel):
+class Feedback(BaseModel):
     """A body. What nobody reads is refused: it would be taken for said."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
-    def known(cls, body: Any) -> Any:
+    def check_fields(cls, body: Any) -> Any:
         """Raises ValueError that names a field that is none, and those there are."""
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
-                known = ", ".join(cls.model_fields)
+                names = ", ".join(cls.model_fields)
                 raise ValueError(
-                    f"no field {name[:100]!r} (known: {known}){did_you_mean(name[:100], cls.model_fields)}"
+                    f"no field {name[:100]!r} (known: {names}){did_you_mean(name[:100], cls.model_fields)}"
                 )
         return body
 
 
-class GivenScore(Given):
+class GivenScore(Feedback):
     """A verifier's number for a trace, or why there is none. The last word of a source counts."""
 
     value: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
@@ -56,7 +56,7 @@ class GivenScore(Given):
     source: Text = Field(default="api", min_length=1, max_length=100)
 
 
-class GivenLabel(Given):
+class GivenLabel(Feedback):
     """A failure that a person or program found. The last word of a detector on a type and step counts."""
 
     step: Annotated[int, Field(ge=0, lt=2**31, strict=True), BeforeValidator(_whole)] | None = None
@@ -103,14 +103,14 @@ def person(detector: str) -> str | None:
     return by
 
 
-class GivenReward(Given):
+class GivenReward(Feedback):
     """What a trace is worth as a whole, such as an outcome that is known days later."""
 
     state: RewardState = RewardState.scored
     reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
 
 
-class Resolution(Given):
+class Resolution(Feedback):
     """A person's word on a trace: what it is worth, and what that rests on."""
 
     reward: float = Field(ge=0, le=1, allow_inf_nan=False, strict=True)
