@@ -19,10 +19,12 @@ PRINTED = {
     "write_a_verifier.py": "silent 0.0",
     "traces_in_pandas.py": "outcome.wrong_or_unverified",
     "record_your_agent.py": "3 traces stored",
+    "sdk_agent.py": "mean reward 1.0",
     "judge_imported.py": "Is 9 a prime? 0.0",
     "mine_a_case/mine.py": "admitted to evals/regressions/",
 }
 """Script -> words that it prints."""
+NEEDED = {"traces_in_pandas.py": "pandas", "sdk_agent.py": "openai"}
 pytestmark = pytest.mark.slow
 
 
@@ -49,8 +51,9 @@ def copied(example: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("example", PRINTED)
 def test_an_example_prints_what_it_is_about(example: str, tmp_path: Path, bubblewrap: object) -> None:
-    if example == "traces_in_pandas.py" and find_spec("pandas") is None:
-        pytest.skip("needs pandas: pip install -e '.[dev]'")
+    package = NEEDED.get(example)
+    if package is not None and find_spec(package) is None:
+        pytest.skip(f"needs {package}: pip install -e '.[dev]'")
     folder = copied(example, tmp_path)
     assert PRINTED[example] in ran(folder, Path(example).name)
 

@@ -182,6 +182,34 @@ def test_ctrl_c_keeps_what_had_ended_and_leaves_nothing_behind(where: str, folde
         assert [row.task_id for row in store.every()] == ["quick"]
 
 
+AGENT = """
+import json, os, urllib.request
+
+def four(task):
+    return "4"
+
+def asks(task):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": task.instruction}]}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "my_agent.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(folder)
+    import my_agent  # type: ignore[import-not-found]
+
+    [attempt] = al.run([TASK], agent=my_agent.four)
+    assert (attempt.trace.answer, attempt.verdict.reward, attempt.trace.isolation) == ("4", 1.0, "none")
+    assert attempt.trace.answers_readable
+    [attempt] = al.run([TASK], al.policy(lambda messages, rng: "4"), agent=my_agent.asks)
+    assert (attempt.trace.answer, len(attempt.trace.steps)) == ("4", 1)
+    [attempt] = al.run([TASK], Model().policy(), agent="my_agent.py:four")
+    assert "no call arrived" in str(attempt.trace.error)
+
+
 def test_what_cannot_act_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot act"):
         al.run([TASK], Model().policy(), agent=3, **HERE)  # type: ignore[arg-type]
@@ -372,11 +400,13 @@ def test_traces_are_judged_by_their_task_or_by_what_is_named() -> None:
 def test_the_page_is_a_script_that_runs(folder: Path, bubblewrap: object) -> None:
     page = (Path(__file__).parents[1] / "docs" / "python.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
-    (folder / "page.py").write_text("\n\n".join(blocks))
+    [agent] = [block for block in blocks if block.startswith("# my_agent.py")]
+    (folder / "my_agent.py").write_text(agent)
+    (folder / "page.py").write_text("\n\n".join(block for block in blocks if block is not agent))
     (folder / "agentloop.toml").write_text('[sandbox]\nkind = "bubblewrap"\n')
     done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    expected = ["8 attempts, mean reward 1.0", "2 scored", "FAIL", "8 traces of the run above", "1.0"]
+    expected = ["8 attempts, mean reward 1.0", "2 scored", "1.0", "FAIL", "8 traces of the run above", "1.0"]
     assert done.stdout.splitlines() == expected
     names = {f"al.{name}" for name in al.__all__ if name != "__version__"}
     assert names == {word for word in names if word in page}

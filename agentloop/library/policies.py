@@ -19,8 +19,8 @@ from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.config.settings import load_prices
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError
+from agentloop.identity import Outside, Value, identity
 from agentloop.identity import Part as IdentityPart
-from agentloop.identity import Value, identity
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.parts import agent_parts
@@ -79,7 +79,7 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
     if agent is None:
         parts |= agent_parts(AgentSection(), project, suite.tasks)
     else:
-        parts["agent"] = _content(agent)
+        parts["agent"] = Value({"kind": agent}) if isinstance(agent, str) and ":" not in agent else _content(agent)
     return Actor(ref, acting, model, identity(parts), cost)
 
 
@@ -104,6 +104,8 @@ def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Ag
     if agent is None:
         return ToolLoop()
     if isinstance(agent, str):
+        if ":" in agent:
+            return PythonAgent(agent, project=project, expects_calls=expects_calls)
         return choose_agent(AgentSection(kind=agent), project)
     if isinstance(agent, list | tuple):
         return ToolLoop((*(make() for make in agent), Submit()))
@@ -112,20 +114,32 @@ def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Ag
     if callable(agent):
         return PythonAgent.of(agent, project=project, expects_calls=expects_calls)
     raise ConfigError(
-        f"agent {agent!r} cannot act; give an agent, the name of one, or a function that does, or a list of tools"
+        f"agent {agent!r} cannot act; give a function that does, an agent, the name of one, or a list of tools"
     )
 
 
 def _content(part: object) -> IdentityPart:
-    """A function, or a list of tools, by its source; any other object is its own version in this process alone."""
+    """Functions, also those of tools, by the files that define them; what these import is not looked at.
+
+    Any other object, and a function of no file, is a version of its own in this process alone.
+    """
     functions = [getattr(one, "function", one) for one in part] if isinstance(part, list | tuple) else [part]
+    label = ", ".join(getattr(one, "__name__", type(one).__name__) for one in functions)
     try:
-        sources = [inspect.getsource(one) for one in functions if inspect.isfunction(one)]
+        sources = [_file_of(one).read_bytes() for one in functions]
     except (OSError, TypeError):
-        sources = []
-    if not sources or len(sources) < len(functions):
-        return Value({"object": type(part).__name__, "process": _PROCESS})
-    return Value({"source": hashlib.sha256("\n".join(sources).encode()).hexdigest()})
+        return Outside({"object": label, "process": _PROCESS}, f"the object {label}")
+    digest = hashlib.sha256(b"\0".join(sources)).hexdigest()
+    return Outside({"function": label, "source": digest}, f"what {label} imports")
+
+
+def _file_of(function: object) -> Path:
+    """The file of a function, or of one that is named `file.py:name`. Raises TypeError for what has none."""
+    if isinstance(function, str):
+        return Path(function.rpartition(":")[0])
+    if not inspect.isfunction(function):
+        raise TypeError(f"{type(function).__name__} is no function")
+    return Path(inspect.getfile(function))
 
 
 _PROCESS = token_hex(8)
