@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from environments import need
 from store.rows import judged
 
 from agentloop.abilities import FileSandbox, WholeSandbox
@@ -35,6 +34,7 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import SandboxBackend
 from agentloop.registry.policies import fixed_policy
 from agentloop.sandbox.box import Box
+from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
 from agentloop.store.redactors import outside_redactors
@@ -79,9 +79,9 @@ def install(site: Path, project: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def backend() -> SandboxBackend:
+def backend(bubblewrap: BubblewrapBackend) -> SandboxBackend:
+    """Where bubblewrap works, which it delegates to."""
     made: SandboxBackend = load_part("sandboxes", "outside")
-    need("bubblewrap")
     return made
 
 
