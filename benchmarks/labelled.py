@@ -17,7 +17,7 @@ from agentloop_research_formats.who_when import WhoWhenFormat
 from agentloop.errors import FormatError
 from agentloop.failures.learned.fitting import Labelled
 from agentloop.failures.learned.scorer import positions
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.formats.tau import TauFormat
 from agentloop.types import Imported
 
@@ -42,7 +42,7 @@ def who_when(data: Path) -> list[Case]:
     """Failed runs, with the agent and the message that decided."""
     found = []
     for path in sorted((data / "whowhen").rglob("*.json*")):
-        record = Source(path).document
+        record = SourceFile(path).document
         for item in traces(WhoWhenFormat(), path):
             asked = bool(record.get("question")) and record["history"][0].get("role") != "human"
             case = Case(
@@ -66,7 +66,7 @@ def agentrx(data: Path) -> list[Case]:
     ):
         labels = {}
         for path in sorted((data / "agentrx").glob(f"{name}_labels.json*")):
-            labels |= {str(label["trajectory_id"]): label for label in Source(path).document}
+            labels |= {str(label["trajectory_id"]): label for label in SourceFile(path).document}
         for path in runs:
             for item in traces(AgentRxFormat(), path):
                 task = str(item.trace.source_id or item.trace.task_id)
@@ -114,7 +114,7 @@ def tau(data: Path) -> list[Case]:
 
 def traces(known: WhoWhenFormat | AgentRxFormat | TauFormat, path: Path) -> Iterator[Imported]:
     """The traces of a file. Raises FormatError for a broken one."""
-    for item in known.read(Source(path)):
+    for item in known.read(SourceFile(path)):
         if isinstance(item, FormatError):
             raise item
         if item.trace.steps:

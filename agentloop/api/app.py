@@ -1,11 +1,11 @@
 """The trace service: what `agentloop serve` runs.
 
-Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) -> Bounded (bounded.py)
+Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
     -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  Committer  ->  Store
     -> /api/v1/... (query.py)                                            ->  Store
     -> /healthz, /readyz, /metrics (health.py)
 
-What it takes and answers is in /openapi.json (document.py); what it refuses, in one line (refusals.py).
+/openapi.json describes all routes (document.py). Errors are one line each (refusals.py).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from agentloop.store.store import Store
 from agentloop.version import __version__
 
 RETRY_S = 5
-"""Retry-After, when the store fails."""
+"""Retry-After if the store fails."""
 MAX_REASON = 500
-"""Characters of why a body or a parameter is none."""
+"""Maximum length of the reason why a body or a parameter is invalid, in characters."""
 
 
 def make_app(
     store: Store, routes: Routes | None = None, price: Price = unknown, *, only_models: bool = False
 ) -> ASGIApp:
-    """The service over `store`, which stays the caller's to close. routes: of the gateway; None for no gateway.
+    """The service over `store`, which the caller closes. routes: of the gateway; None for no gateway.
 
-    only_models: the gateway alone, which takes no spans and answers no questions.
+    only_models: the gateway alone, without the routes for spans and traces.
     """
     committer = Committer(store.put_spans)
     metrics = Metrics(lambda: committer.n_commits, lambda: committer.n_waiting_bytes, store.size)
@@ -81,7 +81,7 @@ def make_app(
 
 
 def _engine_error(request: Request, error: Exception) -> Response:
-    """One line, and a status that says whose turn it is."""
+    """The engine's error as one line; the status says whether the client, an operator or a retry can solve it."""
     if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
         return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
     codes = {NoSuchTrace: 404, ConfigError: 400, StateError: 409}
@@ -90,11 +90,11 @@ def _engine_error(request: Request, error: Exception) -> Response:
 
 
 def _validation_error(request: Request, error: Exception) -> Response:
-    """422: which parameter or field, and why; without what was sent, which may be a secret, or no JSON."""
+    """422: the parameter or field and the reason, without the value, which may be a secret or not JSON."""
     errors = cast(RequestValidationError, error).errors()
     why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
     if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):
-        why = f"body: send JSON, and the header `content-type: {JSON}` with it"
+        why = f"body: send JSON with the header `content-type: {JSON}`"
     return refusal(request.scope, 422, why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}…")
 
 
@@ -104,7 +104,7 @@ def _place(location: tuple[Any, ...]) -> str:
 
 
 def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: no such route, no such method, a body that it cannot read."""
+    """An error of the framework: unknown route, wrong method, unreadable body."""
     http_error = cast(HTTPException, error)
     response = refusal(request.scope, http_error.status_code, http_error.detail)
     response.headers.update(http_error.headers or {})

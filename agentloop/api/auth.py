@@ -1,14 +1,14 @@
-"""Who may do what: one place that every request passes before any route sees it.
+"""Authentication and permissions: every request passes this place before any route.
 
-A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole: the secret has 256
-bits of chance, so a slow hash would protect nothing and cost every request. A key belongs to one
-project (tenant) and has scopes.
+A key is `al_<id>_<secret>`. The store has its id and the SHA-256 of the whole key: the secret has 256
+random bits, so a slow hash would add no protection and cost time in every request. A key belongs to
+one project (tenant) and has scopes.
 
-Until the first key is made, the server answers programs of its own user on this machine, and only
-requests that name it as `localhost` or by its loopback address: a web page that its user has open
-elsewhere cannot reach it by a name of its own. They may send spans, call models and read. To judge
-(reward, score, label, verdict) takes a key with the scope `judge`, or the token of `local.py`, so an
-agent that can write its own trace cannot say what the trace is worth.
+Until the first key exists, the server answers only programs of its own user on this machine, and only
+requests to `localhost` or its loopback address, so that a web page in the user's browser cannot reach
+it under another host name. These requests may send spans, call models and read. A judgement (reward,
+score, label, verdict) needs a key with the scope `judge` or the token of `local.py`, so that an agent
+that can write its own trace cannot set its reward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ from agentloop.gateway.app import EPISODE, route_of, words_of
 from agentloop.store.keys import Key
 from agentloop.store.tables import DEFAULT_PROJECT
 
-INGEST, JUDGE, READ, CALL, ADMIN = "ingest", "judge", "read", "call", "admin"
+INGEST = "ingest"
+JUDGE = "judge"
+READ = "read"
+CALL = "call"
+ADMIN = "admin"
 SCOPES = {
     INGEST: "send spans and logs",
     JUDGE: "say what a trace is worth: scores, labels, rewards, resolutions",
@@ -47,36 +51,36 @@ SCOPES = {
 }
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
-"""What a load balancer asks without a key, and what says how to ask with one: no data is in it."""
+"""Paths without a key: health checks, and the documentation of the API. They show no data."""
 FRESH_S = 5.0
-"""How long a key that was looked up is believed, or that there is none: a revoked one may work that long."""
+"""How long a look-up of a key stays valid: a revoked key may work that much longer."""
 BROKEN_S = 5
-"""Retry-After, when the store cannot say who may."""
-WITH_KEY = "make one with `agentloop keys add`"
+"""Retry-After if the store cannot look up a key."""
+WITH_KEY = "create one with `agentloop keys add`"
 KEY = re.compile(r"al_([0-9a-f]{12})_[A-Za-z0-9_-]{43}")
 
 
 class KeyStore(Protocol):
-    """Where keys are kept."""
+    """Stores the keys."""
 
     def key(self, key_id: str) -> Key | None:
-        """The key of that id, unless it was revoked."""
+        """The key with that id, unless it was revoked."""
         ...
 
     def needs_key(self) -> bool:
-        """Whether a key was ever made, revoked or not."""
+        """Whether a key has ever existed, revoked or not."""
         ...
 
 
 def new_key(project: str, scopes: Iterable[str]) -> tuple[str, Key]:
-    """(the key in words, which are shown once; what is kept of it)."""
+    """(the key as text, which is shown once; the part that the store has)."""
     key_id = secrets.token_hex(6)
     words = f"al_{key_id}_{secrets.token_urlsafe(32)}"
     return words, Key(key_id, _digest(words), project, tuple(scopes))
 
 
 class Guard:
-    """ASGI middleware that refuses, or sets in the request's state `project`, `may_judge`, and `key` where one came."""
+    """ASGI middleware that refuses a request, or sets `project`, `may_judge` and, if sent, `key` in its state."""
 
     def __init__(
         self,
@@ -86,10 +90,15 @@ class Guard:
         clock: Callable[[], float] = time.monotonic,
         uid_of: Callable[[Scope], int | None] = peer_uid,
     ) -> None:
-        """token: of this machine's user; None where there is none. uid_of: for what did not come by a `Connection`."""
-        self.app, self._keys, self._token, self._clock, self._uid_of = app, keys, token, clock, uid_of
+        """token: of this machine's user, if any. uid_of: for requests that did not come through a `Connection`."""
+        self.app = app
+        self._keys = keys
+        self._token = token
+        self._clock = clock
+        self._uid_of = uid_of
         self._cache: dict[str, tuple[float, Key | None]] = {}
-        self._is_closed, self._checked_at = False, -FRESH_S
+        self._is_closed = False
+        self._checked_at = -FRESH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
@@ -111,11 +120,12 @@ class Guard:
         needed = CALL if is_call else needed_scope(scope["method"], scope["path"])
         if words is not None and TOKEN.fullmatch(words):
             return self._by_token(scope, headers, words)
-        if words is None or (is_call and not KEY.fullmatch(words)):  # clients of models cannot send none
+        # Clients of models always send some key, so on a server without keys any text passes for no key.
+        if words is None or (is_call and not KEY.fullmatch(words)):
             return await self._by_user(scope, headers, needed)
         key = await self._find(words)
         if key is None:
-            return refusal(scope, 401, "no such key, or it was revoked; `agentloop keys ls` shows those there are")
+            return refusal(scope, 401, "unknown or revoked key; `agentloop keys ls` lists the valid ones")
         if needed not in key.scopes and ADMIN not in key.scopes:
             why = f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}"
             return refusal(scope, 403, why)
@@ -125,7 +135,7 @@ class Guard:
 
     def _by_token(self, scope: Scope, headers: Headers, words: str) -> Response | None:
         if self._token is None or not self._token.matches(words):
-            why = "this is not the local token, or it was renewed; `agentloop keys rotate-local` says where it is"
+            why = "this is not the current local token; `agentloop keys rotate-local` shows its file"
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
             return refused
@@ -134,7 +144,7 @@ class Guard:
 
     async def _by_user(self, scope: Scope, headers: Headers, needed: str) -> Response | None:
         if await self._needs_key():
-            why = "this server wants a key: send `Authorization: Bearer al_...`; `agentloop keys add` makes one"
+            why = "this server needs a key: send `Authorization: Bearer al_...`; create one with `agentloop keys add`"
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
             return refused
@@ -148,13 +158,13 @@ class Guard:
     def _check_origin(self, scope: Scope, headers: Headers) -> Response | None:
         """403, unless the request comes from this machine and this user."""
         if not _is_local(headers):
-            return refusal(scope, 403, "without a key only requests to localhost are answered; " + WITH_KEY)
+            return refusal(scope, 403, "without a key the server answers requests to localhost only; " + WITH_KEY)
         state = scope.get("state", {})
         uid = state[PEER_UID] if PEER_UID in state else self._uid_of(scope)
         if uid == os.geteuid():
             return None
         who = "cannot tell which user sent this" if uid is None else "another user sent this"
-        return refusal(scope, 403, f"{who}; without a key only the service's own user is answered; {WITH_KEY}")
+        return refusal(scope, 403, f"{who}; without a key the server answers its own user only; {WITH_KEY}")
 
     async def _needs_key(self) -> bool:
         if not self._is_closed and self._clock() - self._checked_at >= FRESH_S:
@@ -169,8 +179,8 @@ class Guard:
         looked_up, key = self._cache.get(match[1], (-FRESH_S, None))
         if self._clock() - looked_up >= FRESH_S:
             read_at = time.monotonic()
-            key = await to_thread(self._keys.key, match[1])  # a store that is slow holds up nobody else
-            if len(self._cache) > 10_000:  # ids that somebody made up
+            key = await to_thread(self._keys.key, match[1])  # in a thread, so a slow store delays only this request
+            if len(self._cache) > 10_000:  # invented ids must not fill the memory
                 self._cache.clear()
             key = key and key._replace(read_at=read_at)
             self._cache[match[1]] = (self._clock(), key)
@@ -178,7 +188,7 @@ class Guard:
 
 
 def needed_scope(method: str, path: str) -> str:
-    """The scope that a request needs; what nobody thought of needs `admin`."""
+    """The scope that a request needs; `admin` for every route that is not listed here."""
     if method == "POST" and path in OTLP:
         return INGEST
     if method == "PUT" and path.startswith("/api/v1/traces/"):
@@ -194,7 +204,7 @@ def _words(headers: Headers) -> str | None:
 
 
 def _is_local(headers: Headers) -> bool:
-    """Whether both the host that was asked and the page that asks are this machine."""
+    """Whether both the request's host and the web page that sends it, if any, are this machine."""
     named = [f"//{headers.get('host', '')}", *([headers["origin"]] if "origin" in headers else [])]
     try:
         return all(urlsplit(name).hostname in LOOPBACK for name in named)

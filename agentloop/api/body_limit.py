@@ -1,6 +1,6 @@
-"""No body is larger than it may be, and none takes longer: held for every route, before anybody has all of it.
+"""Bounds size and time of every body while it arrives, on every route.
 
-It does not bound what a body inflates to; that is `inflate.py`.
+It does not bound the inflated size of a compressed body; that is `inflate.py`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentloop.api.refusals import OTLP
 
 MAX_SENT = 8 << 20
-"""Bytes of an OTLP body as it is sent."""
+"""Maximum bytes of an OTLP body as it is sent."""
 MAX_JSON = 1 << 20
-"""Bytes of any other body."""
+"""Maximum bytes of any other body."""
 BODY_S = 30.0
-"""Seconds from the first byte that is asked for to the last."""
+"""Maximum time from a route's first read of the body to the last byte."""
 
 
 class BodyLimit:
-    """ASGI middleware; whoever reads too much, or for too long, is given an HTTPException of 413 or 408."""
+    """ASGI middleware; a route that reads too many bytes, or too long, gets an HTTPException of 413 or 408."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -34,20 +34,22 @@ class BodyLimit:
             return
         cap = MAX_SENT if scope["path"] in OTLP else MAX_JSON
         declared = Headers(scope=scope).get("content-length", "")
-        n, ends_at, more = 0, 0.0, True
+        n = 0
+        ends_at = 0.0
+        more = True
 
         async def bounded() -> Message:
             nonlocal n, ends_at, more
             if not more:
                 return await receive()
             if declared.isdecimal() and int(declared[:20]) > cap:
-                raise HTTPException(413, f"a body of {declared[:20]} bytes; at most {cap:,} may be sent")
+                raise HTTPException(413, f"a body of {declared[:20]} bytes; send at most {cap:,}")
             ends_at = ends_at or asyncio.get_running_loop().time() + BODY_S
             try:
                 async with asyncio.timeout_at(ends_at):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(408, f"the body took more than {BODY_S:g} s; send it again") from None
+                raise HTTPException(408, f"the body took more than {BODY_S:g} s; retry") from None
             n += len(message.get("body", b""))
             more = bool(message.get("more_body"))
             if n > cap:

@@ -1,7 +1,7 @@
-"""What a span claims: a reward, which is a judgement, or to be a call through our gateway, which names a run's task.
+"""Claims in spans: a reward, which is a judgement, or the mark of our gateway's calls, which name a run's task.
 
-From a sender who may not judge, the attribute is stored under another name, such as `agentloop.claimed_reward`. No
-reader takes that for a reward or a call, neither here nor after an export.
+If the sender may not judge, the attribute is stored under another name, such as `agentloop.claimed_reward`. No reader
+treats that as a reward or a call, neither here nor after an export.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from agentloop.store.spans import DIALECT
 from agentloop.types import Span
 
 CLAIMS = {REWARD: "agentloop.claimed_reward", DIALECT: "agentloop.claimed_dialect"}
-"""Attributes that count only from those who may judge -> their names from everybody else."""
+"""Attributes that need the permission to judge -> the names under which they are stored without it."""
 _MARK = f'"{DIALECT}"'.encode()
 
 
 def without_claims(batch: OtlpBatch) -> OtlpBatch:
-    """The batch with claims in place of rewards and of marks of our gateway; `problem` says how many."""
+    """The batch with claims in place of rewards and gateway marks; `problem` has their number."""
     n = {
         REWARD: sum(span.reward is not None for span in batch.spans),
         DIALECT: sum(_MARK in span.head for span in batch.spans),
@@ -31,7 +31,7 @@ def without_claims(batch: OtlpBatch) -> OtlpBatch:
         return batch
     spans = [span if span.reward is None and _MARK not in span.head else _claimed(span) for span in batch.spans]
     why = [
-        f"{name} of {counted(many, 'span')} does not count: it takes a key with the scope 'judge'"
+        f"{name} of {counted(many, 'span')} is ignored: send it with a key that has the scope 'judge'"
         for name, many in n.items()
         if many
     ]

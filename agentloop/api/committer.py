@@ -1,7 +1,7 @@
-"""Many requests, one commit: what arrives while a commit is under way goes into the next one.
+"""Many requests, one commit: requests that arrive during a commit share the next one.
 
-A request is answered after its own rows are on disk. What waits is bounded, so that a store that
-is slower than its clients makes them slow down instead of filling the memory.
+A request is answered after its own rows are on disk. The queue is bounded, so that a slow store slows
+its clients down instead of filling the memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 MAX_WAITING = 96 << 20
-"""Bytes of bodies that may wait for a commit."""
+"""Maximum bytes of bodies that wait for a commit."""
 MAX_COMMIT = 2048
-"""Spans in one transaction, unless one request has more."""
+"""Maximum spans in one transaction, unless a single request has more."""
 
 Put = Callable[[str, Sequence[Span], Mapping[str, Spent]], None]
 
@@ -29,7 +29,7 @@ NOTHING: Mapping[str, Spent] = MappingProxyType({})
 
 
 class Busy(StoreError):
-    """429: too much waits already."""
+    """429: the queue is full."""
 
 
 class _Batch(NamedTuple):
@@ -45,7 +45,7 @@ class Committer:
     """One thread that writes; `put` from any event loop."""
 
     def __init__(self, put: Put) -> None:
-        """put: writes spans of one project, and what keys have spent, in one transaction."""
+        """put: writes spans of one project and the spending of its keys in one transaction."""
         self._put = put
         self._waiting: deque[_Batch] = deque()
         self._n_bytes = 0
@@ -57,30 +57,30 @@ class Committer:
 
     @property
     def n_waiting_bytes(self) -> int:
-        """Bytes of bodies that wait."""
+        """Bytes of the bodies in the queue."""
         return self._n_bytes
 
     async def put(
         self, project: str, spans: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent] = NOTHING
     ) -> None:
-        """Return once they are on disk. Raises Busy, StoreError and whatever the write raised."""
+        """Return once the spans are on disk. Raises Busy, StoreError and any error of the write."""
         if not spans:
             return
         loop = asyncio.get_running_loop()
         batch = _Batch(project, spans, n_bytes, spent, loop.create_future(), loop)
         with self._changed:
             if self._closed:
-                raise StoreError("the server is ending; send it again")
+                raise StoreError("the server is shutting down; retry")
             if self._n_bytes + n_bytes > MAX_WAITING:
-                raise Busy(f"{self._n_bytes >> 20} MiB wait for the store")
+                raise Busy(f"{self._n_bytes >> 20} MiB wait for the store; retry later")
             self._waiting.append(batch)
             self._n_bytes += n_bytes
             self._changed.notify()
-        # A client that goes away does not take its spans back: they may be in a transaction already.
+        # Shielded, because the spans of a client that disconnects may be in a transaction already.
         await asyncio.shield(batch.done)
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Write the queue to the store, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -92,7 +92,7 @@ class Committer:
                 self._commit([batch for batch in batches if batch.project == project])
 
     def _take(self) -> list[_Batch]:
-        """Everything that waits, up to MAX_COMMIT; nothing once it is closed and empty."""
+        """The next batches, up to MAX_COMMIT spans; waits for the first one. Empty once closed and drained."""
         with self._changed:
             while not self._waiting and not self._closed:
                 self._changed.wait()
@@ -111,7 +111,7 @@ class Committer:
             problem = error
         self.n_commits += 1
         if problem and len(batches) > 1 and not isinstance(problem, StoreError):
-            for batch in batches:  # one of them has what the store cannot take: the others need not suffer
+            for batch in batches:  # one batch has rows that the store rejects: the others must not fail with it
                 self._commit([batch])
             return
         with self._changed:
@@ -119,7 +119,7 @@ class Committer:
         for batch in batches:
             try:
                 batch.loop.call_soon_threadsafe(_settle, batch.done, problem)
-            except RuntimeError:  # its event loop has ended, and nobody waits there
+            except RuntimeError:  # its event loop is closed, so no client waits
                 continue
 
 

@@ -1,7 +1,7 @@
-"""One connection of a client: its user is read once, and the headers of a request may take so long and no longer.
+"""A client's connection: looks its user up once, and bounds the time for the headers of a request.
 
-uvicorn bounds how long a connection may be idle between requests, but waits for ever for the first byte of the first
-one, and for the rest of headers that have begun.
+uvicorn bounds the idle time between requests, but waits for ever for the first byte of the first request, and for the
+rest of headers that have begun.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from agentloop.api.peer import uid_of
 
 HEADERS_S = 10.0
-"""Seconds from a connection, or from the first byte of a further request on it, to the end of the headers."""
+"""Maximum time from the connect, or from the first byte of a later request, to the end of the headers."""
 PEER_UID = "peer_uid"
-"""The key of a request's state that holds the user at the other end; None where the kernel does not say."""
+"""The key of a request's state for the user at the other end; its value is None if the kernel does not know."""
 LATE = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with that bound and that state."""
+    """uvicorn's protocol with this bound and this state."""
 
     _due_since: float | None = None
-    """When headers became due; None while a request is answered, or between two requests."""
+    """Start of the wait for headers; None while a request is answered, and between two requests."""
     _has_begun = False
-    """Whether something of a request has come."""
+    """Whether a byte of a request has arrived."""
     _timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -46,7 +46,8 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See httptools."""
         super().on_message_begin()
-        self._due_since, self._has_begun = self.loop.time(), True
+        self._due_since = self.loop.time()
+        self._has_begun = True
 
     def on_headers_complete(self) -> None:
         """See httptools."""
@@ -54,11 +55,11 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Nothing: the request is answered like any other, and its answer says what is not supported."""
+        """Log nothing: the answer to the request itself reports that the upgrade is not supported."""
 
     def _check(self) -> None:
         now = self.loop.time()
-        if self._is_answering():  # the rest of a pipelined request may wait unread until then
+        if self._is_answering():  # a pipelined request stays unread until the present one is answered
             self._due_since = self._due_since and now
         left = HEADERS_S if self._due_since is None else self._due_since + HEADERS_S - now
         if left > 0:

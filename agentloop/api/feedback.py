@@ -1,4 +1,4 @@
-"""What clients say of a trace that is stored: scores, labels, rewards, a person's word."""
+"""Feedback that clients send on a stored trace: scores, labels, rewards, a person's resolution."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from agentloop.types import RewardState, Trace
 
 
 def _whole(value: object) -> object:
-    """JSON has no integers: 2.0 is one, and true is none."""
+    """A float without a fraction as an integer, because JSON does not tell 2 from 2.0. A bool is unchanged."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _storable(value: object) -> object:
-    """No database has half of a surrogate pair in its texts, and PostgreSQL no NUL."""
+    """The text without lone surrogates, which no database stores, and without NUL, which PostgreSQL rejects."""
     if not isinstance(value, str):
         return value
     return value.replace("\0", "\ufffd").encode(errors="replace").decode()
@@ -30,14 +30,14 @@ Text = Annotated[str, BeforeValidator(_storable)]
 
 
 class Feedback(BaseModel):
-    """A body. What nobody reads is refused: it would be taken for said."""
+    """The body of a request. Unknown fields are errors, because the sender would believe that they count."""
 
     model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
     def check_fields(cls, body: Any) -> Any:
-        """Raises ValueError that names a field that is none, and those there are."""
+        """Raises ValueError that names the unknown field and lists the known ones."""
         for name in body if isinstance(body, dict) else ():
             if name not in cls.model_fields:
                 names = ", ".join(cls.model_fields)
@@ -76,28 +76,28 @@ class GivenLabel(Feedback):
         steps = [step.index for step in trace.steps]
         if self.step is not None and self.step not in steps:
             there = f"steps {min(steps)} to {max(steps)}" if steps else "no steps"
-            raise ConfigError(f"step: {self.step} is none of the trace's, which has {there}; without one all is meant")
+            raise ConfigError(f"step: the trace has no step {self.step}, it has {there}; omit it for the whole trace")
         if not self.evidence.strip():
             return
         where = "the trace" if self.step is None else f"step {self.step} of the trace"
         words = "\n".join(texts(trace) if self.step is None else texts_at(trace, self.step))
         if not quoted(self.evidence, words):
             raise ConfigError(
-                f"evidence: {where} as it is stored does not have these words; quote it, or leave them out"
+                f"evidence: {where} does not contain this text; quote the stored text, or omit the evidence"
             )
         if not identifies(self.evidence, words):
             raise ConfigError(
-                f"evidence: {where} has these words, but they are too short to show which place is meant; quote more, "
-                "or leave them out"
+                f"evidence: {where} contains this text, but it is too short to identify a place; quote more, "
+                "or omit the evidence"
             )
 
 
 def person(detector: str) -> str | None:
-    """Whose label it is; None for a program's. Raises ConfigError for a name that stands for nobody."""
+    """The person whose label it is; None for a program's. Raises ConfigError for an invalid name of a person."""
     if not detector.casefold().startswith(PERSON):
         return None
     if not detector.startswith(PERSON):
-        raise ConfigError(f"detector {detector!r}: a person's label is under human:NAME, with `human` in lower case")
+        raise ConfigError(f"detector {detector!r}: write human:NAME for a person's label, with `human` in lower case")
     by = detector.removeprefix(PERSON)
     check_name(by)
     return by

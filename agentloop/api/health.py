@@ -1,4 +1,4 @@
-"""`/healthz` the process answers · `/readyz` the store can be written · `/metrics` the figures."""
+"""`/healthz`: the process answers. `/readyz`: the store accepts writes. `/metrics`: the figures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from agentloop.api.metrics import Metrics
 from agentloop.errors import StoreError
 
 RETRY_S = 5
-"""Retry-After, while the store cannot be written."""
+"""Retry-After while the store does not accept writes."""
 READY_S = 2.0
-"""Seconds that the store may take to show that it can be written."""
+"""Maximum time of a check."""
 BELIEVED_S = 1.0
-"""Seconds for which what it has shown is believed: the question is free to all, and each answer is a commit."""
+"""How long the result of a check is valid: anyone may ask without a key, and each check is a commit."""
 FAILED_S = 10.0
-"""Seconds in which the store counts as broken after a commit that failed: one page may still fit a full disk."""
+"""How long a failed commit counts, whatever a check says: a full disk may still have room for one small write."""
 
 
 class Readiness:
-    """Whether the store can be written; asked once for all who ask at the same time."""
+    """Whether the store accepts writes; requests at the same time share one check."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         """check: raises StoreError; may block for long."""
@@ -38,18 +38,19 @@ class Readiness:
         self._failed = time.monotonic(), why
 
     def worked(self) -> None:
-        """A commit did not."""
+        """A commit succeeded."""
         self._failed = None
 
     async def problem(self) -> str:
-        """Why it cannot be written; empty when it can."""
+        """Why the store does not accept writes; empty if it does."""
         now = time.monotonic()
         if self._failed and now - self._failed[0] < FAILED_S:
             return self._failed[1]
         if self._check_task is None or (self._check_task.done() and now - self._checked_at > BELIEVED_S):
-            self._check_task, self._checked_at = asyncio.create_task(asyncio.to_thread(self._try)), now
+            self._check_task = asyncio.create_task(asyncio.to_thread(self._try))
+            self._checked_at = now
         done, _ = await asyncio.wait({self._check_task}, timeout=READY_S)
-        return self._check_task.result() if done else f"the store has not taken a write within {READY_S:g} s"
+        return self._check_task.result() if done else f"the store did not accept a write within {READY_S:g} s"
 
     def _try(self) -> str:
         try:

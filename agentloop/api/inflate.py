@@ -1,7 +1,7 @@
-"""A body that was sent compressed, with its caps held while it is inflated.
+"""Inflates a compressed body, and bounds its size while it does.
 
-It may be a thousand times as large when it is not: it is inflated piece by piece, and given up at the first byte
-too many. How much may be sent is not asked here; that is `bounded.py`.
+A body may inflate to a thousand times its size, so it is inflated piece by piece, up to the first byte over a bound.
+The compressed size is bounded in `body_limit.py`.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import re
 import zlib
 
 MAX_BODY = 32 << 20
-"""Bytes of a body, inflated."""
+"""Maximum bytes of an inflated body."""
 MAX_RATIO = 100
 FREE = 1 << 20
-"""Inflated bytes up to which no ratio is asked for: small bodies of one letter are harmless."""
+"""The ratio applies above this many inflated bytes: a small body of one repeated letter is harmless."""
 PIECE = 1 << 20
 WINDOW = 4 << 10
-"""Bytes that are inflated at once. What follows a member is copied, so a body of very many must be cut small."""
+"""Bytes that are inflated at once: zlib copies the bytes after each member, so a body of many members needs small
+windows."""
 WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 _ZEROS = re.compile(rb"\0*")
 
 
 class TooLarge(Exception):
-    """413: it inflates to more than it may."""
+    """413: the body inflates beyond a bound."""
 
 
 class UnknownEncoding(Exception):
-    """415: an encoding that is none of ours."""
+    """415: an encoding that we do not read."""
 
 
 class Broken(Exception):
-    """400: a body that is not in the encoding that it says, or was cut short."""
+    """400: the body does not match its encoding, or was cut short."""
 
 
 def inflate(sent: bytes, encoding: str) -> bytes:
@@ -42,21 +43,22 @@ def inflate(sent: bytes, encoding: str) -> bytes:
     if name in ("", "identity"):
         return sent
     if name not in WBITS:
-        raise UnknownEncoding(f"content-encoding {encoding[:80]!r}; gzip, deflate or none are read")
+        raise UnknownEncoding(f"content-encoding {encoding[:80]!r}; send gzip, deflate or none")
     try:
         return _members(sent, WBITS[name])
     except zlib.error as error:
-        if name == "deflate":  # what HTTP calls deflate has a header, which some leave out
+        if name == "deflate":  # HTTP's deflate has a zlib header, which some clients omit
             try:
                 return _members(sent, -zlib.MAX_WBITS)
             except zlib.error:
                 pass
-        raise Broken(f"the body is no {name}: {error}") from None
+        raise Broken(f"the body is not {name}: {error}") from None
 
 
 def _members(sent: bytes, wbits: int) -> bytes:
     """All members of a compressed body. Raises TooLarge, and zlib.error for one that is broken or cut short."""
-    body, at = bytearray(), 0
+    body = bytearray()
+    at = 0
     while at < len(sent):
         stream = zlib.decompressobj(wbits)
         while not stream.eof:
@@ -65,10 +67,10 @@ def _members(sent: bytes, wbits: int) -> bytes:
             body += piece
             at += len(window) - len(stream.unconsumed_tail) - len(stream.unused_data)
             if len(body) > MAX_BODY:
-                raise TooLarge(f"a body that inflates to more than {MAX_BODY:,} bytes; send smaller batches")
-            # Of what was read so far, not of all: the rest of a bomb may be there to make it look honest.
+                raise TooLarge(f"the body inflates to more than {MAX_BODY:,} bytes; send smaller batches")
+            # The ratio so far, not that of the whole body: a bomb may end with incompressible data to look harmless.
             if len(body) > max(FREE, MAX_RATIO * at):
-                raise TooLarge(f"a body that inflates more than {MAX_RATIO} times")
+                raise TooLarge(f"the body inflates to more than {MAX_RATIO} times its size; send it uncompressed")
             if not piece and not window:
                 raise zlib.error("it is cut short")
         at = _ZEROS.match(sent, at).end()  # type: ignore[union-attr]  # it matches nothing, too

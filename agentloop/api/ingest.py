@@ -1,8 +1,8 @@
 """`POST /v1/traces` and `/v1/logs`: OTLP over HTTP, answered once it is on disk.
 
 The routes are plain ASGI handlers of Starlette, because they are called thousands of times a
-second and their bodies are no JSON models. Status codes are those of the OTLP specification:
-400 never to be retried, 413 and 415 likewise, 429 and 503 to be retried after `Retry-After`.
+second and their bodies are not JSON models. Status codes follow the OTLP specification: clients must
+not retry 400, 413 and 415, and retry 429 and 503 after `Retry-After`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from agentloop.errors import FormatError, StoreError
 from agentloop.otel import otlp
 
 LARGE = 64 << 10
-"""Bytes from which a body is decoded beside the event loop, so that others are answered meanwhile."""
+"""A body of more bytes is decoded in a thread, so that the event loop can answer other requests."""
 N_LARGE = 2
-"""Large bodies that are decoded at once: one of 64 MB can be a gigabyte of objects."""
+"""Large bodies that are decoded at the same time: one of 64 MB can become a gigabyte of objects."""
 MAX_READING = 64 << 20
-"""Bytes of bodies, as they were sent, that may be on their way or wait to be decoded."""
+"""Maximum bytes of bodies, as sent, that are being received or wait to be decoded."""
 ANSWER_S = 8.0
-"""Seconds that a commit may take: exporters give up after ten, and learn nothing then."""
+"""Maximum time of a commit: exporters time out after ten seconds, and would not get our error then."""
 BUSY_S, BROKEN_S = 1, 5
-"""Retry-After, when the store is behind and when it fails."""
+"""Retry-After if the store is slow, and if it fails."""
 
 Decode = Callable[[bytes, str], otlp.OtlpBatch]
 
 
 class Ingest:
-    """The two routes. A request's state has `project`, whose traces they are, and `may_judge`."""
+    """The two routes. A request's state has `project`, which owns the traces, and `may_judge`."""
 
     def __init__(self, committer: Committer, readiness: Readiness, metrics: Metrics) -> None:
-        self._committer, self._readiness, self._metrics = committer, readiness, metrics
+        self._committer = committer
+        self._readiness = readiness
+        self._metrics = metrics
         self._n_reading = 0
         self._large = asyncio.Semaphore(N_LARGE)
 
@@ -53,13 +55,13 @@ class Ingest:
         return await self._respond(request, otlp.decode_traces, "traces")
 
     async def logs(self, request: Request) -> Response:
-        """`POST /v1/logs`: messages that came as events of spans."""
+        """`POST /v1/logs`: messages that libraries send as events of spans."""
         return await self._respond(request, otlp.decode_logs, "logs")
 
     async def _respond(self, request: Request, decode: Decode, signal: str) -> Response:
         kind = content_type(request.headers)
         if kind not in (PROTOBUF, JSON):
-            return refusal(request.scope, 415, f"content-type {kind[:80]!r}; {PROTOBUF} and {JSON} are read")
+            return refusal(request.scope, 415, f"content-type {kind[:80]!r}; send {PROTOBUF} or {JSON}")
         why: Exception
         try:
             batch = await self._store(request, decode, kind, signal)
@@ -67,22 +69,32 @@ class Ingest:
         except HTTPException as error:  # too many bytes, or too slow
             return refusal(request.scope, error.status_code, error.detail)
         except ClientDisconnect:
-            return refusal(request.scope, 400, "the body was cut short")  # nobody hears it
+            return refusal(request.scope, 400, "the body was cut short")  # the client is gone, the metrics count it
         except TooLarge as error:
-            code, why, retry_s = 413, error, None
+            code = 413
+            why = error
+            retry_s = None
         except UnknownEncoding as error:
-            code, why, retry_s = 415, error, None
+            code = 415
+            why = error
+            retry_s = None
         except (Broken, FormatError) as error:
-            code, why, retry_s = 400, error, None
+            code = 400
+            why = error
+            retry_s = None
         except Busy as error:
-            code, why, retry_s = 429, error, BUSY_S
+            code = 429
+            why = error
+            retry_s = BUSY_S
         except StoreError as error:
             self._readiness.failed(str(error))
-            code, why, retry_s = 503, error, BROKEN_S
+            code = 503
+            why = error
+            retry_s = BROKEN_S
         return refusal(request.scope, code, str(why), retry_s=retry_s)
 
     async def _store(self, request: Request, decode: Decode, kind: str, signal: str) -> otlp.OtlpBatch:
-        """What the request held, once it is on disk. Raises what `_answered` knows."""
+        """The request's spans, once they are on disk. Raises the errors that `_respond` handles."""
         n_sent = 0
         pieces = []
         try:
@@ -90,7 +102,7 @@ class Ingest:
                 n_sent += len(piece)
                 self._n_reading += len(piece)
                 if self._n_reading > MAX_READING:
-                    raise Busy(f"{self._n_reading >> 20} MiB of bodies are being read")
+                    raise Busy(f"{self._n_reading >> 20} MiB of bodies are being read; retry later")
                 pieces.append(piece)
             encoding = request.headers.get("content-encoding", "")
             sent = b"".join(pieces)
@@ -113,7 +125,7 @@ class Ingest:
             async with asyncio.timeout(ANSWER_S):
                 await self._committer.put(request.state.project, batch.spans, n_bytes)
         except TimeoutError:
-            raise StoreError(f"the store has not taken it within {ANSWER_S:g} s; send it again") from None
+            raise StoreError(f"the store did not commit the request within {ANSWER_S:g} s; retry") from None
         self._readiness.worked()
         self._count(signal, batch, n_bytes)
         return batch
@@ -128,9 +140,9 @@ class Ingest:
 
 
 def _answer(signal: str, batch: otlp.OtlpBatch, kind: str) -> bytes:
-    """How many spans or records were not taken, and what was left out of others. Nothing is said when all is there.
+    """The response: the number of rejected items and a message about dropped parts; empty if all was stored.
 
-    None rejected and a message is what the protocol has for a warning.
+    Zero rejected items with a message is the protocol's form of a warning.
     """
     if kind == JSON:
         name = "rejectedSpans" if signal == "traces" else "rejectedLogRecords"

@@ -1,7 +1,7 @@
-"""The token by which this machine's user judges without a key: a file that only this user can read.
+"""The token with which this machine's user can judge without a key: a file that only this user can read.
 
-It protects against what cannot read the file: other users, and agents in sandboxes. It does not stop a program of the
-same user outside a sandbox, which can read the file as well as the store beside it.
+It protects against other users and agents in sandboxes, which cannot read the file. It does not protect against a
+program of the same user outside a sandbox, which can read both this file and the store.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ TOKEN = re.compile(r"al_local_[A-Za-z0-9_-]{43}")
 
 
 def token_file(store: Path) -> Path:
-    """Beside the store: `traces/store.token` for `traces/store.db`."""
+    """The token's file, next to the store: `traces/store.token` for `traces/store.db`."""
     return store.with_suffix(".token")
 
 
 def rotate(path: Path) -> None:
-    """Put a new token in place of the old one, or the first. Raises OSError."""
+    """Create or replace the token. Raises OSError."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -30,7 +30,7 @@ def rotate(path: Path) -> None:
 
 
 class LocalToken:
-    """The token in `path`, which is made where there is none. Raises OSError where it cannot be."""
+    """The token in `path`; creates the file if it is missing. Raises OSError if it cannot."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class LocalToken:
         path.chmod(0o600)
 
     def matches(self, words: str) -> bool:
-        """Whether `words` are the token as the file has it now, so a renewed one counts at once."""
+        """Whether `words` are the token that the file has now, so a new token is valid at once."""
         try:
             token = self.path.read_text().strip()
         except (OSError, UnicodeDecodeError):

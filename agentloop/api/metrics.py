@@ -1,6 +1,6 @@
-"""`/metrics`: what was asked, what arrived, what was left out, and what waits, for Prometheus.
+"""`/metrics` for Prometheus: requests, received items, dropped parts, and the queue of the store.
 
-Labels are words of this file and status codes, never paths, ids or projects: what clients send makes no series.
+Labels are words of this file and status codes, never paths, ids or projects, so that clients cannot create series.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentloop.api.refusals import OTLP
 from agentloop.gateway.app import route_of as route_of_call
 
 ROUTES = (*OTLP.values(), "call", "api", "health", "other")
-"""What `route` may be."""
+"""The values of the label `route`."""
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -24,7 +24,7 @@ class Metrics:
     """The figures of one service."""
 
     def __init__(self, n_commits: Callable[[], int], n_waiting: Callable[[], int], n_stored: Callable[[], int]) -> None:
-        """How many commits there were, how many bytes wait for one, and how many the store uses."""
+        """Callables that return the number of commits, the bytes that wait for one, and the bytes of the store."""
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "agentloop_http_requests", "Requests that were answered.", ("route", "code"), registry=registry
@@ -59,7 +59,7 @@ class Metrics:
 
 
 class _Commits:
-    """The committer counts; this only tells."""
+    """Exports the committer's own count, so that it is not counted twice."""
 
     def __init__(self, n_commits: Callable[[], int]) -> None:
         self._n_commits = n_commits
@@ -70,10 +70,11 @@ class _Commits:
 
 
 class Counted:
-    """ASGI middleware, the outermost: what was refused counts, too."""
+    """ASGI middleware, the outermost one, so that refused requests count too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self._metrics = app, metrics
+        self.app = app
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""

@@ -1,9 +1,9 @@
-"""Which user of this machine holds the other end of a loopback connection, as the kernel's socket table says.
+"""The user of this machine at the other end of a loopback connection, from the kernel's socket table.
 
 The kernel answers for one socket over netlink (sock_diag(7)), which takes about ten microseconds. `/proc/net/tcp` and
-`/proc/net/tcp6` show the same table; reading them takes milliseconds, so they serve only where netlink is not allowed.
+`/proc/net/tcp6` show the same table; reading them takes milliseconds, so they are used only if netlink is not allowed.
 
-This tells users apart, not programs: it does not stop another program of the same user.
+This identifies users, not programs: it does not stop another program of the same user.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from starlette.types import Scope
 
 SOCK_DIAG, BY_FAMILY, REQUEST, ERROR = 4, 20, 1, 2
-"""Netlink: the protocol, the message type of a question, its flag, the message type of an error."""
+"""Netlink: the protocol, the message type of a request, its flag, the message type of an error."""
 LISTEN = 10
-"""The TCP state of a socket that has no other end."""
+"""The TCP state of a listening socket, which has no other end."""
 TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
 _QUESTION = struct.Struct("=IHHII BBBBI 2s2s16s16sIII")
 _ANSWER = struct.Struct("=IHHII BBBB 48s IIIII")
@@ -27,18 +27,19 @@ Address = tuple[str, int]
 
 
 def peer_uid(scope: Scope) -> int | None:
-    """The user at the other end of an ASGI request's connection; None where the kernel does not say.
+    """The user at the other end of an ASGI request's connection; None if the kernel does not know.
 
-    That is so for a connection from another machine, through a unix socket, or whose other end is closed already.
+    It does not for a connection from another machine, through a unix socket, or with a closed other end.
     """
-    client, server = scope.get("client"), scope.get("server")
+    client = scope.get("client")
+    server = scope.get("server")
     if not client or not server or server[1] is None:
         return None
     return uid_of((client[0], client[1]), (server[0], server[1]))
 
 
 def uid_of(client: Address, server: Address) -> int | None:
-    """The user who holds the socket that is bound to `client` and connected to `server`, both (host, port)."""
+    """The user of the socket that is bound to `client` and connected to `server`, both (host, port)."""
     try:
         ends = _Ends(client, server)
     except ValueError:
@@ -52,7 +53,7 @@ def uid_of(client: Address, server: Address) -> int | None:
 
 
 class _Ends:
-    """Both ends of a connection, with an IPv4 address in IPv6 form read as the IPv4 address that it is."""
+    """Both ends of a connection; an IPv4 address in IPv6 form counts as IPv4."""
 
     def __init__(self, client: Address, server: Address) -> None:
         addresses = [ip_address(host.partition("%")[0]) for host, _ in (client, server)]
@@ -64,7 +65,7 @@ class _Ends:
 
 
 def _by_netlink(ends: _Ends) -> int | None:
-    """Raises OSError where this process may not ask."""
+    """The user from netlink. Raises OSError if this process may not use it."""
     family = socket.AF_INET if ends.is_v4 else socket.AF_INET6
     ports = (port.to_bytes(2, "big") for port in ends.ports)
     addresses = (address.ljust(16, b"\0") for address in (ends.client, ends.server))
@@ -76,12 +77,14 @@ def _by_netlink(ends: _Ends) -> int | None:
     if len(answer) < _ANSWER.size or struct.unpack_from("=H", answer, 4) == (ERROR,):
         return None
     fields: tuple[Any, ...] = _ANSWER.unpack_from(answer)
-    state, uid, inode = fields[6], fields[-2], fields[-1]
-    return int(uid) if inode and state != LISTEN else None  # no inode: its program has closed it
+    state = fields[6]
+    uid = fields[-2]
+    inode = fields[-1]
+    return int(uid) if inode and state != LISTEN else None  # inode 0: the program has closed the socket
 
 
 def _by_table(ends: _Ends) -> int | None:
-    """The same from the files that show the table."""
+    """The user from the files that show the table."""
     wanted = {_row(ends, mapped=False), _row(ends, mapped=True)}
     for path in TABLES:
         try:

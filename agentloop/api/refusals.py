@@ -1,7 +1,7 @@
-"""What a request that is refused is answered with: one line, in the words of the protocol it came by.
+"""Error responses: one line, in the format of the request's protocol.
 
-OTLP has a google.rpc.Status in the encoding of the request, a call of a model its dialect's error; every other route
-has `{"error": why}`.
+OTLP gets a google.rpc.Status in the request's encoding, a call of a model gets its dialect's error, and every other
+route gets `{"error": why}`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from starlette.types import Scope
 
 from agentloop.gateway.app import dialect_of
 
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
 OTLP = {"/v1/traces": "traces", "/v1/logs": "logs"}
-"""Path -> what is sent there."""
+"""Path of an OTLP route -> its signal."""
 
 
 class Refusal(BaseModel):
@@ -27,17 +28,17 @@ class Refusal(BaseModel):
 
 
 def content_type(headers: Headers) -> str:
-    """Without its parameters, in lower case; empty where there is none."""
+    """The content type without parameters, in lower case; empty if the header is missing."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def refusal(scope: Scope, code: int, why: str, *, retry_s: int | None = None) -> Response:
-    """The answer to the request of `scope`. retry_s: seconds after which it may be sent again."""
+    """The error response to the request of `scope`. retry_s: seconds after which the client may retry."""
     headers = {} if retry_s is None else {"Retry-After": str(retry_s)}
     if code == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if code == 408:
-        headers["Connection"] = "close"  # what is left of a body that drips in would be read for ever
+        headers["Connection"] = "close"  # otherwise the server would read the rest of a slow body for ever
     why = why.encode(errors="replace").decode()
     if (dialect := dialect_of(scope)) is not None:
         return JSONResponse(dialect.error(code, why), code, headers)

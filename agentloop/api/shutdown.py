@@ -1,9 +1,9 @@
-"""How the service ends: what is under way may end by itself for a while, is then told, and nothing says a traceback.
+"""Shutdown of the service: requests under way get some time to finish and are then cancelled, without tracebacks.
 
-    Ctrl-C  ─▶  no new requests, up to ENDING_S seconds for those under way  ─▶  the rest is cut
-    again   ─▶  the rest is cut now
+    Ctrl-C  ─▶  no new requests, up to ENDING_S seconds for those under way  ─▶  the rest is cancelled
+    again   ─▶  the rest is cancelled now
 
-A call of a model that is cut is recorded as `gateway_ended`, and its client is told so in its own dialect.
+A cancelled call of a model is recorded as `gateway_ended`, and its client gets an error in its own dialect.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from agentloop.api.connection import Connection
 from agentloop.errors import counted
 
 ENDING_S, CUT_S = 10, 5
-"""Seconds for what is under way to end by itself; to be written down once it is cut."""
+"""Time for requests to finish by themselves; time for cancelled calls to be recorded."""
 
 
 class UvicornServer(uvicorn.Server):
-    """Uvicorn with that end, for one run."""
+    """Uvicorn with this shutdown, for one run."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, say: Callable[[str], None]) -> None:
-        """say: where one line goes that says what is waited for."""
+        """say: prints one line about the requests that the shutdown waits for."""
         super().__init__(
             uvicorn.Config(
                 _until_cut(app),
@@ -42,10 +42,12 @@ class UvicornServer(uvicorn.Server):
                 timeout_graceful_shutdown=ENDING_S + CUT_S,
             )
         )
-        self._say, self._n_signals, self._again = say, 0, asyncio.Event()
+        self._say = say
+        self._n_signals = 0
+        self._again = asyncio.Event()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn; the second signal ends the wait alone, because there the end would be one without its order."""
+        """See uvicorn. The second signal only ends the wait: uvicorn's own handling would skip the orderly shutdown."""
         self._n_signals += 1
         if self._n_signals == 2:
             self._again.set()
@@ -64,19 +66,19 @@ class UvicornServer(uvicorn.Server):
         tasks = self.server_state.tasks
         if tasks:
             under_way = counted(len(tasks), "request")
-            self._say(f"ending: {under_way} under way, for up to {ENDING_S} s; Ctrl-C again ends at once")
+            self._say(f"shutting down: waiting up to {ENDING_S} s for {under_way}; press Ctrl-C again to stop at once")
         with suppress(TimeoutError):
             async with asyncio.timeout(ENDING_S):
                 await self._again.wait()
         if tasks:
-            self._say(f"ending: {counted(len(tasks), 'request')} cut")
+            self._say(f"shutting down: cancelled {counted(len(tasks), 'request')}")
         for task in list(tasks):
             task.cancel()
 
 
 def _until_cut(app: ASGIApp) -> ASGIApp:
     async def quietly(scope: Scope, receive: Receive, send: Send) -> None:
-        with suppress(asyncio.CancelledError):  # a request's task ends here anyway, and uvicorn would show a traceback
+        with suppress(asyncio.CancelledError):  # the request's task ends here, and uvicorn would log a traceback
             await app(scope, receive, send)
 
     return quietly

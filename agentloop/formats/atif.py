@@ -42,11 +42,11 @@ class AtifFormat:
 
 
 def _imported(fields: Fields, record: Any) -> Imported:
-    child, found = _trajectory(fields, record, trace_id(AtifFormat.name, record), 0)
-    return Imported(trace=child.trace, scores=found, raw=fields.left())
+    child, ratings = _trajectory(fields, record, trace_id(AtifFormat.name, record), 0)
+    return Imported(trace=child.trace, scores=ratings, raw=fields.left())
 
 
-def _trajectory(fields: Fields, record: Any, made: str, depth: int) -> tuple[SubTrace, tuple[Score, ...]]:
+def _trajectory(fields: Fields, record: Any, parent_id: str, depth: int) -> tuple[SubTrace, tuple[Score, ...]]:
     """The trace, where in its parent's it says it was asked for, and what its root says it was worth.
 
     made: its id. depth: how many traces it is within.
@@ -56,7 +56,8 @@ def _trajectory(fields: Fields, record: Any, made: str, depth: int) -> tuple[Sub
     version = fields.peek("schema_version")
     if not isinstance(version, str) or not re.fullmatch(r"ATIF-v1\.\d+", version):
         raise FormatError(f"{fields.where}: schema_version: {str(version)[:40]!r} is no version 1 of ATIF")
-    agent, extra = fields.fields("agent"), fields.fields("extra")
+    agent = fields.fields("agent")
+    extra = fields.fields("extra")
     own = (extra.fields(OWN) if extra else None) or Fields({}, fields.where)
     place = {"step": own.integer("parent_step"), "call_id": own.text("parent_call_id")}
     steps = AtifSteps(fields, agent.text("model_name") if agent else None)
@@ -70,14 +71,14 @@ def _trajectory(fields: Fields, record: Any, made: str, depth: int) -> tuple[Sub
             "stop_reason": StopReason.unknown,
             **steps.span(),
             **{key: own.take(key) for key in ROOT if key in own},
-            "id": made,
+            "id": parent_id,
             "source": AtifFormat.name,
             "messages": steps.first,
-            "steps": steps.made,
-            "children": list(_children(fields, record, made, depth, steps.asked)),
+            "steps": steps.steps,
+            "children": list(_children(fields, record, parent_id, depth, steps.callers)),
         },
     )
-    if steps.made:
+    if steps.steps:
         keep_unheard(fields, steps.heard)
     _drop_totals(fields, trace, len(record.get("steps") or ()))
     return make(SubTrace, fields.where, {"trace": trace, **place}), scores(
@@ -86,17 +87,19 @@ def _trajectory(fields: Fields, record: Any, made: str, depth: int) -> tuple[Sub
 
 
 def _children(
-    fields: Fields, record: dict[str, Any], parent: str, depth: int, asked: dict[str, dict[str, Any]]
+    fields: Fields, record: dict[str, Any], parent: str, depth: int, calls: dict[str, dict[str, Any]]
 ) -> Iterator[SubTrace]:
     """The embedded trajectories. What they were worth stays with what is left: scores are the whole trace's."""
     for n, child in enumerate(fields.objects("subagent_trajectories")):
-        made, found = _trajectory(
+        subtrace, ratings = _trajectory(
             child, record["subagent_trajectories"][n], trace_id(AtifFormat.name, [parent, n]), depth + 1
         )
-        for score in found:
+        for score in ratings:
             child.keep(f"extra.{score.verifier.partition(':')[2]}", score.value)
-        place = asked.get(str(made.trace.source_id), {}) if made.step is None and made.call_id is None else {}
-        yield SubTrace(trace=made.trace, **{"step": made.step, "call_id": made.call_id, **place})
+        place: dict[str, Any] = {}
+        if subtrace.step is None and subtrace.call_id is None:
+            place = calls.get(str(subtrace.trace.source_id), {})
+        yield SubTrace(trace=subtrace.trace, **{"step": subtrace.step, "call_id": subtrace.call_id, **place})
 
 
 def _drop_totals(fields: Fields, trace: Trace, n_steps: int) -> None:

@@ -25,7 +25,10 @@ ROOT = {
 class AtifFiles:
     """An Exporter. Of the verdict ATIF has the reward alone, in `extra.reward`."""
 
-    name, suffix, media_type, one_each = "atif", ".json", "application/x-ndjson", True
+    name = "atif"
+    suffix = ".json"
+    media_type = "application/x-ndjson"
+    one_each = True
 
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
         """See `Exporter`."""
@@ -48,9 +51,9 @@ def write(trace: Trace) -> dict[str, Any]:
 def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
     """place: where in its parent's trace it was asked for."""
     models = {step.completion.model for step in trace.steps}
-    steps: list[dict[str, Any]] = [_said(message) for message in trace.messages]
+    steps: list[dict[str, Any]] = [_message(message) for message in trace.messages]
     for step in trace.steps:
-        steps += [_said(message) for message in step.heard]
+        steps += [_message(message) for message in step.heard]
         steps.append(_answer(step, [child for child in trace.children if child.step == step.index]))
     return _filled(
         schema_version=VERSION,
@@ -70,7 +73,7 @@ def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _said(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, Any]:
     source = {"system": "system", "developer": "system"}.get(message.role, "user")
     own = message.model_dump(mode="json", exclude={"role", "content"}, exclude_defaults=True)
     if message.role != source:
@@ -79,7 +82,8 @@ def _said(message: Message) -> dict[str, Any]:
 
 
 def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
-    completion, message = step.completion, step.completion.message
+    completion = step.completion
+    message = step.completion.message
     results = [_result(step, result) for result in step.results]
     for child in children:
         ref = {"trajectory_id": child.trace.id}
@@ -87,9 +91,9 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
         if at is not None:
             results[at].setdefault("subagent_trajectory_ref", []).append(ref)
         else:
-            known = child.call_id if any(call.id == child.call_id for call in message.tool_calls) else None
+            call_id = child.call_id if any(call.id == child.call_id for call in message.tool_calls) else None
             results.append(
-                _filled(source_call_id=known, subagent_trajectory_ref=[ref], extra=_own({"is_result": False}))
+                _filled(source_call_id=call_id, subagent_trajectory_ref=[ref], extra=_own({"is_result": False}))
             )
     return _filled(
         source="agent",
@@ -126,11 +130,11 @@ def _call(call: ToolCall) -> dict[str, Any]:
         value = json.loads(call.arguments)
     except (ValueError, RecursionError):
         value = None
-    made = value if isinstance(value, dict) else {}
-    own = {} if json.dumps(made, ensure_ascii=False) == call.arguments else {"arguments": call.arguments}
+    arguments = value if isinstance(value, dict) else {}
+    own = {} if json.dumps(arguments, ensure_ascii=False) == call.arguments else {"arguments": call.arguments}
     if call.error:
         own["error"] = call.error
-    return _filled(tool_call_id=call.id, function_name=call.name, arguments=made, extra=_own(own))
+    return _filled(tool_call_id=call.id, function_name=call.name, arguments=arguments, extra=_own(own))
 
 
 def _result(step: Step, result: ToolResult) -> dict[str, Any]:

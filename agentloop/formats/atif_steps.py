@@ -19,8 +19,8 @@ class AtifSteps:
         self._model = model
         self.first: list[Message] = []
         self.heard = self.first
-        self.made: list[Step] = []
-        self.asked: dict[str, dict[str, Any]] = {}
+        self.steps: list[Step] = []
+        self.callers: dict[str, dict[str, Any]] = {}
         """Id of an embedded trajectory -> where it was asked for."""
         self._times: list[datetime] = []
         self._compacted = False
@@ -42,7 +42,9 @@ class AtifSteps:
     def _add(self, n: int, step: Fields) -> None:
         if step.peek("step_id") == n:
             step.take("step_id")
-        source, extra, time = step.text("source"), step.fields("extra"), step.time("timestamp")
+        source = step.text("source")
+        extra = step.fields("extra")
+        time = step.time("timestamp")
         self._times += [time] if time else []
         management = extra.peek("context_management") if extra else None
         self._compacted |= isinstance(management, dict) and management.get("type") == "compaction"
@@ -57,7 +59,7 @@ class AtifSteps:
                     extra.take(OWN) if extra else None,
                 )
             )
-            self.heard += self._results(step, (), len(self.made) - 1 if self.made else None)[1]
+            self.heard += self._results(step, (), len(self.steps) - 1 if self.steps else None)[1]
             step.keep("timestamp", time.isoformat() if time else None)  # a Message has none
         else:
             raise FormatError(f"{step.where}: source: {source!r} is none of agent, system, user")
@@ -84,11 +86,12 @@ class AtifSteps:
             n_completion_tokens=metrics.integer("completion_tokens") or 0,
             cost_usd=metrics.number("cost_usd"),
         )
-        heard, self.heard = self.heard if self.made else [], []
-        results, orphans = self._results(step, calls, len(self.made))
-        self.made.append(
+        heard = self.heard if self.steps else []
+        self.heard = []
+        results, orphans = self._results(step, calls, len(self.steps))
+        self.steps.append(
             Step(
-                index=len(self.made),
+                index=len(self.steps),
                 heard=tuple(heard),
                 completion=completion,
                 results=tuple(results),
@@ -114,39 +117,40 @@ class AtifSteps:
         for result in observation.objects("results") if observation else ():
             extra = result.fields("extra")
             own = (extra.fields(OWN) if extra else None) or Fields({}, result.where)
-            call_id, said = result.text("source_call_id") or own.text("call_id"), content(result)
+            call_id = result.text("source_call_id") or own.text("call_id")
+            text = content(result)
             if call_id is None:  # an action without an id; with calls that wait, the first of those is meant
-                given = {made.call_id for made in results}
-                call_id = next((call.id for call in calls if call.id not in given), None)
+                call_ids = {result_of_call.call_id for result_of_call in results}
+                call_id = next((call.id for call in calls if call.id not in call_ids), None)
             self._ask(result, at, call_id)
             if "is_result" in own and not own.truth("is_result"):
                 continue
             call = next((call for call in calls if call.id == call_id), None)
             name = own.text("name") or (call.name if call else None)
             if call_id is None or name is None:
-                orphans.append(Message(role="tool", content=said, tool_call_id=call_id))
+                orphans.append(Message(role="tool", content=text, tool_call_id=call_id))
                 continue
-            known = {"call_id": call_id, "name": name, "content": said, **_end(extra)}
-            kept = {key: own.take(key) for key in ToolResult.model_fields if key in own}
-            results.append(make(ToolResult, result.where, known, kept))
+            values = {"call_id": call_id, "name": name, "content": text, **_end(extra)}
+            own_values = {key: own.take(key) for key in ToolResult.model_fields if key in own}
+            results.append(make(ToolResult, result.where, values, own_values))
         return results, orphans
 
     def _ask(self, result: Fields, at: int | None, call_id: str | None) -> None:
         for ref in result.objects("subagent_trajectory_ref"):
             name = ref.peek("trajectory_id")
             if isinstance(name, str) and name in self._embedded:
-                self.asked[name] = {"step": at, "call_id": call_id}
+                self.callers[name] = {"step": at, "call_id": call_id}
                 ref.take("trajectory_id")
 
 
 def _call(call: Fields, n: int) -> ToolCall:
     extra = call.fields("extra")
-    known = {
+    values = {
         "id": call.text("tool_call_id") or f"call_{n}",
         "name": call.text("function_name") or "",
         **arguments(call),
     }
-    return make(ToolCall, call.where, known, extra.take(OWN) if extra else None)
+    return make(ToolCall, call.where, values, extra.take(OWN) if extra else None)
 
 
 def _end(extra: Fields | None) -> dict[str, Any]:

@@ -61,7 +61,8 @@ def add_messages(steps: Steps, fields: Fields, key: str = "messages") -> None:
         if role == "assistant":
             steps.answer(assistant(message))
         elif role in ("tool", "function"):
-            call_id, name = message.text("tool_call_id"), message.text("name")
+            call_id = message.text("tool_call_id")
+            name = message.text("name")
             steps.result(call_id, content(message), name=name)
         else:
             steps.hear(Message(role=role, content=content(message), name=message.text("name")))
@@ -109,7 +110,8 @@ def content(message: Fields, key: str = "content") -> str:
         return value
     if not isinstance(value, list):
         raise FormatError(f"{message.where}: {key}: neither text nor a list of parts")
-    texts, others = [], []
+    texts = []
+    others = []
     for part in value:
         is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
         if is_text or isinstance(part, str):
@@ -124,5 +126,5 @@ def content(message: Fields, key: str = "content") -> str:
 def _is_chat(record: Any) -> bool:
     if not isinstance(record, dict) or not isinstance(record.get("messages"), list) or not record["messages"]:
         return False
-    known = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id", "reward", "task_id"}
-    return record.keys() <= known and all(isinstance(m, dict) and m.get("role") in ROLES for m in record["messages"])
+    names = {"messages", "tools", "functions", "parallel_tool_calls", "metadata", "weight", "id", "reward", "task_id"}
+    return record.keys() <= names and all(isinstance(m, dict) and m.get("role") in ROLES for m in record["messages"])

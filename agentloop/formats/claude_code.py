@@ -16,7 +16,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.claude_lines import ROLES, Line, lines, unwrapped
 from agentloop.formats.fields import unheard
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, SubTrace, Trace
@@ -45,9 +45,9 @@ class ClaudeCodeFormat:
                 session = line.session or session
                 sessions.setdefault(session, []).append(line)
         untold = sessions.pop(None, []) if len(sessions) > 1 else []  # such as the titles at the top of a file
-        for found in sessions.values():
+        for lines_of_session in sessions.values():
             chains: dict[str, list[Line]] = {}
-            for line in [*untold, *found]:
+            for line in [*untold, *lines_of_session]:
                 chains.setdefault(line.chain, []).append(line)
             untold = []
             yield from _add_agent_files(chains, source.path)
@@ -57,9 +57,11 @@ class ClaudeCodeFormat:
         """The main one with the others below the calls that started them; of a sub-agent's own file that agent."""
         parents = {key: _parent(key, run, runs) for key, run in runs.items()}
         for key in runs:
-            above, n = parents[key], 0
+            above = parents[key]
+            n = 0
             while above is not None and n < MAX_AGENTS:
-                above, n = parents[above[0]], n + 1
+                above = parents[above[0]]
+                n = n + 1
             if above is not None:
                 parents[key] = None
         tops = [key for key in runs if parents[key] is None]
@@ -71,7 +73,8 @@ class ClaudeCodeFormat:
             for below, parent in parents.items():
                 if parent is not None and parent[0] == key and below not in placed:
                     placed.add(below)
-                    child, call_id = trace(below, raw, f"agents[{below}]."), parent[1]
+                    child = trace(below, raw, f"agents[{below}].")
+                    call_id = parent[1]
                     children.append(SubTrace(trace=child, step=runs[key].step_of.get(call_id), call_id=call_id))
             return runs[key].trace(self.name, tuple(children))
 
@@ -84,8 +87,10 @@ class _Run:
     """One chain of lines as steps."""
 
     def __init__(self, key: str, chain: list[Line]) -> None:
-        self.key, self.chain = key, chain
-        self.steps, self.raw = Steps(), _raw(chain)
+        self.key = key
+        self.chain = chain
+        self.steps = Steps()
+        self.raw = _raw(chain)
         self.started: dict[str, str | None] = {}
         self.prompts: dict[str, str] = {}
         self.step_of: dict[str | None, int] = {}
@@ -155,7 +160,7 @@ def _merged(chain: list[Line]) -> Iterator[Line]:
 
 
 def _raw(chain: list[Line]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    raw: dict[str, Any] = {}
     last: dict[str, Any] = {}
     begun: set[str | None] = set()
     for line in chain:
@@ -164,11 +169,11 @@ def _raw(chain: list[Line]) -> dict[str, Any]:
         begun |= {line.message_id} - {None}
         for path, value in line.raw.items():
             if value is not None and (path not in SAME or last.get(path) != value):
-                found[f"lines[{line.n}].{path}"] = value
+                raw[f"lines[{line.n}].{path}"] = value
             last[path] = value
         if line.kind not in ROLES:
-            found[f"lines[{line.n}].type"] = line.kind
-    return found
+            raw[f"lines[{line.n}].type"] = line.kind
+    return raw
 
 
 def _parent(key: str, run: _Run, runs: dict[str, _Run]) -> tuple[str, str | None] | None:
@@ -179,10 +184,10 @@ def _parent(key: str, run: _Run, runs: dict[str, _Run]) -> tuple[str, str | None
     for name, other in others:
         if key in other.started:
             return name, other.started[key]
-    said = run.steps.first[0].content if run.steps.first else ""
+    prompt = run.steps.first[0].content if run.steps.first else ""
     for name, other in others:
-        if said in other.prompts:
-            return name, other.prompts[said]
+        if prompt in other.prompts:
+            return name, other.prompts[prompt]
     return ("", None) if "" in runs else None
 
 
@@ -197,9 +202,9 @@ def _prompt(arguments: str) -> str | None:
 
 def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[FormatError]:
     """Adds the sub-agents that have files of their own; yields what is broken in those."""
-    asked: set[str] = set()
-    while wanted := {line.starts for chain in chains.values() for line in chain if line.starts} - {*chains, *asked}:
-        asked |= wanted
+    names: set[str] = set()
+    while wanted := {line.starts for chain in chains.values() for line in chain if line.starts} - {*chains, *names}:
+        names |= wanted
         for agent in sorted(wanted):
             name = f"agent-{agent}.jsonl"
             for file in (
@@ -209,7 +214,7 @@ def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[Form
             ):
                 if not file.is_file() or file == path:
                     continue
-                for line in lines(Source(file)):
+                for line in lines(SourceFile(file)):
                     if isinstance(line, FormatError):
                         yield line
                     else:

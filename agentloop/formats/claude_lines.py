@@ -70,8 +70,11 @@ def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) ->
     kind = fields.text("type")
     if kind is None:
         raise FormatError(f"{where}: type: missing")
-    side, agent, result = fields.truth("isSidechain"), fields.text("agentId"), fields.peek("toolUseResult")
-    uuid, parent = fields.peek("uuid"), fields.peek("parentUuid")
+    side = fields.truth("isSidechain")
+    agent = fields.text("agentId")
+    result = fields.peek("toolUseResult")
+    uuid = fields.peek("uuid")
+    parent = fields.peek("parentUuid")
     chain = (agent or chains.get(str(parent)) or str(uuid or f"line {n}")) if side else ""
     if side and uuid:
         chains[str(uuid)] = chain
@@ -107,7 +110,8 @@ def _message(line: Line, fields: Fields) -> None:
     message.take("type")
     line.message_id = message.text("id")
     message.keep("id", line.message_id)
-    texts, reasoning = [], []
+    texts = []
+    reasoning = []
     value = message.peek("content")
     if not isinstance(value, list):
         texts.append(content(message))
@@ -120,14 +124,16 @@ def _message(line: Line, fields: Fields) -> None:
             elif kind == "thinking":
                 reasoning.append(block.text("thinking") or "")
             elif kind == "tool_use":
-                name, call_id = block.text("name") or "", block.text("id") or f"call_{n}"
+                name = block.text("name") or ""
+                call_id = block.text("id") or f"call_{n}"
                 line.calls.append(ToolCall(id=call_id, name=name, **arguments(block, "input")))
             elif kind == "tool_result":
                 line.results.append(_result(block))
             else:
                 continue
             block.take("type")
-    line.text, line.reasoning = "\n".join(texts), "\n".join(reasoning)
+    line.text = "\n".join(texts)
+    line.reasoning = "\n".join(reasoning)
     if line.kind == "assistant":
         line.usage = {
             "model": message.text("model"),

@@ -35,8 +35,8 @@ def load_exporter(name: str | None, out: Path | None = None) -> Exporter:
     name = name or DEFAULT
     if name not in names:
         raise ConfigError(f"no format {name!r} (known: {', '.join(names)}){did_you_mean(name, names)}")
-    made: Exporter = load_part(GROUP, name)
-    return made
+    exporter: Exporter = load_part(GROUP, name)
+    return exporter
 
 
 def save(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:

@@ -1,4 +1,4 @@
-"""Stored traces, all or some of them, into one file or stream, with an account of what was written."""
+"""Exports stored traces into one file or stream, with a report."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STDOUT = Path("-")
 
 @dataclass(frozen=True)
 class Choice:
-    """Which traces: those of `ids`, or else those for which `filter` holds."""
+    """The traces to export: those of `ids`, otherwise those that match `filter`."""
 
     ids: Sequence[str] = ()
-    """Whole, or as much of each as is unique."""
+    """Whole ids or unique prefixes."""
     filter: str = ""
     project: str | None = None
 
 
 @dataclass
-class Account:
-    """What was written."""
+class ExportReport:
+    """The result of an export."""
 
     format: str
     out: str
@@ -42,7 +42,7 @@ class Account:
     seconds: float = 0.0
 
     def forget(self, _: TraceSummary) -> None:
-        """One more that is gone."""
+        """Count a trace that was removed."""
         self.gone += 1
 
 
@@ -53,9 +53,9 @@ def export(
     out: Path,
     to_stdout: Callable[[Exporter, Iterator[Stored]], int],
     progress: Progress,
-) -> Account | None:
-    """Write the traces to `out`, or with `to_stdout` where that is `-`; None where there is none."""
-    account = Account(exporter.name, str(out))
+) -> ExportReport | None:
+    """Write the traces to `out`, or with `to_stdout` if that is `-`; None if no trace matches."""
+    account = ExportReport(exporter.name, str(out))
     started = time.monotonic()
     rows, total = _chosen(store, choice)
     if not total:
@@ -68,7 +68,7 @@ def export(
 
 
 def _chosen(store: Store, choice: Choice) -> tuple[Iterator[TraceSummary], int]:
-    """The traces, and how many they are."""
+    """(the traces, their number)."""
     if not choice.ids:
         n = store.n_found(choice.filter, project=choice.project)
         return store.every(choice.filter, project=choice.project), n
@@ -77,7 +77,7 @@ def _chosen(store: Store, choice: Choice) -> tuple[Iterator[TraceSummary], int]:
 
 
 def _named(store: Store, word: str, project: str | None) -> TraceSummary:
-    """As `Store.named`. Raises ConfigError for what reads like a filter and is no trace's id."""
+    """As `Store.named`. Raises ConfigError if an id is unknown and looks like a filter."""
     try:
         return store.named(word, project=project)
     except NoSuchTrace:
@@ -86,7 +86,7 @@ def _named(store: Store, word: str, project: str | None) -> TraceSummary:
         raise ConfigError(f"{word!r} is no trace's id; for a filter, write --filter {shlex.quote(word)}") from None
 
 
-def _counted(traces: Iterator[StoredTrace], account: Account, progress: Progress) -> Iterator[StoredTrace]:
+def _counted(traces: Iterator[StoredTrace], account: ExportReport, progress: Progress) -> Iterator[StoredTrace]:
     for trace in traces:
         yield trace
         account.traces += 1

@@ -1,4 +1,4 @@
-"""A JSON object that is taken apart: what nobody took is what would be lost, and is kept.
+"""Reads a JSON object field by field; fields that no reader took go to `Imported.raw`, so that nothing is lost.
 
 Every importer reads through this, so that a wrong type is told with its place, and no field can be
 forgotten without being counted.
@@ -20,15 +20,15 @@ from agentloop.types import Frozen, Imported, Message, Score
 KINDS = {dict: "an object", list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
 LATEST_S = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 LARGEST = 1.7e308
-"""Beyond it a number is infinite, which JSON can say as 1e400."""
+"""A larger number is infinite; JSON can write one as 1e400."""
 Model = TypeVar("Model", bound=Frozen)
 
 
 class Fields:
-    """The keys of one object. What `take` and its like have given out is no longer in `left`."""
+    """The fields of one object. `left` has those that no method but `peek` returned."""
 
     def __init__(self, value: object, where: str) -> None:
-        """where: file and record, for messages. Raises FormatError when `value` is no object."""
+        """where: file and record, for messages. Raises FormatError if `value` is not an object."""
         if not isinstance(value, dict):
             raise FormatError(f"{where}: got {_kind(value)}, expected an object")
         self._value: dict[str, Any] = dict(value)
@@ -39,20 +39,20 @@ class Fields:
         return key in self._value
 
     def peek(self, key: str) -> Any:
-        """The value, which stays; None when there is none."""
+        """The value, which stays in `left`; None if it is missing."""
         return self._value.get(key)
 
     def take(self, key: str) -> Any:
-        """The value, whatever it is; None when there is none."""
+        """The value of any type; None if it is missing."""
         return self._value.pop(key, None)
 
     def text(self, key: str) -> str | None:
-        """Raises FormatError for anything but text or null, as do the others for what they are not."""
+        """A text, or None. Raises FormatError for any other type, as the methods below do."""
         value: str | None = self._typed(key, str)
         return value
 
     def truth(self, key: str) -> bool:
-        """False when there is none."""
+        """A bool; False if it is missing."""
         return bool(self._typed(key, bool))
 
     def integer(self, key: str) -> int | None:
@@ -70,12 +70,12 @@ class Fields:
         if value is None:
             return None
         try:
-            made = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
+            number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
         except (ValueError, OverflowError):
-            made = None
-        if made is None or not math.isfinite(made):
+            number = None
+        if number is None or not math.isfinite(number):
             raise FormatError(f"{self.where}: {key}: got {_kind(value)}, expected a number")
-        return made
+        return number
 
     def time(self, key: str) -> datetime | None:
         """ISO 8601, or seconds, milliseconds, microseconds or nanoseconds since 1970; in UTC."""
@@ -84,8 +84,8 @@ class Fields:
             return None
         try:
             if isinstance(value, str) and not value.replace(".", "", 1).isdecimal():
-                made = datetime.fromisoformat(value)
-                return made.replace(tzinfo=UTC) if made.tzinfo is None else made.astimezone(UTC)
+                time = datetime.fromisoformat(value)
+                return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
             seconds = float(value)
             if not math.isfinite(seconds):  # which no division makes smaller
                 raise ValueError
@@ -96,29 +96,29 @@ class Fields:
             raise FormatError(f"{self.where}: {key}: {str(value)[:40]!r} is no time") from None
 
     def fields(self, key: str) -> Fields | None:
-        """An object below this one; what is left of it is left here."""
+        """A nested object; its `left` is part of this one's."""
         value = self._value.pop(key, None)
         return None if value is None else self._child(key, value)
 
     def items(self, key: str) -> list[Any]:
-        """A list, empty when there is none."""
+        """A list; empty if it is missing."""
         return self._typed(key, list) or []
 
     def objects(self, key: str) -> Iterator[Fields]:
-        """A list's objects, each taken apart in turn."""
+        """The objects of a list, one at a time."""
         for n, item in enumerate(self.items(key)):
             yield self._child(f"{key}[{n}]", item)
 
     def keep(self, key: str, value: object) -> None:
-        """Put back what could not be used after all."""
+        """Put a value back that turned out to be unusable."""
         self._value[key] = value
 
     def left(self) -> dict[str, Any]:
-        """Path -> value of all that nobody took, here and below; null, empty text and empty lists are nothing."""
-        found = {key: value for key, value in self._value.items() if value not in (None, "", [], {})}
+        """Path -> value of all fields that no reader took, here and below, without null and empty values."""
+        rest = {key: value for key, value in self._value.items() if value not in (None, "", [], {})}
         for path, child in self._below:
-            found.update({f"{path}.{key}": value for key, value in child.left().items()})
-        return found
+            rest.update({f"{path}.{key}": value for key, value in child.left().items()})
+        return rest
 
     def _child(self, key: str, value: object) -> Fields:
         child = Fields(value, f"{self.where}: {key}")
@@ -133,13 +133,13 @@ class Fields:
 
 
 def read_each(source: Records, read: Callable[[Fields, Any], Imported]) -> Iterator[Imported | FormatError]:
-    """What `read` makes of each record and its fields, or the FormatError of one that is broken."""
+    """The result of `read` for each record, or the FormatError of a broken one."""
     for where, record in source.records():
         yield record if isinstance(record, FormatError) else read_one(where, record, read)
 
 
 def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -> Imported | FormatError:
-    """As `read_each`, of one record."""
+    """As `read_each`, for one record."""
     try:
         return read(Fields(record, where), record)
     except FormatError as error:
@@ -150,12 +150,12 @@ def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -
         return FormatError(f"{where}: {_first(error)}")
 
 
-def make(model: type[Model], where: str, known: dict[str, Any], own: object = None) -> Model:
-    """A `model` of `known`, and over that of `own`, an object that a file brought along. Raises FormatError."""
+def make(model: type[Model], where: str, values: dict[str, Any], own: object = None) -> Model:
+    """A `model` of `values`; fields of `own`, an object from the file, take precedence. Raises FormatError."""
     if own is not None and not isinstance(own, dict):
         raise FormatError(f"{where}: got {type(own).__name__}, expected an object with fields of {model.__name__}")
     try:
-        return model.model_validate({**known, **(own or {})})
+        return model.model_validate({**values, **(own or {})})
     except ValidationError as error:
         raise FormatError(f"{where}: {_first(error)}") from None
 
@@ -179,7 +179,7 @@ def whole_numbers(fields: Fields, key: str) -> tuple[int, ...]:
 
 
 def score(fields: Fields, key: str, verifier: str) -> list[Score]:
-    """The number at `key` as a score; none, and the value stays, where it is no number in [0, 1]."""
+    """The number at `key` as a score; empty for any value outside [0, 1], which stays in `left`."""
     value = fields.peek(key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         return []
@@ -188,7 +188,7 @@ def score(fields: Fields, key: str, verifier: str) -> list[Score]:
 
 
 def scores(fields: Fields | None, source: str, names: Iterable[str]) -> tuple[Score, ...]:
-    """The fields that hold true, false or a number in [0, 1]; others stay, because a Score cannot hold them."""
+    """The fields with true, false or a number in [0, 1] as scores; others stay, because a Score cannot hold them."""
     if fields is None:
         return ()
     named = []
@@ -201,13 +201,13 @@ def scores(fields: Fields | None, source: str, names: Iterable[str]) -> tuple[Sc
 
 
 def unheard(messages: Iterable[Message]) -> dict[str, Any]:
-    """For `Imported.raw`: messages after the last answer, which no step heard."""
+    """For `Imported.raw`: the messages after the last answer, which belong to no step."""
     listed = [message.model_dump(mode="json", exclude_defaults=True) for message in messages]
     return {"unheard": listed} if listed else {}
 
 
 def keep_unheard(fields: Fields, messages: Iterable[Message]) -> None:
-    """As `unheard`, put into `fields`, which come to `Imported.raw` under the path of their object."""
+    """Put `unheard` into `fields`, which go to `Imported.raw` under the path of their object."""
     for key, listed in unheard(messages).items():
         fields.keep(key, listed)
 

@@ -1,4 +1,4 @@
-"""Files and folders to traces in the store, with an account of everything that did not become one.
+"""Imports files and folders into the store, with a report of everything that did not become a trace.
 
     found, formats = walk(paths), load_formats()
     account = take(found, formats, put)
@@ -17,79 +17,79 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentloop.errors import ConfigError, FormatError, did_you_mean
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.plugins import installed, load_part
 from agentloop.protocols import Format
 from agentloop.types import Imported
 
 GROUP = "formats"
 N_TOGETHER = 200
-"""Traces in one transaction."""
+"""Number of traces in one transaction."""
 MAX_REASONS = 1000
-"""Reasons that are kept of one file; the number counts all."""
+"""Reasons that the report lists for one file; its number counts all."""
 DATA = {".json", ".jsonl", ".ndjson", ".eval", ".traj", ".gz", ".parquet", ".otlp"}
-"""Endings of files that should hold traces: one that cannot be read is broken, and any other is none."""
+"""Suffixes of files that should hold traces: if unreadable, such a file counts as broken; others are skipped."""
 PLACE = re.compile(r"\[\d+\]")
 
 Put = Callable[[Sequence[Imported]], int]
-"""Stores traces, and says how many were new."""
+"""Stores traces, and returns how many were new."""
 
 
 @dataclass
 class OfFormat:
-    """What became of the files of one format."""
+    """The result for the files of one format."""
 
     files: int = 0
     imported: int = 0
     known: int = 0
-    """See Account."""
+    """See ImportReport."""
     failed: int = 0
     lost: Counter[str] = field(default_factory=Counter)
-    """Path of a field, without places in lists -> in how many traces it was kept raw, having no other place."""
+    """Path of a field that a trace has no place for, without list indices -> number of traces with it in `raw`."""
 
 
 @dataclass
-class Failures:
-    """What is wrong with one file."""
+class FileErrors:
+    """The errors of one file."""
 
     n: int = 0
     reasons: list[str] = field(default_factory=list)
-    """Of the first MAX_REASONS."""
+    """The first MAX_REASONS of them."""
 
 
 @dataclass
-class Account:
-    """What became of everything that was named."""
+class ImportReport:
+    """The result of an import."""
 
     imported: int = 0
     known: int = 0
-    """Traces that the store had already, or that are twice in what was named."""
+    """Traces that the store had already, or that the import contained twice."""
     skipped: int = 0
-    """Files that hold no traces."""
+    """Files without traces."""
     failed: int = 0
-    """Records, and files that are cut short or broken."""
-    failures: dict[str, Failures] = field(default_factory=dict)
-    """By file."""
+    """Records that are broken, and files that are broken or cut short."""
+    failures: dict[str, FileErrors] = field(default_factory=dict)
+    """The errors of each file."""
     no_traces: dict[str, str] = field(default_factory=dict)
-    """File -> why nothing of it is a trace."""
+    """File -> why it contains no trace."""
     by_format: dict[str, OfFormat] = field(default_factory=dict)
 
     def skip(self, path: Path, reason: str) -> None:
-        """One more file without traces."""
+        """Count a file without traces."""
         self.skipped += 1
         self.no_traces[str(path)] = reason
 
     def fail(self, path: Path, reason: str) -> None:
-        """One more broken record or file."""
+        """Count a broken record or file."""
         self.failed += 1
-        ours = self.failures.setdefault(str(path), Failures())
+        ours = self.failures.setdefault(str(path), FileErrors())
         ours.n += 1
         if len(ours.reasons) < MAX_REASONS:
             ours.reasons.append(reason)
 
 
 def load_formats(only: str | None = None) -> dict[str, Format]:
-    """Every format that is installed, or the one called `only`. Raises PluginError for one that cannot be loaded."""
+    """All installed formats, or the one named `only`. Raises PluginError for one that cannot be loaded."""
     names = installed(GROUP)
     if only is not None and only not in names:
         raise ConfigError(f"no format {only!r} (known: {', '.join(sorted(names))}){did_you_mean(only, names)}")
@@ -97,16 +97,16 @@ def load_formats(only: str | None = None) -> dict[str, Format]:
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths` and in the folders there, in order. Raises ConfigError for what is none of both."""
-    found: list[Path] = []
+    """The files in `paths` and in the folders there, in order. Raises ConfigError for any other path."""
+    all_files: list[Path] = []
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
         if not path.is_dir() and not path.is_file():
             raise ConfigError(f"{path}: a pipe or device, and what is imported is read more than once; save it first")
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink()) if path.is_dir() else [path]
-        found += files
-    return list(dict.fromkeys(found))
+        all_files += files
+    return list(dict.fromkeys(all_files))
 
 
 def take(
@@ -115,9 +115,9 @@ def take(
     put: Put,
     advance: Callable[[], None] = lambda: None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Account:
-    """Import `files`; advance is called after each. It ends early, with what was read until then, once `stopped`."""
-    account = Account()
+) -> ImportReport:
+    """Import `files`. Calls `advance` after each; ends early, with the traces so far, once `stopped`."""
+    account = ImportReport()
     for path in files:
         if stopped():
             break
@@ -126,8 +126,8 @@ def take(
     return account
 
 
-def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
-    """The format of a file, None for none. Raises FormatError when it cannot be read or several claim it."""
+def recognise(source: SourceFile, formats: Mapping[str, Format]) -> Format | None:
+    """The format of a file; None for none. Raises FormatError if it is unreadable or several formats recognise it."""
     claims, problem = _claims(source, formats)
     if problem and not claims:
         raise problem
@@ -143,12 +143,13 @@ def recognise(source: Source, formats: Mapping[str, Format]) -> Format | None:
     return formats[claims[0]] if claims else None
 
 
-def _claims(source: Source, formats: Mapping[str, Format]) -> tuple[list[str], FormatError | None]:
-    """The formats that say it is theirs; and why it cannot be read, if so."""
-    claims, problem = [], None
-    for name, known in formats.items():
+def _claims(source: SourceFile, formats: Mapping[str, Format]) -> tuple[list[str], FormatError | None]:
+    """(formats that recognise the file, error if it is unreadable)."""
+    claims = []
+    problem = None
+    for name, format_ in formats.items():
         try:
-            if known.recognises(source):
+            if format_.recognises(source):
                 claims.append(name)
         except FormatError as error:  # it is no JSON, which not every format is
             problem = error
@@ -156,23 +157,23 @@ def _claims(source: Source, formats: Mapping[str, Format]) -> tuple[list[str], F
 
 
 def _take_file(
-    path: Path, formats: Mapping[str, Format], put: Put, account: Account, stopped: Callable[[], bool]
+    path: Path, formats: Mapping[str, Format], put: Put, account: ImportReport, stopped: Callable[[], bool]
 ) -> None:
     try:
-        source = Source(path)
+        source = SourceFile(path)
         # The one format that was asked for need not recognise it: its reasons are better than a shrug.
-        known = next(iter(formats.values())) if len(formats) == 1 else recognise(source, formats)
+        format_ = next(iter(formats.values())) if len(formats) == 1 else recognise(source, formats)
     except FormatError as error:
         (account.fail if path.suffix in DATA else account.skip)(path, str(error))
         return
-    if known is None:
+    if format_ is None:
         account.skip(path, f"{path}: no known format")
         return
-    ours = account.by_format.setdefault(known.name, OfFormat())
+    ours = account.by_format.setdefault(format_.name, OfFormat())
     ours.files += 1
     together: list[Imported] = []
     n = 0
-    for n, item in enumerate(_read(known, source), start=1):
+    for n, item in enumerate(_read(format_, source), start=1):
         if stopped():
             break
         if isinstance(item, Imported) and _is_empty(item):
@@ -189,25 +190,27 @@ def _take_file(
     _put(path, together, put, ours, account)
     if not n and not stopped():  # it was asked for by name, or recognised, and there is nothing of it
         ours.failed += 1
-        account.fail(path, f"{path}: no trace of the format {known.name}")
+        account.fail(path, f"{path}: no trace of the format {format_.name}")
 
 
-def _read(known: Format, source: Source) -> Iterator[Imported | FormatError]:
-    """Its traces; an error that ends them is the last of them."""
+def _read(format_: Format, source: SourceFile) -> Iterator[Imported | FormatError]:
+    """The file's traces; an error that stops the reader is the last item."""
     try:
-        yield from known.read(source)
+        yield from format_.read(source)
     except FormatError as error:
         yield error
 
 
 def _is_empty(item: Imported) -> bool:
-    """Whether it says nothing that a trace could: a record of something else, or one whose keys are misspelt."""
+    """Whether a trace would have no content: the record is something else, or its keys are misspelt."""
     trace = item.trace
-    said = trace.messages or trace.steps or trace.children or trace.answer or trace.error or item.scores or item.verdict
-    return not (said or trace.started_at or trace.duration_s)
+    content = (
+        trace.messages or trace.steps or trace.children or trace.answer or trace.error or item.scores or item.verdict
+    )
+    return not (content or trace.started_at or trace.duration_s)
 
 
-def _put(path: Path, items: Sequence[Imported], put: Put, ours: OfFormat, account: Account) -> None:
+def _put(path: Path, items: Sequence[Imported], put: Put, ours: OfFormat, account: ImportReport) -> None:
     try:
         new = put(items) if items else 0
     except ValueError as error:  # one of them is nested too deeply, say: the others need not suffer

@@ -59,17 +59,20 @@ class InspectFormat:
 
     def _trace(self, where: str, header: dict[str, Any], sample: Any) -> Imported:
         run = Fields(header.get("eval") or {}, f"{where}: eval")
-        run_id, task = run.text("eval_id") or run.text("run_id"), run.text("task")
-        fields, steps = Fields(resolved(sample), where), Steps()
+        run_id = run.text("eval_id") or run.text("run_id")
+        task = run.text("task")
+        fields = Fields(resolved(sample), where)
+        steps = Steps()
         events = ModelEvents(fields)
         for message in fields.objects("messages"):
             _add(steps, message, events)
-        given = fields.take("input")
-        if not fields.peek("messages") and not steps.first and isinstance(given, str):
-            steps.hear(Message(role="user", content=given))
-        elif not any(message.content == given for message in steps.first):
-            fields.keep("input", given)
-        number, epoch = fields.take("id"), fields.take("epoch")
+        prompt = fields.take("input")
+        if not fields.peek("messages") and not steps.first and isinstance(prompt, str):
+            steps.hear(Message(role="user", content=prompt))
+        elif not any(message.content == prompt for message in steps.first):
+            fields.keep("input", prompt)
+        number = fields.take("id")
+        epoch = fields.take("epoch")
         error = fields.fields("error")
         limit = fields.fields("limit")
         limit_type = limit.text("type") if limit else None
@@ -78,7 +81,8 @@ class InspectFormat:
         stop = StopReason.submitted if steps.done() else StopReason.unknown
         if limit_type:
             stop = STOPS.get(limit_type, StopReason.unknown)
-        done, scores = steps.done(), _scores(fields)
+        done = steps.done()
+        scores = _scores(fields)
         if steps.unheard:
             fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in steps.unheard])
         started = fields.time("started_at")
@@ -107,11 +111,11 @@ def _add(steps: Steps, message: Fields, events: ModelEvents) -> None:
         text, reasoning = content_of(message)
         calls = []
         for n, call in enumerate(message.objects("tool_calls")):
-            made = {**arguments(call), "name": call.text("function") or "", "id": call.text("id") or f"call_{n}"}
+            values = {**arguments(call), "name": call.text("function") or "", "id": call.text("id") or f"call_{n}"}
             if why := call.text("parse_error"):
-                made["error"] = why
+                values["error"] = why
             call.take("type")
-            calls.append(ToolCall(**made))
+            calls.append(ToolCall(**values))
         usage = events.of(message.peek("id"), text)
         usage["model"] = message.text("model") or usage.get("model")
         steps.answer(Message(role=role, content=text, reasoning=reasoning, tool_calls=tuple(calls)), **usage)
@@ -120,29 +124,32 @@ def _add(steps: Steps, message: Fields, events: ModelEvents) -> None:
     if role != "tool":
         steps.hear(Message(role=role or "user", content=text))
         return
-    error, kind = message.fields("error"), None
+    error = message.fields("error")
+    kind = None
     if error:
-        kind, why = error.text("type"), error.text("message") or ""
+        kind = error.text("type")
+        why = error.text("message") or ""
         text = text if why in text else "\n".join(filter(None, [text, why]))
         error.keep("type", kind)
-    call_id, name = message.text("tool_call_id"), message.text("function")
+    call_id = message.text("tool_call_id")
+    name = message.text("function")
     steps.result(call_id, text, name=name, ok=error is None, timed_out=kind == "timeout")
 
 
 def _scores(fields: Fields) -> tuple[Score, ...]:
-    found = []
-    given = fields.fields("scores")
+    ratings = []
+    values = fields.fields("scores")
     old = [("score", fields.fields("score"))] if isinstance(fields.peek("score"), dict) else []
-    for name, score in [*((key, given.fields(key)) for key in list(given.left())), *old] if given else old:
+    for name, score in [*((key, values.fields(key)) for key in list(values.left())), *old] if values else old:
         if score is None:
             continue
         value = score.take("value")
         number = GRADES.get(value) if isinstance(value, str) else value
         if isinstance(number, bool | int | float) and 0 <= number <= 1:
-            found.append(Score(verifier=f"inspect:{name}", version="1", value=float(number)))
+            ratings.append(Score(verifier=f"inspect:{name}", version="1", value=float(number)))
         else:
             score.keep("value", value)
-    return tuple(found)
+    return tuple(ratings)
 
 
 def _of_all(header: dict[str, Any], number: Any) -> dict[str, Any]:

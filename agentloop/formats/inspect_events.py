@@ -17,8 +17,8 @@ class ModelEvents:
         transcript = sample.peek("transcript")
         events = sample.peek("events") or (transcript.get("events") if isinstance(transcript, dict) else None)
         record = {key: sample.peek(key) for key in ("attachments", "transcript")}
-        found = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
-        answers = [event for event in found if event.get("event") == "model"]
+        listed = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
+        answers = [event for event in listed if event.get("event") == "model"]
         if not answers and sample.peek("output"):  # what the last answer was, in a log without events
             answers = [{"output": sample.peek("output")}]
         self._answers = [resolve({**event, "input": None, "call": None}, attached_texts(record)) for event in answers]
@@ -29,8 +29,8 @@ class ModelEvents:
             message = _at(event, "output", "choices", 0, "message")
             if not isinstance(message, dict):
                 continue
-            known = message.get("id")
-            same = known == message_id if known and message_id else _text(message) == text
+            own_id = message.get("id")
+            same = own_id == message_id if own_id and message_id else _text(message) == text
             if same:
                 del self._answers[n]
                 return _usage(event, self._where)
@@ -39,19 +39,21 @@ class ModelEvents:
 
 def _usage(event: dict[str, Any], where: str) -> dict[str, Any]:
     output = Fields(event["output"], where)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "model": output.text("model"),
         "started_at": Fields(event, where).time("timestamp"),
         "finish_reason": str(_at(event, "output", "choices", 0, "stop_reason") or "") or None,
     }
     if usage := output.fields("usage"):
-        given = usage.integer("input_tokens") or 0
-        read, written = usage.integer("input_tokens_cache_read") or 0, usage.integer("input_tokens_cache_write") or 0
-        made, total = usage.integer("output_tokens") or 0, usage.integer("total_tokens")
-        apart = total == given + read + written + made  # some providers count the cached ones apart
-        found["n_prompt_tokens"] = given + read + written if apart else given
-        found |= {"n_cached_tokens": read, "n_completion_tokens": made, "cost_usd": usage.number("total_cost")}
-    return found
+        n_input = usage.integer("input_tokens") or 0
+        read = usage.integer("input_tokens_cache_read") or 0
+        written = usage.integer("input_tokens_cache_write") or 0
+        n_output = usage.integer("output_tokens") or 0
+        total = usage.integer("total_tokens")
+        apart = total == n_input + read + written + n_output  # some providers count the cached ones apart
+        values["n_prompt_tokens"] = n_input + read + written if apart else n_input
+        values |= {"n_cached_tokens": read, "n_completion_tokens": n_output, "cost_usd": usage.number("total_cost")}
+    return values
 
 
 def _text(message: dict[str, Any]) -> str | None:

@@ -81,7 +81,8 @@ def document(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
 
 def _check(source: Records, archive: zipfile.ZipFile) -> None:
     infos = archive.infolist()
-    total, size = sum(info.file_size for info in infos), source.path.stat().st_size
+    total = sum(info.file_size for info in infos)
+    size = source.path.stat().st_size
     if len(infos) > MAX_MEMBERS:
         raise FormatError(f"{source.name}: {len(infos)} members; at most {MAX_MEMBERS}")
     if total > MAX_INFLATED or (total > MIN_SUSPECT and total > MAX_RATIO * size):
@@ -140,9 +141,9 @@ def content_of(message: Fields) -> tuple[str, str]:
     others: list[Any] = []
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
-        said = part.get(kind) if isinstance(part, dict) and kind in ("text", "reasoning") else None
-        if isinstance(said, str):
-            (texts if kind == "text" else thoughts).append(said)
+        text = part.get(kind) if isinstance(part, dict) and kind in ("text", "reasoning") else None
+        if isinstance(text, str):
+            (texts if kind == "text" else thoughts).append(text)
             part = {key: item for key, item in part.items() if key not in ("type", kind) and item not in (None, False)}
         if part:
             others.append(part)

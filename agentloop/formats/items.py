@@ -21,7 +21,9 @@ class Items:
 
     def __init__(self, steps: Steps, *, model: str | None = None, copied: bool = False) -> None:
         """copied: they were the prompt's, so that their answers were not given here."""
-        self._steps, self._model, self._copied = steps, model, copied
+        self._steps = steps
+        self._model = model
+        self._copied = copied
         self._clear()
 
     def add(self, item: Fields) -> None:
@@ -57,13 +59,17 @@ class Items:
 
     def close(self) -> None:
         """The turn ends here."""
-        reasoning, said, calls, tokens, hosted = self._reasoning, self._text, self._calls, self._tokens, self._results
+        reasoning = self._reasoning
+        text = self._text
+        calls = self._calls
+        tokens = self._tokens
+        hosted = self._results
         self._clear()
-        if not (reasoning or said or calls):
+        if not (reasoning or text or calls):
             return
         message = Message(
             role="assistant",
-            content="".join(said),
+            content="".join(text),
             reasoning="\n".join(reasoning),
             tool_calls=tuple(calls),
             token_ids=tokens.pop("token_ids", ()),
@@ -103,11 +109,12 @@ class Items:
             self._steps.hear(Message(role=role, content=text(item, "content")))
 
     def _hosted(self, item: Fields, kind: str) -> None:
-        passed, given = HOSTED[kind]
+        passed, keys = HOSTED[kind]
         call = call_of(item, kind, passed, len(self._calls))
         self._calls.append(call)
-        error, status = item.take("error"), item.peek("status")
-        result = item.take(given)
+        error = item.take("error")
+        status = item.peek("status")
+        result = item.take(keys)
         if error is not None or result is not None:
             ok = error is None and status != "failed"
             self._results.append((call.id, {"content": plain(result if error is None else error), "ok": ok}))

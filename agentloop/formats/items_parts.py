@@ -47,8 +47,10 @@ def _is_item(value: dict[str, Any]) -> bool | None:
         return any(isinstance(part, dict) and str(part.get("type")) in PARTS for part in parts)
     if kind == "reasoning" and isinstance(value.get("summary", value.get("content")), list):
         return True
-    known = isinstance(kind, str) and (kind in CALLS or kind in HOSTED or kind in COMPACTED or kind.endswith("_output"))
-    return True if known and ("call_id" in value or "id" in value) else None
+    is_kind = isinstance(kind, str) and (
+        kind in CALLS or kind in HOSTED or kind in COMPACTED or kind.endswith("_output")
+    )
+    return True if is_kind and ("call_id" in value or "id" in value) else None
 
 
 def text(item: Fields, key: str) -> str:
@@ -60,22 +62,23 @@ def text(item: Fields, key: str) -> str:
         raise FormatError(f"{item.where}: {key}: neither text nor a list of parts")
     texts = []
     for n, part in enumerate(value):
-        said = part if isinstance(part, str) else None
+        words = part if isinstance(part, str) else None
         if isinstance(part, dict):
-            known = "refusal" if part.get("type") == "refusal" else "text"
-            said = part[known] if isinstance(part.get(known), str) else None
-            rest = {k: v for k, v in part.items() if (said is None or k not in (known, "type")) and v not in NOTHING}
+            name = "refusal" if part.get("type") == "refusal" else "text"
+            words = part[name] if isinstance(part.get(name), str) else None
+            rest = {k: v for k, v in part.items() if (words is None or k not in (name, "type")) and v not in NOTHING}
         else:
-            rest = {} if said is not None else part
-        if said is not None:
-            texts.append(said)
+            rest = {} if words is not None else part
+        if words is not None:
+            texts.append(words)
         if rest not in NOTHING:
             item.keep(f"{key}[{n}]", rest)
     return "".join(texts)
 
 
 def call_of(item: Fields, kind: str, key: str, n: int) -> ToolCall:
-    call_id, own = item.text("call_id"), item.text("id")
+    call_id = item.text("call_id")
+    own = item.text("id")
     if call_id and own and own != call_id:
         item.keep("id", own)
     name = item.text("name") or kind.removesuffix("_call")
@@ -93,16 +96,16 @@ def result_of(item: Fields) -> dict[str, Any]:
     runs = [part for part in output if isinstance(part, dict) and "outcome" in part] if isinstance(output, list) else []
     ends = [run["outcome"] for run in runs if isinstance(run["outcome"], dict)]
     if runs:
-        said = "".join(f"{run.get('stdout', '')}{run.get('stderr', '')}" for run in runs)
+        words = "".join(f"{run.get('stdout', '')}{run.get('stderr', '')}" for run in runs)
     elif isinstance(output, list):
         item.keep("output", output)
-        said = text(item, "output")
+        words = text(item, "output")
     else:
-        said = plain(output)
+        words = plain(output)
     codes = [end["exit_code"] for end in ends if isinstance(end.get("exit_code"), int)]
     timed_out = any(end.get("type") == "timeout" for end in ends)
     ok = item.peek("status") not in ("failed", "incomplete") and not timed_out and not any(codes)
-    return {"content": said, "ok": ok, "timed_out": timed_out, "exit_code": codes[-1] if codes else None}
+    return {"content": words, "ok": ok, "timed_out": timed_out, "exit_code": codes[-1] if codes else None}
 
 
 def plain(value: Any) -> str:

@@ -28,7 +28,10 @@ ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 class JsonLines:
     """An Exporter."""
 
-    name, suffix, media_type, one_each = "jsonl", ".jsonl", "application/x-ndjson", False
+    name = "jsonl"
+    suffix = ".jsonl"
+    media_type = "application/x-ndjson"
+    one_each = False
 
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
         """See `Exporter`."""
@@ -38,23 +41,23 @@ class JsonLines:
 
 def line(document: dict[str, Any]) -> bytes:
     """One line of a file, for those readers, too, that take other characters of Unicode for the end of a line."""
-    made = orjson.dumps(document)
+    data = orjson.dumps(document)
     for character, escaped in BREAKS:
-        made = made.replace(character, escaped)
-    return made + b"\n"
+        data = data.replace(character, escaped)
+    return data + b"\n"
 
 
 def document(stored: Stored) -> dict[str, Any]:
     """One line's object."""
-    made: dict[str, Any] = {
+    values: dict[str, Any] = {
         "trace": stored.trace.model_dump(mode="json"),
         "verdict": stored.verdict.model_dump(mode="json"),
     }
     if stored.raw:
-        made["raw"] = dict(stored.raw)
+        values["raw"] = dict(stored.raw)
     if stored.facts["episode_id"] is not None:
-        made["episode"] = {name: stored.facts[name] for name in EPISODE}
-    return made
+        values["episode"] = {name: stored.facts[name] for name in EPISODE}
+    return values
 
 
 class AgentloopFormat:
@@ -74,7 +77,8 @@ class AgentloopFormat:
 def _is_ours(record: Any) -> bool:
     if not isinstance(record, dict):
         return False
-    trace, verdict = record.get("trace"), record.get("verdict")
+    trace = record.get("trace")
+    verdict = record.get("verdict")
     return isinstance(trace, dict) and isinstance(verdict, dict) and {"messages", "steps"} <= trace.keys()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields, score
-from agentloop.formats.runs import Run, build
+from agentloop.formats.runs import RecordedRun, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score
@@ -48,7 +48,7 @@ class LangfuseFormat:
                 head = fields.fields("trace")
                 if head is None:
                     raise FormatError(f"{where}: trace: missing")
-                runs: list[Run] = []
+                runs: list[RecordedRun] = []
                 for observation in fields.objects("observations"):
                     try:
                         runs.append(_run(observation))
@@ -58,11 +58,11 @@ class LangfuseFormat:
             except FormatError as error:
                 yield error
 
-    def _trace(self, record: Any, fields: Fields, head: Fields, runs: list[Run]) -> Imported:
+    def _trace(self, record: Any, fields: Fields, head: Fields, runs: list[RecordedRun]) -> Imported:
         scores: list[Score] = []
         head.take("observations")  # ids of what stands beside
-        for told in head.objects("scores") if isinstance(head.peek("scores"), list) else ():
-            scores += score(told, "value", f"{self.name}:{told.peek('name')}")
+        for rating in head.objects("scores") if isinstance(head.peek("scores"), list) else ():
+            scores += score(rating, "value", f"{self.name}:{rating.peek('name')}")
         trace, raw = build(self.name, trace_id(self.name, record), runs)
         more = {
             "source_id": head.text("id"),
@@ -72,16 +72,16 @@ class LangfuseFormat:
         return Imported(trace=trace.model_copy(update=more), scores=tuple(scores), raw={**fields.left(), **raw})
 
 
-def _run(observation: Fields) -> Run:
+def _run(observation: Fields) -> RecordedRun:
     tree = {key: observation.peek(key) for key in TREE}
     kind = observation.text("type") or ""
-    told = _attributes(observation.peek("metadata"))
-    agent = told.get("gen_ai.agent.name") or told.get("agent_name")
-    run = Run(
+    attributes = _attributes(observation.peek("metadata"))
+    agent = attributes.get("gen_ai.agent.name") or attributes.get("agent_name")
+    run = RecordedRun(
         fields=observation,
         id=observation.text("id") or "",
         parent=observation.text("parentObservationId"),
-        kind="llm" if kind == "GENERATION" else "tool" if kind in TOOLS else "span",
+        kind=_kind(kind),
         name=observation.text("name") or "",
         inputs="input",
         outputs="output",
@@ -91,16 +91,22 @@ def _run(observation: Fields) -> Run:
     for key, value in tree.items():
         observation.keep(key, value)
     is_agent = kind == "AGENT" or (kind == "SPAN" and isinstance(agent, str))
-    run.agent = (agent if isinstance(agent, str) else run.name) if is_agent else None
-    call_id = next(
-        (told[key] for key in ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id") if key in told), None
-    )
+    if is_agent:
+        run.agent = agent if isinstance(agent, str) else run.name
+    keys = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id")
+    call_id = next((attributes[key] for key in keys if key in attributes), None)
     run.call_id = call_id if isinstance(call_id, str) else None
     if observation.peek("level") == "ERROR":
         run.error = observation.text("statusMessage") or "error"
     if run.kind == "llm":
         run.usage = _usage(observation)
     return run
+
+
+def _kind(observation_type: str) -> str:
+    if observation_type == "GENERATION":
+        return "llm"
+    return "tool" if observation_type in TOOLS else "span"
 
 
 def _usage(observation: Fields) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields, score
-from agentloop.formats.runs import Run, build
+from agentloop.formats.runs import RecordedRun, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score
 
+KINDS = {"llm": "llm", "tool": "tool", "retriever": "tool"}
+"""Type of a run in LangSmith -> its kind; any other is a span."""
 TREE = ("run_type", "name", "parent_run_id", "start_time", "end_time")
 """Kept of every run: a trace's steps do not tell how they were nested."""
 SESSIONS = ("session_id", "thread_id", "conversation_id")
@@ -33,7 +35,7 @@ class LangSmithFormat:
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
-        traces: dict[str, list[tuple[dict[str, Any], Run]]] = {}
+        traces: dict[str, list[tuple[dict[str, Any], RecordedRun]]] = {}
         for where, record in source.records():
             waiting = [(where, item) for item in _runs(record)]
             while waiting:
@@ -48,13 +50,13 @@ class LangSmithFormat:
                     traces.setdefault(fields.text("trace_id") or run.parent or run.id, []).append((item, run))
                 except FormatError as error:
                     yield error
-        for source_id, found in traces.items():
+        for source_id, runs in traces.items():
             try:
-                yield self._trace(source_id, [item for item, _ in found], [run for _, run in found])
+                yield self._trace(source_id, [item for item, _ in runs], [run for _, run in runs])
             except FormatError as error:
                 yield error
 
-    def _trace(self, source_id: str, records: list[dict[str, Any]], runs: list[Run]) -> Imported:
+    def _trace(self, source_id: str, records: list[dict[str, Any]], runs: list[RecordedRun]) -> Imported:
         runs.sort(key=lambda run: str(run.fields.peek("dotted_order") or ""))
         for run in reversed(runs):  # metadata is handed down: an agent is where its name appears first
             above = next((other for other in runs if other.id == run.parent), None)
@@ -64,8 +66,8 @@ class LangSmithFormat:
         scores: list[Score] = []
         if isinstance(root.fields.peek("feedback_stats"), dict) and (stats := root.fields.fields("feedback_stats")):
             for key, value in stats.left().items():
-                if isinstance(value, dict) and (told := stats.fields(key)):
-                    scores += score(told, "avg", f"{self.name}:{key}")
+                if isinstance(value, dict) and (stat := stats.fields(key)):
+                    scores += score(stat, "avg", f"{self.name}:{key}")
         metadata = [_metadata(run.fields) for run in (root, *runs)]
         session = next((m[key] for m in metadata for key in SESSIONS if isinstance(m.get(key), str)), None)
         task = root.fields.text("reference_example_id")
@@ -77,16 +79,16 @@ class LangSmithFormat:
         return Imported(trace=trace.model_copy(update=more), scores=tuple(scores), raw=raw)
 
 
-def _run(fields: Fields) -> Run:
+def _run(fields: Fields) -> RecordedRun:
     tree = {key: fields.peek(key) for key in TREE}
     kind = fields.text("run_type") or ""
     metadata = _metadata(fields)
     agent = metadata.get("lc_agent_name") if kind == "chain" else None
-    run = Run(
+    run = RecordedRun(
         fields=fields,
         id=fields.text("id") or "",
         parent=fields.text("parent_run_id"),
-        kind="llm" if kind == "llm" else "tool" if kind in ("tool", "retriever") else "span",
+        kind=KINDS.get(kind, "span"),
         name=fields.text("name") or "",
         inputs="inputs",
         outputs="outputs",
@@ -103,16 +105,16 @@ def _run(fields: Fields) -> Run:
     call_id = output.get("tool_call_id") if isinstance(output, dict) else None
     run.call_id = call_id if isinstance(call_id, str) else None
     if run.kind == "llm":
-        told = _usage(fields.peek("outputs"))
+        usage = _usage(fields.peek("outputs"))
         details = fields.peek("prompt_token_details")
-        details = details if isinstance(details, dict) else told.get("input_token_details")
+        details = details if isinstance(details, dict) else usage.get("input_token_details")
         cached = details.get("cache_read") if isinstance(details, dict) else None
         model = metadata.get("ls_model_name")
         run.usage = {
             "model": model if isinstance(model, str) else None,
-            "n_prompt_tokens": fields.integer("prompt_tokens") or _count(told, "input_tokens", "prompt_tokens"),
+            "n_prompt_tokens": fields.integer("prompt_tokens") or _count(usage, "input_tokens", "prompt_tokens"),
             "n_completion_tokens": fields.integer("completion_tokens")
-            or _count(told, "output_tokens", "completion_tokens"),
+            or _count(usage, "output_tokens", "completion_tokens"),
             "n_cached_tokens": cached if isinstance(cached, int) and not isinstance(cached, bool) else 0,
             "cost_usd": fields.number("total_cost"),
         }

@@ -32,8 +32,8 @@ TEXTS = {"text", "output_text", "input_text"}
 
 
 @dataclass
-class Said:
-    """One message, with the results of tools that stand in it."""
+class LooseMessage:
+    """One message, with the tool results that it contains."""
 
     role: str
     texts: list[str] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Said:
         )
 
 
-def said(fields: Fields, key: str, role: str) -> list[Said]:
-    """The messages at `key`; text that is no JSON is one of `role`. Raises FormatError for a mistyped one."""
+def messages_at(fields: Fields, key: str, role: str) -> list[LooseMessage]:
+    """The messages at `key`; text that is not JSON is one message of `role`. Raises FormatError for a wrong type."""
     value = unwrapped(fields.take(key))
     if value is None:
         return []
@@ -68,41 +68,41 @@ def said(fields: Fields, key: str, role: str) -> list[Said]:
     if isinstance(value, list):
         fields.keep(key, value)
         return _list(fields, key, role)
-    return [Said(role, [_text(value)])]
+    return [LooseMessage(role, [_text(value)])]
 
 
 def unwrapped(value: Any) -> Any:
-    """JSON in a text as the value it is; other text as it stands."""
+    """The value of a JSON text; any other text unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
-            made = json.loads(value)
-            return whole(made) if HALF.search(value) else made
+            decoded = json.loads(value)
+            return whole(decoded) if HALF.search(value) else decoded
         except (ValueError, RecursionError):
             return value
     return value
 
 
-def _list(fields: Fields, key: str, role: str) -> list[Said]:
-    """Items that are parts and not messages belong together, to one message."""
-    found: list[Said] = []
+def _list(fields: Fields, key: str, role: str) -> list[LooseMessage]:
+    """The messages of a list; consecutive items that are parts form one message."""
+    messages: list[LooseMessage] = []
     flat: list[Any] = []
     for item in fields.items(key):
         flat += item if isinstance(item, list) else [item]
-    open_: Said | None = None
+    open_: LooseMessage | None = None
     fields.keep(key, [item if isinstance(item, dict) else {"text": _text(item)} for item in flat if item is not None])
     for child in fields.objects(key):
         if _is_part(child):
             if open_ is None:
-                open_ = Said(role)
-                found.append(open_)
+                open_ = LooseMessage(role)
+                messages.append(open_)
             _part(child, open_)
         else:
             open_ = None
-            found += _object(child, role)
-    return found
+            messages += _object(child, role)
+    return messages
 
 
-def _object(child: Fields, role: str) -> Iterator[Said]:
+def _object(child: Fields, role: str) -> Iterator[LooseMessage]:
     if isinstance(child.peek("kwargs"), dict) and "lc" in child:
         kind = child.take("id")
         name = kind[-1] if isinstance(kind, list) and kind and isinstance(kind[-1], str) else ""
@@ -114,7 +114,7 @@ def _object(child: Fields, role: str) -> Iterator[Said]:
         return
     for key in ("system", "system_instruction", "instructions"):
         if isinstance(child.peek(key), str):
-            yield Said("system", [child.text(key) or ""])
+            yield LooseMessage("system", [child.text(key) or ""])
     lists = [key for key in LISTS if isinstance(child.peek(key), list)]
     for key in lists:
         yield from _list(child, key, role)
@@ -129,7 +129,7 @@ def _object(child: Fields, role: str) -> Iterator[Said]:
     if isinstance(child.peek("content"), dict) and (inner := child.fields("content")):
         yield from _object(inner, role)
     elif _is_part(child):
-        one = Said(role)
+        one = LooseMessage(role)
         _part(child, one)
         yield one
     elif any(key in child for key in ("content", "parts", "role", "tool_calls")):
@@ -137,19 +137,21 @@ def _object(child: Fields, role: str) -> Iterator[Said]:
     elif not lists:
         for key in PLAIN:
             if isinstance(child.peek(key), str):
-                yield Said(role, [child.text(key) or ""])
+                yield LooseMessage(role, [child.text(key) or ""])
                 return
 
 
-def _message(child: Fields, role: str) -> Said:
+def _message(child: Fields, role: str) -> LooseMessage:
     for key in ("role", "type"):
-        told = child.peek(key)
-        if isinstance(told, str) and told in ROLES:
-            role = ROLES[told]
+        text = child.peek(key)
+        if isinstance(text, str) and text in ROLES:
+            role = ROLES[text]
             child.take(key)
             break
-    finish, call_id, name = child.peek("finish_reason"), child.peek("tool_call_id"), child.peek("name")
-    one = Said(role, finish=finish if isinstance(finish, str) else None)
+    finish = child.peek("finish_reason")
+    call_id = child.peek("tool_call_id")
+    name = child.peek("name")
+    one = LooseMessage(role, finish=finish if isinstance(finish, str) else None)
     if isinstance(call_id, str):
         one.call_id = child.text("tool_call_id")
     if isinstance(name, str):
@@ -186,7 +188,7 @@ def _message(child: Fields, role: str) -> Said:
     return one
 
 
-def _part(part: Fields, one: Said) -> None:
+def _part(part: Fields, one: LooseMessage) -> None:
     kind = part.peek("type")
     for key in ("function_call", "functionCall"):
         if isinstance(part.peek(key), dict) and (inner := part.fields(key)):
@@ -238,9 +240,9 @@ def _is_part(child: Fields) -> bool:
     kind = child.peek("type")
     if "role" in child:
         return False
-    known = isinstance(kind, str) and kind in CALLS | RESULTS | THOUGHTS | TEXTS
+    is_kind = isinstance(kind, str) and kind in CALLS | RESULTS | THOUGHTS | TEXTS
     bare = isinstance(child.peek("text"), str) and not _any(child, "message", "messages", "generation", "content")
-    return known or bare or _any(child, "toolName", "functionCall", "function_response", "functionResponse")
+    return is_kind or bare or _any(child, "toolName", "functionCall", "function_response", "functionResponse")
 
 
 def _is_call(item: Any) -> bool:
@@ -257,7 +259,7 @@ def _any_text(child: Fields, *keys: str) -> str | None:
 
 
 def _text(value: Any) -> str:
-    """Text of a result: its parts' text, else its JSON."""
+    """The text of a result: the text of its parts, otherwise its JSON."""
     if value is None:
         return ""
     if isinstance(value, str):

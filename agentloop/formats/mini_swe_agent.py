@@ -55,7 +55,8 @@ class MiniSweAgentFormat:
             yield from read_each(source, self._trace)
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
-        steps, model = Steps(), _model(record)
+        steps = Steps()
+        model = _model(record)
         waits = False
         """Whether the command of a fenced block has no result yet."""
         final = Fields({}, fields.where)
@@ -63,9 +64,9 @@ class MiniSweAgentFormat:
             role = message.text("role") or "user"
             extra = message.fields("extra") or Fields({}, message.where)
             if role == "assistant":
-                made = _with_command(assistant(message), extra)
-                waits = bool(made.tool_calls) and made.tool_calls[0].id == "call_0"
-                steps.answer(made, started_at=extra.time("timestamp"), **_usage(extra, model))
+                message_of_step = _with_command(assistant(message), extra)
+                waits = bool(message_of_step.tool_calls) and message_of_step.tool_calls[0].id == "call_0"
+                steps.answer(message_of_step, started_at=extra.time("timestamp"), **_usage(extra, model))
             elif role == "exit":
                 final = extra
                 steps.hear(Message(role=role, content=content(message)))
@@ -94,13 +95,13 @@ class MiniSweAgentFormat:
         return Imported(trace=trace, raw=fields.left())
 
 
-def _with_command(made: Message, extra: Fields) -> Message:
+def _with_command(message: Message, extra: Fields) -> Message:
     """With the call that the fenced block is, where none is called as a tool; two blocks are none to it."""
-    fences = FENCED.findall(made.content)
-    if made.tool_calls or len(fences) != 1:
-        return made
+    fences = FENCED.findall(message.content)
+    if message.tool_calls or len(fences) != 1:
+        return message
     arguments = json.dumps({"command": fences[0].strip()}, ensure_ascii=False)
-    return made.model_copy(update={"tool_calls": (ToolCall(id="call_0", name="bash", arguments=arguments),)})
+    return message.model_copy(update={"tool_calls": (ToolCall(id="call_0", name="bash", arguments=arguments),)})
 
 
 def _usage(extra: Fields, model: str | None) -> dict[str, Any]:
@@ -120,10 +121,12 @@ def _usage(extra: Fields, model: str | None) -> dict[str, Any]:
 
 
 def _result(steps: Steps, message: Fields, extra: Fields) -> None:
-    text, call_id = content(message), message.text("tool_call_id")
-    code, late = extra.integer("returncode"), bool(TIMED_OUT.match(text))
-    if code is None and (said := RETURNED.match(text)):
-        code = int(said.group(1))
+    text = content(message)
+    call_id = message.text("tool_call_id")
+    code = extra.integer("returncode")
+    late = bool(TIMED_OUT.match(text))
+    if code is None and (match := RETURNED.match(text)):
+        code = int(match.group(1))
     raised = extra.text("exception_info")
     if raised and raised not in text:
         extra.keep("exception_info", raised)

@@ -51,7 +51,8 @@ class NemoGymFormat:
         yield from read_each(source, self._imported)
 
     def _imported(self, fields: Fields, record: Any) -> Imported:
-        request, response = fields.fields("responses_create_params"), fields.fields("response")
+        request = fields.fields("responses_create_params")
+        response = fields.fields("response")
         if request is None or response is None:
             raise FormatError(f"{fields.where}: {'response' if request else 'responses_create_params'}: is missing")
         steps = Steps()
@@ -59,21 +60,21 @@ class NemoGymFormat:
         if response.peek("contains_transitions") is True:
             response.keep("output", _joined(response.items("output"), f"{response.where}: output"))
         add_items(steps, response, "output", response.text("model") or None)
-        known, made = ending(response, steps)
+        values, own_steps = ending(response, steps)
         for key, value in record["responses_create_params"].items():
             if key in response and response.peek(key) == value:  # it repeats what was asked
                 response.take(key)
         agent = fields.fields("agent_ref")
         components = fields.fields("reward_components")
-        found = scores(fields, self.name, SCORES)
+        ratings = scores(fields, self.name, SCORES)
         names = list(record["reward_components"]) if components else []
-        found += tuple(
+        ratings += tuple(
             score.model_copy(update={"verifier": f"{self.name}:reward_components.{score.verifier.partition(':')[2]}"})
             for score in scores(components, self.name, names)
         )
         stops = [stop for flag, stop in STOPS.items() if isinstance(n := fields.peek(flag), int) and n > 0]
         if (ran := fields.number("agent_run_time")) is not None:
-            known["duration_s"] = ran
+            values["duration_s"] = ran
         _drop_delegated(fields, record)
         return Imported(
             trace=Trace(
@@ -82,10 +83,10 @@ class NemoGymFormat:
                 task_id=_task(fields),
                 agent=agent.text("name") if agent else None,
                 messages=steps.first,
-                steps=made,
-                **(known | ({"stop_reason": stops[0]} if stops else {})),
+                steps=own_steps,
+                **(values | ({"stop_reason": stops[0]} if stops else {})),
             ),
-            scores=found,
+            scores=ratings,
             raw=fields.left(),
         )
 

@@ -72,8 +72,10 @@ class OpenHandsFormat:
             history: list[Any] = []
             for item in fields.items("history"):  # pairs of action and observation in the oldest files
                 history += item if isinstance(item, list) else [item]
-            task, result = fields.text("instance_id"), fields.fields("test_result")
-            error, patch = fields.text("error"), result.text("git_patch") if result else None
+            task = fields.text("instance_id")
+            result = fields.fields("test_result")
+            error = fields.text("error")
+            patch = result.text("git_patch") if result else None
         except FormatError as broken:
             yield broken
             return
@@ -82,7 +84,8 @@ class OpenHandsFormat:
         stop = next((reason for words, reason in LIMITS.items() if words in (error or "").lower()), None)
         if error:
             fields.keep("error", error)
-            run.stop, run.error = stop or StopReason.error, None if stop else error
+            run.stop = stop or StopReason.error
+            run.error = None if stop else error
         if fields.peek("instruction") in [message.content for message in run.steps.first]:
             fields.take("instruction")
         report = result.peek("report") if result else None
@@ -100,12 +103,18 @@ class _Run:
     """Events as steps; `below` is the delegate that works now."""
 
     def __init__(self, prefix: str, depth: int = 0) -> None:
-        self.prefix, self.depth, self.n_read = prefix, depth, 0
-        self.steps, self.raw = Steps(), dict[str, Any]()
+        self.prefix = prefix
+        self.depth = depth
+        self.n_read = 0
+        self.steps = Steps()
+        self.raw = dict[str, Any]()
         self.calls: dict[str, str] = {}
         self.seen: set[tuple[str, str]] = set()
-        self.n_steps, self.cost_usd = 0, 0.0
-        self.stop, self.answer, self.error = StopReason.unknown, None, None
+        self.n_steps = 0
+        self.cost_usd = 0.0
+        self.stop = StopReason.unknown
+        self.answer = None
+        self.error = None
         self.times: list[Any] = []
         self.children: list[SubTrace] = []
         self.below: tuple[_Run, str, list[Any]] | None = None
@@ -143,7 +152,9 @@ class _Run:
         self.n_read += 1
         at = event.time("timestamp")
         self.times += [at] if at else []
-        source, action, observation = event.text("source"), event.text("action"), event.text("observation")
+        source = event.text("source")
+        action = event.text("action")
+        observation = event.text("observation")
         kind = action or observation or ""
         if not (action and source == "agent"):  # else it is when the step started
             event.keep("timestamp", record.get("timestamp"))
@@ -178,10 +189,10 @@ class _Run:
 
     def _action(self, event: Fields, kind: str, at: Any) -> None:
         args = event.fields("args") or Fields({}, event.where)
-        told = event.fields("tool_call_metadata")
-        call_id = (told and told.text("tool_call_id")) or f"event_{event.peek('id')}"
-        name = (told and told.text("function_name")) or kind
-        response = told.fields("model_response") if told else None
+        metadata = event.fields("tool_call_metadata")
+        call_id = (metadata and metadata.text("tool_call_id")) or f"event_{event.peek('id')}"
+        name = (metadata and metadata.text("function_name")) or kind
+        response = metadata.fields("model_response") if metadata else None
         answered = _answer(response) if response else None
         thought = args.text("thought") or ""
         message, usage = answered or (Message(role="assistant", content=thought), {})
@@ -194,8 +205,8 @@ class _Run:
         if kind == "message":
             message = message.model_copy(update={"content": content(args)})
         elif not any(call.id == call_id for call in message.tool_calls):
-            made = ToolCall(id=call_id, name=name, **arguments(Fields({"arguments": args.left()}, event.where)))
-            message = message.model_copy(update={"tool_calls": (*message.tool_calls, made)})
+            extra_call = ToolCall(id=call_id, name=name, **arguments(Fields({"arguments": args.left()}, event.where)))
+            message = message.model_copy(update={"tool_calls": (*message.tool_calls, extra_call)})
         answer = response.peek("id") if response else None
         if not isinstance(answer, str) or (answer, call_id) not in self.seen:  # else it is in an answer already
             self.steps.answer(message, started_at=at, **usage, cost_usd=self._cost(event))
@@ -203,12 +214,12 @@ class _Run:
             self.seen |= {(str(answer), call.id) for call in message.tool_calls}
         if number := _id(event, "id"):
             self.calls[number] = call_id
-        asked = next((call.arguments for call in message.tool_calls if call.id == call_id), "{}")
-        _drop_said(args, asked)
+        raw_arguments = next((call.arguments for call in message.tool_calls if call.id == call_id), "{}")
+        _drop_repeats(args, raw_arguments)
         if kind == "finish":
             self.stop = StopReason.submitted
-            said = args.peek("final_thought") or _json(asked).get("message") or thought
-            self.answer = said if isinstance(said, str) else None
+            final = args.peek("final_thought") or _json(raw_arguments).get("message") or thought
+            self.answer = final if isinstance(final, str) else None
         elif kind == "reject":
             self.stop = StopReason.cancelled
         elif kind == "delegate" and self.depth < MAX_AGENTS:
@@ -220,16 +231,18 @@ class _Run:
         total = metrics.get("accumulated_cost") if isinstance(metrics, dict) else None
         if isinstance(total, bool) or not isinstance(total, int | float) or total <= 0:
             return None
-        before, self.cost_usd = self.cost_usd, float(total)
+        before = self.cost_usd
+        self.cost_usd = float(total)
         return max(0.0, total - before)
 
     def _observation(self, event: Fields, kind: str) -> None:
-        told, text = event.fields("tool_call_metadata"), content(event)
-        if told:
-            told.take("model_response")  # the action's
-            told.take("total_calls_in_response")
-        call_id = (told and told.text("tool_call_id")) or self.calls.get(_id(event, "cause") or "")
-        name = told.text("function_name") if told else None
+        call_metadata = event.fields("tool_call_metadata")
+        text = content(event)
+        if call_metadata:
+            call_metadata.take("model_response")  # the action's
+            call_metadata.take("total_calls_in_response")
+        call_id = (call_metadata and call_metadata.text("tool_call_id")) or self.calls.get(_id(event, "cause") or "")
+        name = call_metadata.text("function_name") if call_metadata else None
         if kind != name:
             event.keep("observation", kind)
         if event.peek("message") == text:
@@ -293,9 +306,9 @@ def _json(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _drop_said(args: Fields, asked: str) -> None:
+def _drop_repeats(args: Fields, raw_arguments: str) -> None:
     """Takes from an action what its call's arguments say already."""
-    for key, value in _json(asked).items():
+    for key, value in _json(raw_arguments).items():
         if args.peek(key) == value:
             args.take(key)
 

@@ -56,7 +56,9 @@ class _Log:
     error: str | None = None
 
     def __init__(self) -> None:
-        self.steps, self.raw, self.times = Steps(), dict[str, Any](), list[Any]()
+        self.steps = Steps()
+        self.raw = dict[str, Any]()
+        self.times = list[Any]()
         self.pending: dict[str, Any] | None = None
         self.results: list[dict[str, Any]] = []
         self.total = {"prompt_tokens": 0, "completion_tokens": 0, "cache_read_tokens": 0, "accumulated_cost": 0.0}
@@ -70,10 +72,12 @@ class _Log:
             self.steps.answer(message, **self.pending)
         for result in self.results:
             self.steps.result(**result)
-        self.pending, self.results = None, []
+        self.pending = None
+        self.results = []
 
     def event(self, event: Fields) -> None:
-        kind, at = event.peek("kind"), event.time("timestamp")
+        kind = event.peek("kind")
+        at = event.time("timestamp")
         self.times += [at] if at else []
         source = event.text("source")
         if at and not (source == "agent" and kind in ("ActionEvent", "MessageEvent")):
@@ -116,11 +120,12 @@ class _Log:
         self.usage = {}
 
     def _action(self, event: Fields, at: Any) -> None:
-        response, thought = event.peek("llm_response_id"), content(event, "thought")
+        response = event.peek("llm_response_id")
+        thought = content(event, "thought")
         call = event.fields("tool_call") or Fields({}, event.where)
-        told = call.text("id"), event.text("tool_call_id")
-        made = ToolCall(
-            id=told[0] or told[1] or f"event_{event.peek('id')}",
+        ids = call.text("id"), event.text("tool_call_id")
+        tool_call = ToolCall(
+            id=ids[0] or ids[1] or f"event_{event.peek('id')}",
             name=event.text("tool_name") or call.text("name") or "",
             **arguments(call),
         )
@@ -129,11 +134,12 @@ class _Log:
             reasoning = event.text("reasoning_content") or ""
             self._answer(Message(role="assistant", content=thought, reasoning=reasoning), response, at)
         if self.pending is not None:
-            self.pending["calls"].append(made)
+            self.pending["calls"].append(tool_call)
         action = event.peek("action")
-        if made.name == "finish":
-            said = action.get("message") if isinstance(action, dict) else None
-            self.stop, self.answer = StopReason.submitted, said if isinstance(said, str) else None
+        if tool_call.name == "finish":
+            answer = action.get("message") if isinstance(action, dict) else None
+            self.stop = StopReason.submitted
+            self.answer = answer if isinstance(answer, str) else None
 
     def _result(self, event: Fields) -> None:
         observation = event.fields("observation") or Fields({}, event.where)
@@ -160,7 +166,8 @@ class _Log:
             self.steps.hear(Message(role=role, content=text, name=message.text("name")))
 
     def _state(self, event: Fields) -> None:
-        key, value = event.peek("key"), event.peek("value")
+        key = event.peek("key")
+        value = event.peek("value")
         if key == "execution_status" and isinstance(value, str):
             self.stop = STATES.get(value, self.stop)
         if key != "stats" or not isinstance(value, dict):
@@ -170,9 +177,9 @@ class _Log:
         counts = default.get("accumulated_token_usage") if isinstance(default, dict) else None
         if not isinstance(default, dict) or not isinstance(counts, dict):
             return
-        said = {**counts, "accumulated_cost": default.get("accumulated_cost")}
+        sums = {**counts, "accumulated_cost": default.get("accumulated_cost")}
         now = {
-            k: v if isinstance(v := said.get(k), int | float) and v >= before else before
+            k: v if isinstance(v := sums.get(k), int | float) and v >= before else before
             for k, before in self.total.items()
         }
         new = {k: now[k] - self.total[k] for k in now}

@@ -23,7 +23,10 @@ MAX_LINE = 2 << 20
 class OtlpLines:
     """An Exporter."""
 
-    name, suffix, media_type, one_each = "otlp", ".jsonl", "application/x-ndjson", False
+    name = "otlp"
+    suffix = ".jsonl"
+    media_type = "application/x-ndjson"
+    one_each = False
 
     def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
         """See `Exporter`."""
@@ -47,7 +50,8 @@ def _requests(spans: list[Span]) -> Iterator[list[Span]]:
         more = sum(len(each.head) + sum(map(len, each.bodies)) for each in whole)
         if part and size + more > MAX_LINE:
             yield part
-            part, size = [], 0
+            part = []
+            size = 0
         part += whole
         size += more
     if part:

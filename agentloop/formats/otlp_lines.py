@@ -40,7 +40,8 @@ class OtlpFormat:
         """See `Format`."""
         held: dict[str, dict[str, Span]] = {}
         """Those of each trace, last the one that was added to last."""
-        size, released = 0, set[str]()
+        size = 0
+        released = set[str]()
         for where, record in source.records():
             try:
                 if isinstance(record, FormatError):
@@ -83,9 +84,9 @@ def _size(span: Span) -> int:
 def _spans(body: bytes) -> Iterator[Span | ValueError]:
     """Those of a request, or why they are none; what is over a limit is told last."""
     lost = Lost()
-    for said, where in otlp_json.spans(body, lost):
+    for fields, where in otlp_json.spans(body, lost):
         try:
-            yield said if isinstance(said, ValueError) else span_of(said, where)
+            yield fields if isinstance(fields, ValueError) else span_of(fields, where)
         except ValueError as error:
             yield error
     if lost.n_items or lost.summary:
@@ -103,13 +104,13 @@ def _imported(spans: list[Span]) -> Imported:
 
 def _raw(spans: Iterable[Span]) -> dict[str, Any]:
     """As JSON can hold them: bytes are in base64."""
-    told = [
+    items = [
         {"span_id": s.span_id, "parent_id": s.parent_id, "name": s.name, "start_ns": s.start_ns, "end_ns": s.end_ns}
         | restored(s)
         for s in spans
     ]
-    made: dict[str, Any] = orjson.loads(orjson.dumps({"spans": told}, default=lambda data: b64encode(data).decode()))
-    return made
+    raw: dict[str, Any] = orjson.loads(orjson.dumps({"spans": items}, default=lambda data: b64encode(data).decode()))
+    return raw
 
 
 def _are_ours(spans: Iterable[Span]) -> bool:

@@ -28,7 +28,10 @@ LISTS = ("tool", "agent", "model")
 class ParquetTable:
     """An Exporter. Needs the extra `parquet`."""
 
-    name, suffix, media_type, one_each = "parquet", ".parquet", "application/vnd.apache.parquet", False
+    name = "parquet"
+    suffix = ".parquet"
+    media_type = "application/vnd.apache.parquet"
+    one_each = False
 
     def __init__(self) -> None:
         """Raises ConfigError where pyarrow is not installed."""
@@ -50,22 +53,24 @@ class ParquetTable:
                 n += _weight(rows[-1])
                 if len(rows) == MAX_ROWS or n > MAX_TOKENS:
                     writer.write_batch(_batch(rows, schema))
-                    rows, n = [], 0
-                    yield sink.taken()
+                    rows = []
+                    n = 0
+                    yield sink.take()
             if rows:
                 writer.write_batch(_batch(rows, schema))
-        yield sink.taken()
+        yield sink.take()
 
 
 def row(stored: Stored) -> dict[str, Any]:
     """One trace. `messages` is the conversation in order, sub-agents left out; the token lists have an item a step."""
-    trace, facts = stored.trace, stored.facts
+    trace = stored.trace
+    facts = stored.facts
     untaught = Completion(message=Message(role="assistant"), finish_reason=BROKEN)
     steps = [untaught if step.is_broken else step.completion for step in trace.steps]
-    found = columns(trace)[1]
+    values = columns(trace)[1]
     return {
         **{name: facts[name] for name in (*SAME, *COUNTS, *NUMBERS, *TIMES)},
-        **{f"{kind}s": sorted(value for name, value in found if name == kind) for kind in LISTS},
+        **{f"{kind}s": sorted(value for name, value in values if name == kind) for kind in LISTS},
         "labels": sorted({failure.type.value for failure in stored.verdict.failures}),
         "scores": [score.model_dump() for score in stored.verdict.scores],
         "failures": [failure.model_dump(mode="json") for failure in stored.verdict.failures],
@@ -92,11 +97,11 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _weight(row: dict[str, Any]) -> int:
-    said = sum(
+    size = sum(
         len(m["content"]) + len(m["reasoning"]) + sum(len(c["arguments"]) for c in m["tool_calls"])
         for m in row["messages"]
     )
-    return said + sum(
+    return size + sum(
         len(ids) for name in ("prompt_token_ids", "completion_token_ids", "logprobs") for ids in row[name]
     )
 
@@ -113,10 +118,10 @@ class _Sink:
         self._parts.append(bytes(data))
         return len(self._parts[-1])
 
-    def taken(self) -> bytes:
-        made = b"".join(self._parts)
+    def take(self) -> bytes:
+        data = b"".join(self._parts)
         self._parts = []
-        return made
+        return data
 
     def flush(self) -> None:
         """Everything was taken when it was written."""
@@ -143,7 +148,8 @@ def _batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
 def _schema() -> pa.Schema:
     import pyarrow as pa
 
-    text, tokens = pa.string(), pa.list_(pa.list_(pa.int32()))
+    text = pa.string()
+    tokens = pa.list_(pa.list_(pa.int32()))
     score = {"verifier": text, "version": text, "value": pa.float64(), "error": text, "source": text}
     failure = {
         "type": text, "step": pa.int64(), "evidence": text, "detector": text, "confidence": pa.float64(),

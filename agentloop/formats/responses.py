@@ -53,28 +53,31 @@ class ResponsesFormat:
 
     def _imported(self, fields: Fields, record: Any) -> Imported:
         response = fields.fields("response") or fields
-        steps, model = Steps(), response.text("model") or None
+        steps = Steps()
+        model = response.text("model") or None
         add_input(steps, fields, response)
         add_items(steps, response, "output", model)
-        known, made = ending(response, steps)
+        values, own_steps = ending(response, steps)
         return Imported(
-            trace=Trace(id=trace_id(self.name, record), source=self.name, messages=steps.first, steps=made, **known),
+            trace=Trace(
+                id=trace_id(self.name, record), source=self.name, messages=steps.first, steps=own_steps, **values
+            ),
             raw=fields.left(),
         )
 
 
 def add_input(steps: Steps, request: Fields, response: Fields) -> None:
     """What the model was told: the instructions, which the response may repeat, and the input, text or items."""
-    told = request.take("instructions")
-    if request is not response and response.peek("instructions") in (told, None):
+    instructions = request.take("instructions")
+    if request is not response and response.peek("instructions") in (instructions, None):
         response.take("instructions")
-    if isinstance(told, str):
-        steps.hear(Message(role="system", content=told))
-    elif told not in NOTHING:
-        request.keep("instructions", told)
-    if isinstance(said := request.peek("input"), str):
+    if isinstance(instructions, str):
+        steps.hear(Message(role="system", content=instructions))
+    elif instructions not in NOTHING:
+        request.keep("instructions", instructions)
+    if isinstance(prompt := request.peek("input"), str):
         request.take("input")
-        steps.hear(Message(role="user", content=said))
+        steps.hear(Message(role="user", content=prompt))
     else:
         add_items(steps, request, "input", None, copied=True)
 
@@ -92,13 +95,16 @@ def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, 
 
     Its usage is that of one answer only where it has one answer; otherwise it stays in what is left.
     """
-    status, error, details = response.text("status"), _error(response), response.peek("incomplete_details")
+    status = response.text("status")
+    error = _error(response)
+    details = response.peek("incomplete_details")
     reason = str(details.get("reason")) if isinstance(details, dict) else ""
     finish, stop = INCOMPLETE.get(reason, (None, StopReason.unknown))
-    started, ended = response.time("created_at"), response.time("completed_at")
-    made = list(steps.done())
-    given = [step for step in made if not step.copied]
-    if status == "completed" and given and not given[-1].completion.message.tool_calls:
+    started = response.time("created_at")
+    ended = response.time("completed_at")
+    steps_done = list(steps.done())
+    own_steps = [step for step in steps_done if not step.copied]
+    if status == "completed" and own_steps and not own_steps[-1].completion.message.tool_calls:
         stop = StopReason.no_tool_call
     elif status == "cancelled":
         stop = StopReason.cancelled
@@ -106,17 +112,17 @@ def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, 
         stop = StopReason.error
     if status != "completed":
         response.keep("status", status)
-    if given:
+    if own_steps:
         changes: dict[str, Any] = {"finish_reason": finish} if finish else {}
-        usage = response.fields("usage") if len(given) == 1 else None
+        usage = response.fields("usage") if len(own_steps) == 1 else None
         changes |= _usage(usage) if usage else {}
-        last = given[-1]
+        last = own_steps[-1]
         completion = last.completion.model_copy(update=changes)
-        once = {"started_at": started} if len(given) == 1 else {}
-        made[last.index] = last.model_copy(update={"completion": completion, **once})
-    if made:
+        once = {"started_at": started} if len(own_steps) == 1 else {}
+        steps_done[last.index] = last.model_copy(update={"completion": completion, **once})
+    if steps_done:
         keep_unheard(response, steps.unheard)
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "source_id": response.text("id"),
         "session": _conversation(response),
         "stop_reason": stop,
@@ -124,10 +130,10 @@ def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, 
         "started_at": started,
     }
     if started and ended:
-        known["duration_s"] = max(0.0, (ended - started).total_seconds())
+        values["duration_s"] = max(0.0, (ended - started).total_seconds())
     if response.peek("object") == "response":
         response.take("object")
-    return known, tuple(made)
+    return values, tuple(steps_done)
 
 
 def _usage(usage: Fields) -> dict[str, Any]:
@@ -154,8 +160,8 @@ def _error(response: Fields) -> str | None:
 def _conversation(response: Fields) -> str | None:
     value = response.peek("conversation")
     if isinstance(value, dict):
-        found = response.fields("conversation")
-        return found.text("id") if found else None
+        conversation = response.fields("conversation")
+        return conversation.text("id") if conversation else None
     return response.text("conversation")
 
 

@@ -1,4 +1,4 @@
-"""Runs that know their parent (Langfuse observations, LangSmith runs) as one trace: model calls are its steps."""
+"""Runs with a parent (Langfuse observations, LangSmith runs) as one trace, whose steps are the calls of models."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentloop.formats.fields import Fields, unheard
-from agentloop.formats.loose import Said, said, unwrapped
+from agentloop.formats.loose import LooseMessage, messages_at, unwrapped
 from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
 from agentloop.types import Message, StopReason, SubTrace, Trace, content_hash
 
 MAX_DEPTH = 1000
-"""Levels of runs that are followed."""
+"""Maximum levels of runs."""
 NEVER = datetime(1, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class Run:
+class RecordedRun:
     """One run with its types checked; `inputs` and `outputs` name the fields that hold its messages."""
 
     fields: Fields
@@ -35,14 +35,14 @@ class Run:
     call_id: str | None = None
     error: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
-    heard: list[Said] = field(default_factory=list)
-    answer: Said | None = None
-    below: list[Run] = field(default_factory=list)
-    above: Run | None = None
+    heard: list[LooseMessage] = field(default_factory=list)
+    answer: LooseMessage | None = None
+    below: list[RecordedRun] = field(default_factory=list)
+    above: RecordedRun | None = None
 
 
-def build(name: str, id_: str, runs: list[Run]) -> tuple[Trace, dict[str, Any]]:
-    """The trace of all the runs, and what no step has heard."""
+def build(name: str, id_: str, runs: list[RecordedRun]) -> tuple[Trace, dict[str, Any]]:
+    """(the trace of all runs, the messages that belong to no step)."""
     runs = sorted(runs, key=lambda run: run.started_at or NEVER)
     by_id = {run.id: run for run in runs if run.id}
     for run in runs:
@@ -51,14 +51,14 @@ def build(name: str, id_: str, runs: list[Run]) -> tuple[Trace, dict[str, Any]]:
             run.above = above
             above.below.append(run)
     calls = _model_calls(runs)
-    owners: dict[int, Run | None] = {id(run): _agent(run) for run in runs}
+    owners: dict[int, RecordedRun | None] = {id(run): _agent(run) for run in runs}
     speaking = {id(owner): owner for run in calls if (owner := owners[id(run)])}
     alone = len(speaking) == 1 and all(owners[id(run)] for run in calls)
     top = _Part(name, next(iter(speaking.values())) if alone else None)
     parts = {key: _Part(name, owner) for key, owner in speaking.items()} if not alone else {}
     called = {id(run) for run in calls}
 
-    def part_of(run: Run | None) -> _Part:
+    def part_of(run: RecordedRun | None) -> _Part:
         while run is not None and id(run) not in parts:
             run = _agent(run.above) if run.above else None
         return parts[id(run)] if run is not None else top
@@ -72,7 +72,8 @@ def build(name: str, id_: str, runs: list[Run]) -> tuple[Trace, dict[str, Any]]:
         parent = part_of(_agent(part.agent.above) if part.agent.above else None)
         tool = part.agent.above
         if _depth(part.agent) > MAX_AGENTS:
-            parent, tool = top, None
+            parent = top
+            tool = None
         while tool is not None and tool.kind != "tool":
             tool = tool.above
         call_id = parent.call_of.get(id(tool)) if tool else None
@@ -84,9 +85,9 @@ def build(name: str, id_: str, runs: list[Run]) -> tuple[Trace, dict[str, Any]]:
     return top.trace(id_), raw
 
 
-def _is_below(run: Run, other: Run) -> bool:
-    """Whether `run` is `other` or below it, as in a file whose parents go in a circle; or too deep to follow."""
-    at: Run | None = run
+def _is_below(run: RecordedRun, other: RecordedRun) -> bool:
+    """Whether `run` is `other` or below it, as in a file whose parents form a cycle; or is too deep."""
+    at: RecordedRun | None = run
     for _ in range(MAX_DEPTH):
         if at is None:
             return False
@@ -96,26 +97,28 @@ def _is_below(run: Run, other: Run) -> bool:
     return True
 
 
-def _depth(run: Run) -> int:
-    """Agents above this one."""
-    n, at = 0, run.above
+def _depth(run: RecordedRun) -> int:
+    """Number of agents above this one."""
+    n = 0
+    at = run.above
     while at is not None:
-        n, at = n + (at.agent is not None), at.above
+        n = n + (at.agent is not None)
+        at = at.above
     return n
 
 
-def _agent(run: Run | None) -> Run | None:
+def _agent(run: RecordedRun | None) -> RecordedRun | None:
     while run is not None and run.agent is None:
         run = run.above
     return run
 
 
-def _model_calls(runs: list[Run]) -> list[Run]:
-    """Runs that are one call of a model each: of those within each other the one that says what was answered."""
+def _model_calls(runs: list[RecordedRun]) -> list[RecordedRun]:
+    """One run for each call of a model: of nested runs, the one with the answer."""
     for run in runs:
         if run.kind == "llm":
-            run.heard = said(run.fields, run.inputs, "user")
-            answers = said(run.fields, run.outputs, "assistant")
+            run.heard = messages_at(run.fields, run.inputs, "user")
+            answers = messages_at(run.fields, run.outputs, "assistant")
             run.answer = next((one for one in answers if one.calls), None) or next(iter(answers), None)
             for one in answers:
                 if run.answer and one is not run.answer:
@@ -124,8 +127,8 @@ def _model_calls(runs: list[Run]) -> list[Run]:
                         run.answer.reasoning + one.reasoning,
                     )
                     run.answer.calls += one.calls
-    found = []
-    within: dict[int, list[Run]] = {}
+    calls = []
+    within: dict[int, list[RecordedRun]] = {}
     for run in (run for run in runs if run.kind == "llm"):
         above = run.above
         while above is not None:
@@ -134,35 +137,39 @@ def _model_calls(runs: list[Run]) -> list[Run]:
     for run in (run for run in runs if run.kind == "llm"):
         inner = within.get(id(run), [])
         if len(inner) == 1 and inner[0].answer and not _says(inner[0].answer) and run.answer and _says(run.answer):
-            inner[0].answer, inner[0].heard = run.answer, run.heard or inner[0].heard
+            inner[0].answer = run.answer
+            inner[0].heard = run.heard or inner[0].heard
         if not inner and (run.answer or run.heard or run.usage.get("n_prompt_tokens")):
-            found.append(run)
-    return found
+            calls.append(run)
+    return calls
 
 
-def _says(one: Said) -> bool:
+def _says(one: LooseMessage) -> bool:
     return bool(one.calls) or "".join(one.texts).strip() not in ("", "None", "null")
 
 
 class _Part:
     """The steps of one agent."""
 
-    def __init__(self, name: str, agent: Run | None) -> None:
-        self.name, self.agent, self.steps = name, agent, Steps()
+    def __init__(self, name: str, agent: RecordedRun | None) -> None:
+        self.name = name
+        self.agent = agent
+        self.steps = Steps()
         self.children: list[tuple[_Part, str | None]] = []
         self.call_of: dict[int, str] = {}
         self.pending: dict[str, tuple[str, str, str]] = {}
-        """Key of a call that has no result -> its id, name and arguments."""
+        """Key of a call without a result -> its id, name and arguments."""
         self.step_of: dict[str, int] = {}
         self.seen: set[str] = set()
-        self.given: set[str] = set()
-        self.n, self.times = 0, list[datetime]()
+        self.result_texts: set[str] = set()
+        self.n = 0
+        self.times = list[datetime]()
         self.error: str | None = None
         self.finish: str | None = None
         self.answer: Message | None = None
         self.ids: list[str] = []
 
-    def add(self, run: Run, is_call: bool) -> None:
+    def add(self, run: RecordedRun, is_call: bool) -> None:
         self.times += [at for at in (run.started_at, run.ended_at) if at]
         self.ids.append(run.id)
         if is_call:
@@ -170,15 +177,15 @@ class _Part:
         elif run.kind in ("tool", "span"):
             self._result(run)
 
-    def _call(self, run: Run) -> None:
+    def _call(self, run: RecordedRun) -> None:
         for one in run.heard:
             for result in one.results:
                 self._give(result["call_id"], result.get("name"), result["content"], ok=result.get("ok", True))
             if one.role == "tool" and not one.results:
                 self._give(one.call_id, one.name, "".join(one.texts), ok=True)
-            elif (one.texts or one.calls) and (one.role == "assistant" or one.message.content not in self.given):
+            elif (one.texts or one.calls) and (one.role == "assistant" or one.message.content not in self.result_texts):
                 self._hear(one.message)
-        answer = run.answer or Said("assistant")
+        answer = run.answer or LooseMessage("assistant")
         message = answer.message.model_copy(update={"role": "assistant"})
         self.seen.add(_key(message))
         finish = answer.finish or ("error" if run.error else None)
@@ -187,7 +194,9 @@ class _Part:
             self.pending[f"{self.n}.{n}"] = (call.id, call.name, call.arguments)
             self.step_of[call.id] = self.n
         self.n += 1
-        self.error, self.finish, self.answer = run.error, finish, message
+        self.error = run.error
+        self.finish = finish
+        self.answer = message
 
     def _hear(self, message: Message) -> None:
         key = _key(message)
@@ -195,35 +204,35 @@ class _Part:
             self.seen.add(key)
             self.steps.hear(message)
 
-    def _result(self, run: Run) -> None:
-        """A tool's run, or a span that is called as a call that waits."""
+    def _result(self, run: RecordedRun) -> None:
+        """The result of a tool's run, or of a span with the name of a call without a result."""
         name = run.name.rsplit(": ", 1)[-1].removeprefix("execute_tool ").removeprefix("tool.")
-        found = [(key, call) for key, call in self.pending.items() if run.call_id == call[0]]
-        found = found or [(key, call) for key, call in self.pending.items() if call[1] and name == call[1]]
-        if not found:
+        matches = [(key, call) for key, call in self.pending.items() if run.call_id == call[0]]
+        matches = matches or [(key, call) for key, call in self.pending.items() if call[1] and name == call[1]]
+        if not matches:
             if run.kind == "tool" and run.fields.peek(run.outputs) is not None:
                 self._hear(Message(role="tool", content=_output(run), name=name))
             return
         text = _output(run) or run.error or ""
         if not text:
             return  # a later call of the model may tell it
-        key, (call_id, _, _) = found[0]
+        key, (call_id, _, _) = matches[0]
         del self.pending[key]
         self.call_of[id(run)] = call_id
-        if unwrapped(run.fields.peek(run.inputs)) == unwrapped(found[0][1][2]):
+        if unwrapped(run.fields.peek(run.inputs)) == unwrapped(matches[0][1][2]):
             run.fields.take(run.inputs)
         took = (run.ended_at - run.started_at).total_seconds() if run.ended_at and run.started_at else 0.0
         self.steps.result(call_id, text, ok=run.error is None, duration_s=max(took, 0.0))
-        self.given.add(text)
+        self.result_texts.add(text)
 
     def _give(self, call_id: str | None, name: str | None, text: str, *, ok: bool) -> None:
-        """A result as a later call of the model tells it; one that its tool's run told already is known."""
-        found = [key for key, call in self.pending.items() if call_id in (None, call[0]) and name in (None, call[1])]
-        if found:
-            call = self.pending.pop(found[0])
+        """A result in the messages of a later call; ignored if the tool's own run had it."""
+        matches = [key for key, call in self.pending.items() if call_id in (None, call[0]) and name in (None, call[1])]
+        if matches:
+            call = self.pending.pop(matches[0])
             self.steps.result(call[0], text, ok=ok)
-            self.given.add(text)
-        elif call_id not in self.step_of and text not in self.given:
+            self.result_texts.add(text)
+        elif call_id not in self.step_of and text not in self.result_texts:
             self._hear(Message(role="tool", content=text, tool_call_id=call_id, name=name))
 
     def trace(self, id_: str) -> Trace:
@@ -262,8 +271,8 @@ def _key(message: Message) -> str:
     return content_hash([message.role, message.content, calls, message.tool_call_id])
 
 
-def _output(run: Run) -> str:
-    """Text of what a tool's run gave; empty when it gave nothing."""
+def _output(run: RecordedRun) -> str:
+    """The text of a tool's result; empty without one."""
     value = unwrapped(run.fields.peek(run.outputs))
     if isinstance(value, dict) and value.keys() == {"output"}:
         value = unwrapped(value["output"]) if isinstance(value["output"], str | dict) else value
@@ -271,9 +280,11 @@ def _output(run: Run) -> str:
         run.fields.keep(run.outputs, value)
         return "".join(
             "".join(one.texts) or "".join(r["content"] for r in one.results)
-            for one in said(run.fields, run.outputs, "tool")
+            for one in messages_at(run.fields, run.outputs, "tool")
         )
     if value in (None, "", {}, []):
         return ""
-    told = run.fields.take(run.outputs)
-    return told if isinstance(told, str) else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    output = run.fields.take(run.outputs)
+    if isinstance(output, str):
+        return output
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""A file that somebody has on disk, read as JSON however it was written: one document, or a line for each record.
+"""A file on disk that is read as JSON: one document, or one record per line.
 
 Nothing in it is trusted: it may be cut short, mistyped, huge, or made to hurt whoever reads it.
 """
@@ -22,23 +22,24 @@ from typing import IO, Any, NoReturn, cast
 from agentloop.errors import FormatError
 
 MAX_DOCUMENT = 256 << 20
-"""Bytes of one JSON document or line; as values in memory it takes up to seven times as many."""
+"""Maximum bytes of one JSON document or line; its values take up to seven times as much memory."""
 MAX_RATIO, FREE = 100, 16 << 20
-"""How many times as large a compressed file may become, and inflated bytes up to which that is not asked."""
+"""Maximum ratio of inflated to compressed size; it applies above FREE inflated bytes."""
 PIECE = 1 << 20
-"""Bytes that are inflated before they are counted."""
+"""Bytes that are inflated between two checks of the size."""
 HALF = re.compile(r"\\u[dD][89a-fA-F]")
-"""What may be one."""
+"""The escape of a possible lone surrogate."""
 N_HEAD = 16
-"""Records that are looked at to tell the format."""
+"""Number of records that are read to recognise the format."""
 
 
-class Source:
-    """One file, and what its first records are."""
+class SourceFile:
+    """One file and its first records."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
-        """name: what messages call it; its path when left out. Raises FormatError when it cannot be read."""
-        self.path, self.name = path, name or str(path)
+        """name: for messages; default: the path. Raises FormatError if the file cannot be read."""
+        self.path = path
+        self.name = name or str(path)
         try:
             with path.open("rb") as file:
                 self.start = file.read(4)
@@ -57,7 +58,7 @@ class Source:
 
     @cached_property
     def is_lines(self) -> bool:
-        """Whether each line is a record of its own: the first one is JSON by itself, and another one follows."""
+        """Whether each line is a record: the first line is JSON, and another line follows."""
         suffix = Path(self.path.name.removesuffix(".gz")).suffix
         if self.is_zip or suffix == ".json":
             return False
@@ -68,34 +69,34 @@ class Source:
 
     @cached_property
     def document(self) -> Any:
-        """The whole file as one JSON value. Raises FormatError when it is none."""
+        """The whole file as one JSON value. Raises FormatError if it is not JSON."""
         with self._open() as file:
             data = self._read(file)
         return parse(data, self.name)
 
     @cached_property
     def head(self) -> list[Any]:
-        """The first records that can be read, for telling the format: of a document that is the document itself."""
+        """The first readable records, to recognise the format; for a document, the document itself."""
         if self.is_zip:
             return []
         if not self.is_lines:
             return [self.document]
-        found: list[Any] = []
+        records: list[Any] = []
         for _, record in self.records():
             if not isinstance(record, FormatError):
-                found.append(record)
-            if len(found) == N_HEAD:
+                records.append(record)
+            if len(records) == N_HEAD:
                 break
-        return found
+        return records
 
-    def of(self, record: Any) -> Source:
-        """The same file as if it began with this record alone, for telling the format by it."""
-        made = copy(self)
-        made.__dict__["head"] = [record]
-        return made
+    def of(self, record: Any) -> SourceFile:
+        """The same file as if this were its only first record, to recognise the format by it."""
+        part = copy(self)
+        part.__dict__["head"] = [record]
+        return part
 
     def records(self) -> Iterator[tuple[str, Any]]:
-        """(name for messages, value) of each record; an unreadable line's value is the FormatError that says why.
+        """(name for messages, value) of each record; the value of an unreadable line is its FormatError.
 
         A document that is a list has its items for records.
         """
@@ -110,7 +111,7 @@ class Source:
             yield self.name, self.document
 
     def _open(self) -> IO[bytes]:
-        """What is in it, inflated as it is read."""
+        """The file's content, inflated while it is read."""
         return cast(IO[bytes], gzip.open(self.path)) if self.start[:2] == b"\x1f\x8b" else self.path.open("rb")
 
     def _lines(self) -> Iterator[bytes]:
@@ -119,7 +120,7 @@ class Source:
                 yield line
 
     def _read(self, file: IO[bytes], line: bool = False) -> bytes:
-        """All of `file`, or a line. Raises FormatError for too much, and for an archive that is cut short or broken."""
+        """All of `file`, or a line. Raises FormatError for too many bytes and for a broken or cut archive."""
         data = bytearray()
         read = file.readline if line else file.read
         try:
@@ -146,7 +147,7 @@ class Source:
 
 
 def parse(data: bytes | str, where: str) -> Any:
-    """JSON without NaN and infinities, which no other reader would understand. Raises FormatError with the place."""
+    """JSON without NaN and infinities, which other parsers reject. Raises FormatError with the position."""
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value = json.loads(text, parse_constant=_no_number, parse_float=_number)
@@ -162,15 +163,15 @@ def parse(data: bytes | str, where: str) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """The value with a question mark for each half of a surrogate pair, which JSON can hold and no text can."""
+    """The value with a question mark for each lone surrogate, which JSON can escape and UTF-8 cannot encode."""
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def _number(text: str) -> float:
-    made = float(text)
-    if math.isinf(made):
+    number = float(text)
+    if math.isinf(number):
         raise ValueError(f"{text[:40]} is more than any number")
-    return made
+    return number
 
 
 def _no_number(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Steps of a trace, made from messages in the order in which they were said."""
+"""Builds the steps of a trace from messages in their order."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import Any
 
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult, content_hash
 
-_Asked = tuple[dict[str, Any], dict[str, list[ToolCall]]]
-"""A step and its calls that have no result, by id; those that share one in their order."""
+_Request = tuple[dict[str, Any], dict[str, list[ToolCall]]]
+"""A step and its calls without a result, by id; calls with the same id are in their order."""
 
 MAX_AGENTS = 32
-"""Sub-agents of sub-agents that are followed; a deeper one, or one that starts itself, stands beside the first ones."""
+"""Maximum levels of sub-agents; a deeper one, or one that starts itself, becomes a child of the main agent."""
 
 
 def trace_id(format_name: str, record: object) -> str:
-    """32 hex digits made of the record's content, so that an import that is repeated writes nothing twice."""
+    """32 hex digits from a hash of the record's content, so that a repeated import stores nothing twice."""
     return content_hash([format_name, record])[:32]
 
 
 class Steps:
-    """Collects what was heard, answered and given back; an answer begins a step."""
+    """Collects inputs, answers and tool results; an answer begins a step."""
 
     def __init__(self) -> None:
         self._first: list[Message] = []
         self._heard: list[Message] = []
         self._steps: list[dict[str, Any]] = []
         self._compacted = False
-        self._waiting: list[_Asked] = []
-        self._asked: dict[str, list[_Asked]] = {}
+        self._waiting: list[_Request] = []
+        self._requests: dict[str, list[_Request]] = {}
 
     @property
     def first(self) -> tuple[Message, ...]:
-        """What was said before the first answer."""
+        """The messages before the first answer."""
         return tuple(self._first)
 
     def hear(self, message: Message) -> None:
@@ -40,7 +40,7 @@ class Steps:
         (self._heard if self._steps else self._first).append(message)
 
     def compact(self) -> None:
-        """The context was shortened here."""
+        """Note that the context was shortened here."""
         self._compacted = True
 
     def answer(
@@ -59,36 +59,37 @@ class Steps:
                 "copied": copied,
             }
         )
-        self._heard, self._compacted = [], False
-        asked: _Asked = (self._steps[-1], {})
+        self._heard = []
+        self._compacted = False
+        request: _Request = (self._steps[-1], {})
         for call in message.tool_calls:
-            if call.id not in asked[1]:
-                self._asked.setdefault(call.id, []).append(asked)
-            asked[1].setdefault(call.id, []).append(call)
-        self._waiting.append(asked)
+            if call.id not in request[1]:
+                self._requests.setdefault(call.id, []).append(request)
+            request[1].setdefault(call.id, []).append(call)
+        self._waiting.append(request)
 
     def result(self, call_id: str | None, content: str, *, name: str | None = None, **more: Any) -> None:
-        """What a tool gave back. One without an id belongs to the first call that has none yet.
+        """A tool's result. Without an id it belongs to the first call without a result.
 
         more: further fields of the ToolResult; without `ok` it is one that went well, which is what a
         source that tells nothing of errors means.
         """
-        found = self._call(call_id)
-        if found is None:  # a result of nothing that was asked for is something the policy was told
+        match = self._call(call_id)
+        if match is None:  # a result without a call becomes a message
             self.hear(Message(role="tool", content=content, tool_call_id=call_id, name=name))
             return
-        step, call = found
-        made = {"ok": True, **more}
-        step["results"].append(ToolResult(call_id=call.id, name=name or call.name, content=content, **made))
+        step, call = match
+        values = {"ok": True, **more}
+        step["results"].append(ToolResult(call_id=call.id, name=name or call.name, content=content, **values))
 
     def _call(self, call_id: str | None) -> tuple[dict[str, Any], ToolCall] | None:
-        """The call that is meant, and its step, which it no longer waits in; looked up, as runs have thousands."""
+        """(step, call) of a result; the call no longer waits. Found by id, because runs have thousands of calls."""
         while self._waiting and not self._waiting[-1][1]:
             self._waiting.pop()
         if call_id is None and self._waiting:
             step, calls = self._waiting[-1]
             return step, _first(calls, next(iter(calls)))
-        steps = self._asked.get(call_id or "", [])
+        steps = self._requests.get(call_id or "", [])
         while steps:
             step, calls = steps[-1]
             if call_id in calls:
@@ -97,17 +98,17 @@ class Steps:
         return None
 
     def done(self) -> tuple[Step, ...]:
-        """The steps; what was heard after the last one is a result nobody answered, and is heard by none."""
+        """The steps. Messages after the last answer belong to no step."""
         return tuple(Step(**{**step, "results": tuple(step["results"])}) for step in self._steps)
 
     @property
     def unheard(self) -> tuple[Message, ...]:
-        """What was said after the last answer."""
+        """The messages after the last answer."""
         return tuple(self._heard)
 
 
 def _first(calls: dict[str, list[ToolCall]], call_id: str) -> ToolCall:
-    """Take out the first call of that id."""
+    """Remove and return the first call with that id."""
     call = calls[call_id].pop(0)
     if not calls[call_id]:
         del calls[call_id]

@@ -55,9 +55,11 @@ class SweAgentFormat:
 
 class _Run:
     def __init__(self, fields: Fields, record: Any) -> None:
-        self.fields, self.record, self.steps = fields, record, Steps()
+        self.fields = fields
+        self.record = record
+        self.steps = Steps()
         self.turns = list(fields.objects("trajectory"))
-        self.asked: tuple[Fields | None, list[str]] = (None, [])
+        self.last_turn: tuple[Fields | None, list[str]] = (None, [])
         """The turn that awaits what its calls gave, and their ids."""
         config = record.get("replay_config")
         try:
@@ -76,9 +78,10 @@ class _Run:
             self._answer(None, self.turns.pop(0))
             self._observe(None)
         info = fields.fields("info") or Fields({}, fields.where)
-        status, answer = info.text("exit_status"), info.text("submission")
+        status = info.text("exit_status")
+        answer = info.text("submission")
         info.keep("exit_status", status)
-        said = re.sub(r"^submitted \((.*)\)$", r"\1", status or "")
+        submission = re.sub(r"^submitted \((.*)\)$", r"\1", status or "")
         if self.steps.unheard:
             fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in self.steps.unheard])
         trace = Trace(
@@ -89,8 +92,8 @@ class _Run:
             messages=self.steps.first,
             steps=self.steps.done(),
             answer=answer,
-            stop_reason=STOPS.get(said, StopReason.unknown),
-            error=status if said in OUTSIDE else None,
+            stop_reason=STOPS.get(submission, StopReason.unknown),
+            error=status if submission in OUTSIDE else None,
         )
         return Imported(trace=trace, raw=fields.left())
 
@@ -111,63 +114,66 @@ class _Run:
             self.steps.answer(assistant(message), copied=True)
         elif role == "assistant":
             self._observe(None)
-            said = message.peek("content")
-            match = next((i for i, turn in enumerate(self.turns) if turn.peek("response") == said), 0)
+            text = message.peek("content")
+            match = next((i for i, turn in enumerate(self.turns) if turn.peek("response") == text), 0)
             for turn in self.turns[:match]:
                 self._answer(None, turn)
                 self._observe(None)
             self.turns = self.turns[match:]
             self._answer(message, self.turns.pop(0) if self.turns else None)
-        elif self.asked[1] and not demo:
+        elif self.last_turn[1] and not demo:
             ids = message.items("tool_call_ids")
-            if ids != self.asked[1]:  # those of a text action are our own
+            if ids != self.last_turn[1]:  # those of a text action are our own
                 message.keep("tool_call_ids", ids)
             self._observe(content(message))
         else:
             self.steps.hear(Message(role=role, content=content(message)))
 
     def _answer(self, message: Fields | None, turn: Fields | None) -> None:
-        made, reasoning = Message(role="assistant"), ""
+        answer = Message(role="assistant")
+        reasoning = ""
         if message is not None:
             blocks = message.peek("thinking_blocks")
             for block in blocks if isinstance(blocks, list) else []:
                 reasoning += _text_at(block, "thinking") or ""
-            made = assistant(message)
+            answer = assistant(message)
         action = (turn.text("action") if turn else None) or (message.text("action") if message else None)
         response = turn.text("response") if turn else None
-        made = made.model_copy(
-            update={"content": made.content or response or "", "reasoning": made.reasoning + reasoning}
+        answer = answer.model_copy(
+            update={"content": answer.content or response or "", "reasoning": answer.reasoning + reasoning}
         )
-        if not made.tool_calls and action and action.strip():
+        if not answer.tool_calls and action and action.strip():
             call = ToolCall(id="call_0", name="bash", arguments=json.dumps({"command": action}, ensure_ascii=False))
-            made = made.model_copy(update={"tool_calls": (call,)})
+            answer = answer.model_copy(update={"tool_calls": (call,)})
         for part in (message, turn):
-            if part is not None and (thought := part.text("thought")) and thought.strip() not in made.content:
+            if part is not None and (thought := part.text("thought")) and thought.strip() not in answer.content:
                 part.keep("thought", thought)
             if part is not None and (act := part.text("action")) and act != action:
                 part.keep("action", act)
         if turn is not None:
-            if response != made.content:
+            if response != answer.content:
                 turn.keep("response", response)
             for key in ("messages", "query"):
-                told = turn.take(key)
-                told_in_full = isinstance(told, list) and told == (self.record.get("history") or [])[: len(told)]
-                if told and not told_in_full:  # the model saw less than the history has
+                context = turn.take(key)
+                history = self.record.get("history") or []
+                is_whole = isinstance(context, list) and context == history[: len(context)]
+                if context and not is_whole:  # the model saw less than the history has
                     self.steps.compact()
-                    turn.keep(key, told)
-        self.steps.answer(made, model=self.model)
-        self.asked = (turn, [call.id for call in made.tool_calls])
+                    turn.keep(key, context)
+        self.steps.answer(answer, model=self.model)
+        self.last_turn = (turn, [call.id for call in answer.tool_calls])
 
-    def _observe(self, said: str | None) -> None:
-        """said: what the model was told of it; None where only the turn knows."""
-        turn, ids = self.asked
-        self.asked = (None, [])
+    def _observe(self, result: str | None) -> None:
+        """result: the text that the model got; None if only the turn has it."""
+        turn, ids = self.last_turn
+        self.last_turn = (None, [])
         seen = turn.text("observation") if turn else None
-        if said is None and turn is None:
+        if result is None and turn is None:
             return
-        if turn and seen and (not ids or seen.strip() not in (said or seen)):
+        if turn and seen and (not ids or seen.strip() not in (result or seen)):
             turn.keep("observation", seen)
-        text, took = (seen if said is None else said) or "", (turn.number("execution_time") if turn else None) or 0.0
+        text = (seen if result is None else result) or ""
+        took = (turn.number("execution_time") if turn else None) or 0.0
         late = bool(TIMED_OUT.search(text))
         for call_id in ids:
             self.steps.result(call_id, text, ok=not late, timed_out=late, duration_s=took)

@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages, assistant, content
 from agentloop.formats.fields import Fields, read_one, score, unheard
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, Trace
@@ -59,17 +59,17 @@ class TauFormat:
             tasks = {
                 task.get("id"): task for task in results.items("tasks") if isinstance(task, dict) and _hashable(task)
             }
-            found = [(f"{where}: simulations[{n}]", item) for n, item in enumerate(results.items("simulations"))]
-            if not found:
+            records = [(f"{where}: simulations[{n}]", item) for n, item in enumerate(results.items("simulations"))]
+            if not records:
                 for file in sorted((source.path.parent / "simulations").glob("*.json*")):
-                    found += Source(file).records()
-            if not found:
+                    records += SourceFile(file).records()
+            if not records:
                 raise FormatError(f"{where}: no simulations in it, and none in simulations/ beside it")
         except FormatError as error:
             yield error
             return
         run = {key: value for key, value in record.items() if key not in ("tasks", "simulations")}
-        for place, item in found:
+        for place, item in records:
             task_id = item.get("task_id") if isinstance(item, dict) else None
             task = tasks.get(task_id) if isinstance(task_id, str | int) else None
             yield self._read(item, place, {**run, **({"task": task} if task else {})})
@@ -87,10 +87,12 @@ class TauFormat:
         info = fields.peek("info")
         error = info.get("error") if isinstance(info, dict) else None
         stopped = steps.unheard and USER_STOP in steps.unheard[-1].content
-        stop = StopReason.error if error else StopReason.submitted if stopped else StopReason.unknown
-        told = error if isinstance(error, str) else None
+        stop = StopReason.submitted if stopped else StopReason.unknown
+        if error:
+            stop = StopReason.error
+        message = error if isinstance(error, str) else None
         return self._imported(
-            fields, record, steps, score(fields, "reward", "tau:reward"), stop_reason=stop, error=told
+            fields, record, steps, score(fields, "reward", "tau:reward"), stop_reason=stop, error=message
         )
 
     def _simulation(self, fields: Fields, record: Any, run: dict[str, Any]) -> Imported:
@@ -98,7 +100,8 @@ class TauFormat:
             raise FormatError(f"{fields.where}: neither traj nor messages nor ticks")
         steps = Steps()
         info = Fields(run.get("info") or {}, f"{fields.where}: info")
-        agent, environment = info.fields("agent_info"), info.fields("environment_info")
+        agent = info.fields("agent_info")
+        environment = info.fields("environment_info")
         model = agent.text("llm") if agent else None
         policy = environment.text("policy") if environment else None
         messages = list(fields.objects("messages"))
@@ -112,7 +115,7 @@ class TauFormat:
         if reward := fields.fields("reward_info"):
             scores = score(reward, "reward", "tau:reward")
             if parts := reward.fields("reward_breakdown"):
-                scores += [made for key in list(parts.left()) for made in score(parts, key, f"tau:{key}")]
+                scores += [rating for key in list(parts.left()) for rating in score(parts, key, f"tau:{key}")]
         imported = self._imported(
             fields,
             record,
@@ -161,7 +164,8 @@ def _add(steps: Steps, message: Fields, model: str | None) -> None:
 
 
 def _add_result(steps: Steps, result: Fields) -> None:
-    call_id, text = result.text("id"), content(result)
+    call_id = result.text("id")
+    text = content(result)
     result.take("role")
     if result.peek("requestor") == "user":
         steps.hear(Message(role="tool", content=text, tool_call_id=call_id, name="user"))
@@ -170,10 +174,11 @@ def _add_result(steps: Steps, result: Fields) -> None:
 
 
 def _usage(message: Fields, model: str | None) -> dict[str, Any]:
-    usage, raw = message.fields("usage"), message.peek("raw_data")
-    told = raw.get("model") if isinstance(raw, dict) else None
+    usage = message.fields("usage")
+    raw = message.peek("raw_data")
+    own_model = raw.get("model") if isinstance(raw, dict) else None
     return {
-        "model": told if isinstance(told, str) else model,
+        "model": own_model if isinstance(own_model, str) else model,
         "n_prompt_tokens": (usage and usage.integer("prompt_tokens")) or 0,
         "n_completion_tokens": (usage and usage.integer("completion_tokens")) or 0,
         "cost_usd": message.number("cost"),
@@ -199,8 +204,9 @@ def _add_ticks(steps: Steps, fields: Fields, model: str | None) -> None:
     for n, tick in enumerate(ticks):
         if tick.peek("tick_id") == n:
             tick.take("tick_id")
-        told, at = tick.peek("timestamp"), tick.time("timestamp")
-        tick.keep("timestamp", told)
+        timestamp = tick.peek("timestamp")
+        at = tick.time("timestamp")
+        tick.keep("timestamp", timestamp)
         for who in ("user", "agent"):
             chunk = tick.fields(f"{who}_chunk")
             if chunk is not None:

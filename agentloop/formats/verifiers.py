@@ -66,9 +66,9 @@ def _is_trace(record: dict[str, Any]) -> bool:
 def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
     """A line of results.jsonl."""
     steps = Steps()
-    _said(steps, fields, "prompt", "user")
+    _message(steps, fields, "prompt", "user")
     n_copied = len(steps.done())
-    _said(steps, fields, "completion", "assistant")
+    _message(steps, fields, "completion", "assistant")
     turns = [step.model_copy(update={"copied": step.index < n_copied}) for step in steps.done()]
     _add_tokens(fields, turns, n_copied)
     _add_usage(fields, turns, n_copied)
@@ -77,7 +77,8 @@ def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
         if key != "reward" and fields.peek(key) == value:  # every metric is a column as well
             fields.take(key)
     timing = fields.fields("timing") or Fields({}, fields.where)
-    total, total_ms = timing.number("total"), timing.number("total_ms")
+    total = timing.number("total")
+    total_ms = timing.number("total_ms")
     if turns:
         keep_unheard(fields, steps.unheard)
     example = fields.peek("example_id")
@@ -101,12 +102,12 @@ def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
     )
 
 
-def _said(steps: Steps, fields: Fields, key: str, role: str) -> None:
+def _message(steps: Steps, fields: Fields, key: str, role: str) -> None:
     """Messages, or the text alone of a completion model. Calls are written as JSON text within the JSON."""
     value = fields.take(key)
     if isinstance(value, str):
-        said = Message(role=role, content=value)
-        return steps.answer(said) if role == "assistant" else steps.hear(said)
+        message = Message(role=role, content=value)
+        return steps.answer(message) if role == "assistant" else steps.hear(message)
     if isinstance(value, list):
         value = [_with_calls(message) for message in value]
     fields.keep(key, value)
@@ -164,7 +165,8 @@ def _error(fields: Fields) -> str | None:
     if not isinstance(value, dict):
         return fields.text("error")
     error = fields.fields("error") or Fields({}, fields.where)
-    chain, name = error.text("error_chain_str"), error.text("error")
+    chain = error.text("error_chain_str")
+    name = error.text("error")
     for column, key in (("error_chain", "error_chain_repr"), ("long_error_chain", "error_chain_str")):
         if fields.peek(column) == value.get(key):
             fields.take(column)

@@ -20,7 +20,7 @@ class Graph:
         parents = set(self._parents)
         self.leaves = [n for n in range(len(nodes)) if n not in parents]
         self._seen: set[int] = set()
-        self._made = [self._message(node) for node in nodes]
+        self._messages = [self._message(node) for node in nodes]
         self._sampled = [node.truth("sampled") for node in nodes]
         self._times = [node.time("timestamp") for node in nodes]
         self._compacted = [_is_compacted(node) for node in nodes]
@@ -37,7 +37,7 @@ class Graph:
         steps = Steps()
         prompt: list[int] = []
         for n in reversed(path):
-            message, (ids, n_before, logprobs) = self._made[n], self._tokens[n]
+            message, (ids, n_before, logprobs) = self._messages[n], self._tokens[n]
             if self._compacted[n]:
                 steps.compact()
             if message.role == "assistant":
@@ -64,7 +64,8 @@ class Graph:
             raise FormatError(f"{node.where}: message: role: {role!r} is none of {', '.join(sorted(ROLES))}")
         if role == "assistant":
             return assistant(message)
-        call_id, name = message.text("tool_call_id"), message.text("name")
+        call_id = message.text("tool_call_id")
+        name = message.text("name")
         return Message(role=role, content=content(message), tool_call_id=call_id, name=name)
 
 
@@ -85,7 +86,8 @@ def _is_compacted(node: Fields) -> bool:
 
 def _tokens(node: Fields, sampled: bool) -> tuple[tuple[int, ...], int, tuple[float, ...]]:
     """All tokens that the message added, how many of them come before those that were sampled, and their logprobs."""
-    ids, mask = whole_numbers(node, "token_ids"), node.items("mask")
+    ids = whole_numbers(node, "token_ids")
+    mask = node.items("mask")
     n_before = mask.index(True) if sampled and True in mask else len(mask)
     if mask != [False] * n_before + [True] * (len(ids) - n_before):  # of another shape: nothing is known to be sampled
         node.keep("mask", mask)

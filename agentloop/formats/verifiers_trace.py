@@ -41,21 +41,22 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
     graph = Graph(list(fields.objects("nodes")), _calls(fields))
     last = graph.steps(graph.leaves[-1]) if graph.leaves else Steps()
     children = [graph.steps(leaf) for leaf in graph.leaves[:-1]]
-    agent, task = fields.fields("agent"), fields.fields("task")
+    agent = fields.fields("agent")
+    task = fields.fields("task")
     timing = fields.fields("timing") or Fields({}, fields.where)
     ran = timing.fields("agent")
     start, end = (ran.number("start"), ran.number("end")) if ran else (None, None)
     if last.done():
         keep_unheard(fields, last.unheard)
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "source": NAME,
         "session": whole.text("id"),
         "agent": agent.text("name") if agent else None,
     }
-    made = trace_id(NAME, [record, episode])
+    new_id = trace_id(NAME, [record, episode])
     return Imported(
         trace=Trace(
-            id=made,
+            id=new_id,
             source_id=fields.text("id"),
             task_id=_task(task),
             policy_version=_policy(whole),
@@ -64,11 +65,11 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
             children=tuple(
                 SubTrace(
                     trace=Trace(
-                        id=trace_id(NAME, [made, n]),
+                        id=trace_id(NAME, [new_id, n]),
                         messages=steps.first,
                         steps=steps.done(),
                         stop_reason=StopReason.unknown,
-                        **known,
+                        **values,
                     )
                 )
                 for n, steps in enumerate(children)
@@ -79,7 +80,7 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
             error=_error(fields),
             started_at=timing.time("start"),
             duration_s=max(0.0, end - start) if start and end else 0.0,
-            **known,
+            **values,
         ),
         scores=_rewards(fields, record),
         raw=fields.left() | {f"episode.{path}": value for path, value in whole.left().items()},
@@ -88,15 +89,15 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
 
 def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
     """Node -> what the call that made it says of the answer. A call that made none stays in what is left."""
-    found: dict[int, dict[str, Any]] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for call in fields.objects("calls"):
         node = call.peek("node")
-        if not isinstance(node, int) or node in found:
+        if not isinstance(node, int) or node in calls:
             continue
         call.take("node")
         usage = call.fields("usage") or Fields({}, call.where)
         cached = usage.integer("cached_input_tokens") or 0
-        found[node] = {
+        calls[node] = {
             "model": call.text("model"),
             "finish_reason": call.text("finish_reason"),
             "n_prompt_tokens": (usage.integer("prompt_tokens") or 0) + cached,  # which leaves out those of the cache
@@ -104,7 +105,7 @@ def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
             "n_completion_tokens": usage.integer("completion_tokens") or 0,
             "cost_usd": usage.number("cost"),
         }
-    return found
+    return calls
 
 
 def _task(task: Fields | None) -> str | None:
@@ -125,7 +126,8 @@ def _policy(episode: Fields) -> int | None:
     policy = work.fields("policy") if work else None
     if policy is None:
         return None
-    start, end = policy.integer("start"), policy.integer("end")
+    start = policy.integer("start")
+    end = policy.integer("end")
     if start == end:
         return start
     policy.keep("start", start)
@@ -141,11 +143,11 @@ def _error(fields: Fields) -> str | None:
 
 
 def _rewards(fields: Fields, record: dict[str, Any]) -> tuple[Score, ...]:
-    found: list[Score] = []
+    ratings: list[Score] = []
     rewards = fields.fields("rewards")
     for name in record["rewards"] if rewards else ():
         if rewards and isinstance(rewards.peek(name), dict):
             reward = rewards.fields(name)
-            found += [s.model_copy(update={"verifier": f"{NAME}:{name}"}) for s in scores(reward, NAME, ["score"])]
+            ratings += [s.model_copy(update={"verifier": f"{NAME}:{name}"}) for s in scores(reward, NAME, ["score"])]
     metrics = fields.fields("metrics")
-    return (*found, *scores(metrics, NAME, record["metrics"] if metrics else ()))
+    return (*ratings, *scores(metrics, NAME, record["metrics"] if metrics else ()))

@@ -27,8 +27,10 @@ PATHS = {dialect.path: dialect for dialect in DIALECTS}
 MODELS = "/v1/models"
 COUNT = f"{messages.path}/count_tokens"
 MODEL = f"{MODELS}/"
-EPISODE, TASK = "/e/", "t/"
-HEADER, TASK_HEADER = "x-agentloop-episode", "x-agentloop-task"
+EPISODE = "/e/"
+TASK = "t/"
+HEADER = "x-agentloop-episode"
+TASK_HEADER = "x-agentloop-task"
 MAX_NAME = 200
 """Maximum length of an episode's or a task's name, in characters."""
 PROJECT = "default"
@@ -40,7 +42,8 @@ class Gateway:
     """ASGI middleware: answers calls of models, and passes every other request to `app`."""
 
     def __init__(self, app: ASGIApp, calls: Calls) -> None:
-        self.app, self.calls = app, calls
+        self.app = app
+        self.calls = calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""

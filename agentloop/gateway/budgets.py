@@ -33,7 +33,8 @@ class _Ledger:
     """
 
     def __init__(self, key: Key) -> None:
-        self.key, self.since = key, Spent()
+        self.key = key
+        self.since = Spent()
         self.begun: deque[float] = deque()
         """Start times of its calls in the last minute; empty for a key without such a bound."""
         self._ended: deque[tuple[float, Spent]] = deque()

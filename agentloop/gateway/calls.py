@@ -75,9 +75,13 @@ class Calls:
         *,
         price: Price = unknown,
     ) -> None:
-        self.routes, self._put, self._price = routes, put, price
-        self._budgets, self._room = Budgets(), BodyQuota()
-        self._upstreams, self._contexts = Upstreams(), Contexts()
+        self.routes = routes
+        self._put = put
+        self._price = price
+        self._budgets = Budgets()
+        self._room = BodyQuota()
+        self._upstreams = Upstreams()
+        self._contexts = Contexts()
         self.catalog = Catalog(routes, self._upstreams)
 
     async def count(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,7 +174,8 @@ class Calls:
         except StoreError as error:
             raise ErrorReply(503, str(error), retry_after=str(BUSY_S)) from None
         place.run.begin(caller.task)
-        key_id, now = caller.key and caller.key.id, time.time_ns()
+        key_id = caller.key and caller.key.id
+        now = time.time_ns()
         call = ModelCall(
             caller.project, key_id, caller.episode, dialect.name, request, target, place, now, is_exact=is_exact
         )
@@ -272,7 +277,8 @@ class Calls:
         if any(call.charged):
             n_prompt, n_completion = call.charged
             usage = {"prompt_tokens": n_prompt, "completion_tokens": n_completion}
-            price, usage = call.target.price or self._price, {**table_of(call.answer or {}, "usage"), **usage}
+            price = call.target.price or self._price
+            usage = {**table_of(call.answer or {}, "usage"), **usage}
             names = dict.fromkeys((call.target.model, text_of(call.answer or {}, "model")))
             call.cost_usd = next((usd for name in names if (usd := price(name, usage)) is not None), None)
         if call.message and call.error is None:

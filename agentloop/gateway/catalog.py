@@ -13,7 +13,8 @@ class Catalog:
     """The names of all models; for one event loop."""
 
     def __init__(self, routes: Routes, upstreams: Upstreams) -> None:
-        self._routes, self._upstreams = routes, upstreams
+        self._routes = routes
+        self._upstreams = upstreams
 
     async def names(self) -> list[str]:
         """All names: those of the routes, and those that upstreams list."""

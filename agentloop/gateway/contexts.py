@@ -47,7 +47,9 @@ class AgentRun:
     )
 
     def __init__(self, trace_id: str, instructions: Digest, parent: AgentRun | None = None) -> None:
-        self.trace_id, self.instructions, self.parent = trace_id, instructions, parent
+        self.trace_id = trace_id
+        self.instructions = instructions
+        self.parent = parent
         self.task: str | None = parent.task if parent else None
         """The task that the run attempts, as its first call named it."""
         self._has_begun = parent is not None
@@ -62,7 +64,8 @@ class AgentRun:
     def begin(self, task: str | None) -> None:
         """A call goes to its upstream. Only the first one names the task, so no run chooses its task by its result."""
         if not self._has_begun:
-            self.task, self._has_begun = task, True
+            self.task = task
+            self._has_begun = True
 
 
 @dataclass(slots=True)
@@ -197,7 +200,8 @@ def trace_id_of(project: str, episode: str) -> str:
 
 def _digests(seed: bytes, messages: Sequence[Any]) -> list[Digest]:
     """One digest for each prefix of the conversation."""
-    digests, digest = [], _digest(seed)
+    digests = []
+    digest = _digest(seed)
     for message in messages:
         if isinstance(message, dict) and message.get("role") not in INSTRUCTIONS:
             digest = _next(digest, message)

@@ -31,11 +31,14 @@ async def n_tokens(
         raise ErrorReply(400, "model: name one; `GET /v1/models` lists them")
     sticky = trace_id_of(caller.project, caller.episode) if caller.episode else secrets.token_hex(16)
     target = await routes.find(model, sticky, caller.episode)
-    upstream, sent = target.upstream, {**body, "model": target.model}
+    upstream = target.upstream
+    sent = {**body, "model": target.model}
     if messages.name in upstream.dialects:
-        path, key = f"{messages.path.removeprefix('/v1')}/count_tokens", "input_tokens"
+        path = f"{messages.path.removeprefix('/v1')}/count_tokens"
+        key = "input_tokens"
     elif await upstreams.gives_tokens(upstream) and upstream.via == "http":
-        path, key = "/tokenize", "count"
+        path = "/tokenize"
+        key = "count"
         try:
             request = messages.to_chat(sent)
         except BadRequest as error:

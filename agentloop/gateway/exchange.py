@@ -29,7 +29,9 @@ class ErrorReply(Exception):
 
     def __init__(self, status: int, why: str, kind: str | None = None, retry_after: str | None = None) -> None:
         super().__init__(why)
-        self.status, self.kind, self.retry_after = status, kind, retry_after
+        self.status = status
+        self.kind = kind
+        self.retry_after = retry_after
 
 
 class Caller(NamedTuple):
@@ -65,7 +67,8 @@ class Reply:
     """The answer to one client: whole, in pieces, or an error."""
 
     def __init__(self, dialect: Dialect, send: Send) -> None:
-        self._dialect, self._send = dialect, send
+        self._dialect = dialect
+        self._send = send
         self._started = False
 
     async def whole(self, body: bytes, call: ModelCall) -> None:
@@ -106,7 +109,8 @@ class BodyQuota:
     """A bound on the bytes of all bodies under way."""
 
     def __init__(self, most: int = MAX_HELD) -> None:
-        self._most, self._held = most, 0
+        self._most = most
+        self._held = 0
 
     def take(self, n: int) -> None:
         """Raises ErrorReply if these bytes exceed the bound."""

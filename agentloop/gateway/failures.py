@@ -14,7 +14,8 @@ class UpstreamFailed(Exception):
     def __init__(self, kind: str, why: str, status: int = 502) -> None:
         """kind: for records. why: continues the sentence `upstream NAME ...`. status: of the client's error."""
         super().__init__(why)
-        self.kind, self.status = kind, status
+        self.kind = kind
+        self.status = status
 
 
 class UpstreamRefusal(Exception):
@@ -23,7 +24,8 @@ class UpstreamRefusal(Exception):
     def __init__(self, status: int, body: bytes, retry_after: str | None) -> None:
         words, self.code = read_error(body)
         super().__init__(words or f"HTTP {status}")
-        self.status, self.retry_after = status, retry_after
+        self.status = status
+        self.retry_after = retry_after
 
 
 def read_error(body: bytes) -> tuple[str, str | None]:

@@ -61,7 +61,8 @@ class Grant:
         price: Price = own_cost
         if isinstance(policy, OpenAIPolicy):
             key = policy.api_key.get_secret_value() if policy.api_key else None
-            upstream, model = Upstream("the policy's endpoint", policy.base_url, key), policy.model
+            upstream = Upstream("the policy's endpoint", policy.base_url, key)
+            model = policy.model
             price = by_usage(policy.price)
         else:
             model = policy.name
@@ -141,7 +142,9 @@ class _InTurn:
     """A policy that gets one call at a time, since policies of this process need not be safe for concurrent calls."""
 
     def __init__(self, policy: Policy) -> None:
-        self.name, self._policy, self._turn = policy.name, policy, asyncio.Lock()
+        self.name = policy.name
+        self._policy = policy
+        self._turn = asyncio.Lock()
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -177,7 +180,8 @@ class Grants(Routes):
         """See ASGI."""
         path: str = scope["path"]
         token = path.removeprefix(EPISODE).partition("/")[0] if path.startswith(EPISODE) else ""
-        grant, route = self._grants.get(token), route_of(scope)
+        grant = self._grants.get(token)
+        route = route_of(scope)
         dialect = PATHS.get(route or "", chat)
         if grant is None or route is None:
             await _read(receive)

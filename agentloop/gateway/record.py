@@ -87,7 +87,8 @@ class ModelCall:
     def usage(self) -> tuple[int, int]:
         """(tokens of the prompt, tokens of the answer) as the upstream counts them, otherwise the number of ids."""
         counts = (self.answer or {}).get("usage")
-        n_prompt, n_completion = number(counts, "prompt_tokens"), number(counts, "completion_tokens")
+        n_prompt = number(counts, "prompt_tokens")
+        n_completion = number(counts, "completion_tokens")
         if n_prompt and n_completion:
             return n_prompt, n_completion
         prompt, sampled, _ = self.tokens
@@ -185,7 +186,8 @@ def _agent(call: ModelCall, run: AgentRun) -> Span:
 def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
     prompt, sampled, logprobs = call.tokens
     n_prompt, n_completion = call.usage
-    answer, request = call.answer or {}, call.request
+    answer = call.answer or {}
+    request = call.request
     details = table_of(table_of(answer, "usage"), "prompt_tokens_details")
     outputs = [
         {**table_of(choice, "message"), "finish_reason": text_of(choice, "finish_reason") or None}

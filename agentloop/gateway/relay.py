@@ -20,7 +20,10 @@ class Relay:
     """Translates one answer from the upstream's dialect to the client's, and collects it for the record."""
 
     def __init__(self, dialect: Dialect, wire: Dialect, call: ModelCall, body: dict[str, Any]) -> None:
-        self._dialect, self._wire, self._call, self._body = dialect, wire, call, body
+        self._dialect = dialect
+        self._wire = wire
+        self._call = call
+        self._body = body
         self._listener = wire.listener(body)
         self._is_same = dialect is wire and not (dialect is chat and call.is_exact)
         wants_usage = table_of(body, "stream_options").get("include_usage")
@@ -73,7 +76,8 @@ class Relay:
             else:
                 passed = b"event: %b\ndata: %b\n\n" % (name.encode(), data)
                 if self._last is None and self.is_whole:
-                    self._last, self.is_done = passed, True
+                    self._last = passed
+                    self.is_done = True
                 else:
                     pieces.append(passed)
         return b"".join(pieces)

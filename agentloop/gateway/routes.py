@@ -111,7 +111,8 @@ class Routes:
         self.aliases = dict(aliases or {})
         self._read = versions or dict
         self._versions: Mapping[str, int] = {}
-        self._read_at, self._reading = -FRESH_S, Lock()
+        self._read_at = -FRESH_S
+        self._reading = Lock()
         self._begun: OrderedDict[str, int] = OrderedDict()
 
     async def find(self, model: str, sticky: str, episode: str | None = None) -> Target:
@@ -162,7 +163,8 @@ class Routes:
         if time.monotonic() - self._read_at >= FRESH_S:
             async with self._reading:  # one read serves all calls that wait for it
                 if time.monotonic() - self._read_at >= FRESH_S:
-                    self._versions, self._read_at = await to_thread(self._read), time.monotonic()
+                    self._versions = await to_thread(self._read)
+                    self._read_at = time.monotonic()
         return self._versions
 
 

@@ -23,7 +23,8 @@ from agentloop.policies.openai import proxy_of
 
 CONNECT_S, KEPT_S = 5.0, 3.0
 """Timeout of a connect; life of an idle connection: shorter than servers allow, so that we close it, not they."""
-TRIES, BACK_OFF_S = 3, 0.2
+TRIES = 3
+BACK_OFF_S = 0.2
 MAX_ANSWER = 64 << 20
 """Maximum bytes of an answer, streamed or not, and of an error's body."""
 ASKED_S = 30.0
@@ -98,7 +99,8 @@ class Upstreams:
             except UpstreamFailed as failed:
                 if failed.kind != "no_list":  # it may be starting; the call itself will report the error
                     return False
-                gives, until = False, time.monotonic() + ASKED_S
+                gives = False
+                until = time.monotonic() + ASKED_S
             self._kinds[upstream.name] = (gives, until)
         return gives
 

@@ -70,7 +70,9 @@ def span_of(fields: SpanFields, where: Where) -> Span:
 
     Raises ValueError for values that no store can hold.
     """
-    start, end, attributes = fields.start_ns, fields.end_ns, fields.attributes
+    start = fields.start_ns
+    end = fields.end_ns
+    attributes = fields.attributes
     if start > MAX_INT or end > MAX_INT:
         raise ValueError("a time after the year 2262")
     bodies: list[bytes] = []
@@ -83,8 +85,10 @@ def span_of(fields: SpanFields, where: Where) -> Span:
         head["status"] = {"code": fields.code, "message": fields.message}
     head.update(fields.more)
     if end < start:
-        head["end_time_unix_nano"], end = end, start
-    head["resource"], head["scope"] = where.resource, where.scope
+        head["end_time_unix_nano"] = end
+        end = start
+    head["resource"] = where.resource
+    head["scope"] = where.scope
     get = attributes.get
     kind = kind_of(attributes)
     links = links_of(attributes, where.links)
@@ -143,7 +147,8 @@ def event_of(fields: SpanFields, where: Where, nth: int = 0) -> Span:
         head["log"].update(
             split_event(fields.name, body, bodies) if type(body) is dict else {"text": body_of(body, bodies)}
         )
-    head["resource"], head["scope"] = where.resource, where.scope
+    head["resource"] = where.resource
+    head["scope"] = where.scope
     data = _dumps(head)
     seed = repr((fields.trace_id, fields.parent_id, fields.name, fields.start_ns, nth)).encode()
     span_id = hashlib.sha256(b"\0".join((seed, data, *bodies))).hexdigest()[:16]

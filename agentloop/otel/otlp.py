@@ -17,7 +17,8 @@ from agentloop.otel.genai import SpanFields, Where, event_of, span_of
 from agentloop.otel.otlp_limits import MAX_ITEMS, Lost
 from agentloop.types import Span
 
-PROTOBUF, JSON = "application/x-protobuf", "application/json"
+PROTOBUF = "application/x-protobuf"
+JSON = "application/json"
 
 
 class OtlpBatch(NamedTuple):
@@ -66,7 +67,8 @@ def _batch(
     items: Iterator[tuple[SpanFields | ValueError, Where]], make: Callable[[SpanFields, Where], Span], lost: Lost
 ) -> OtlpBatch:
     spans: list[Span] = []
-    n_rejected, problem = 0, ""
+    n_rejected = 0
+    problem = ""
     for fields, where in items:
         try:
             if isinstance(fields, ValueError):

@@ -19,7 +19,8 @@ from agentloop.errors import FormatError
 from agentloop.otel.genai import SpanFields, Where, where_of
 from agentloop.otel.otlp_limits import MAX_ATTRIBUTES, MAX_EVENTS, MAX_KEY, MAX_LINKS, MAX_VALUE, Lost, dropped
 
-NO_TRACE, NO_SPAN = bytes(16), bytes(8)
+NO_TRACE = bytes(16)
+NO_SPAN = bytes(8)
 Items = Iterator[tuple[SpanFields | ValueError, Where]]
 
 
@@ -64,7 +65,9 @@ def _logs(request: ExportLogsServiceRequest, lost: Lost) -> Items:
 
 
 def _span(span: trace_pb2.Span, lost: Lost) -> SpanFields | ValueError:
-    trace_id, span_id, parent_id = span.trace_id, span.span_id, span.parent_span_id
+    trace_id = span.trace_id
+    span_id = span.span_id
+    parent_id = span.parent_span_id
     if len(trace_id) != 16 or trace_id == NO_TRACE:
         return ValueError(f"trace id {trace_id[:20].hex() or 'missing'}: expected 16 bytes, not all zero")
     if len(span_id) != 8 or span_id == NO_SPAN:
@@ -97,7 +100,8 @@ def _more(span: trace_pb2.Span, n_dropped: int, lost: Lost) -> dict[str, Any]:
         more["flags"] = span.flags
     if span.trace_state:
         more["trace_state"] = span.trace_state
-    n_events, n_links = len(span.events), len(span.links)
+    n_events = len(span.events)
+    n_links = len(span.links)
     over_events = n_events - lost.within("events", n_events, MAX_EVENTS)
     over_links = n_links - lost.within("links", n_links, MAX_LINKS)
     _add(more, "dropped_attributes_count", dropped(span.dropped_attributes_count, n_dropped))
@@ -133,7 +137,8 @@ def _link(link: trace_pb2.Span.Link, lost: Lost) -> dict[str, Any]:
 
 
 def _record(record: Any, lost: Lost) -> SpanFields:
-    trace_id, span_id = record.trace_id, record.span_id
+    trace_id = record.trace_id
+    span_id = record.span_id
     if len(trace_id) != 16 or trace_id == NO_TRACE:
         raise ValueError("a log record without a trace id")
     if len(span_id) not in (0, 8):
@@ -159,7 +164,8 @@ def _attributes(pairs: Sequence[common_pb2.KeyValue], lost: Lost) -> tuple[dict[
     attributes = {}
     n = len(pairs)
     for pair in pairs if n <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
-        key, value = pair.key, pair.value
+        key = pair.key
+        value = pair.value
         which = value.WhichOneof("value")
         if len(key) > MAX_KEY:
             continue
@@ -189,7 +195,8 @@ def _value(value: common_pb2.AnyValue, lost: Lost) -> Any:
 
 
 def _where(of_resource: Any, of_scope: Any, lost: Lost) -> Where:
-    resource, scope = of_resource.resource, of_scope.scope
+    resource = of_resource.resource
+    scope = of_scope.scope
     of_all, n_resource = _attributes(resource.attributes, lost)
     of_these, n_scope = _attributes(scope.attributes, lost)
     return where_of(

@@ -53,30 +53,35 @@ def _scope(message: ExportTraceServiceRequest, resource: dict[str, Any], scope: 
     of_resource.schema_url = resource.get("schema_url", "")
     of_scope = of_resource.scope_spans.add()
     _fill(of_scope.scope, scope)
-    of_scope.scope.name, of_scope.scope.version = scope.get("name", ""), scope.get("version", "")
+    of_scope.scope.name = scope.get("name", "")
+    of_scope.scope.version = scope.get("version", "")
     of_scope.schema_url = scope.get("schema_url", "")
     return of_scope
 
 
 def _encode(message: trace_pb2.Span, span: Span, fields: dict[str, Any]) -> None:
-    message.trace_id, message.span_id = bytes.fromhex(span.trace_id), bytes.fromhex(span.span_id)
+    message.trace_id = bytes.fromhex(span.trace_id)
+    message.span_id = bytes.fromhex(span.span_id)
     message.parent_span_id = bytes.fromhex(span.parent_id or "")
     message.name = span.name
     message.start_time_unix_nano = span.start_ns
     message.end_time_unix_nano = fields.get("end_time_unix_nano", span.end_ns)
     message.kind = fields.get("kind", 0)
-    message.flags, message.trace_state = fields.get("flags", 0), fields.get("trace_state", "")
+    message.flags = fields.get("flags", 0)
+    message.trace_state = fields.get("trace_state", "")
     message.dropped_events_count = fields.get("dropped_events_count", 0)
     message.dropped_links_count = fields.get("dropped_links_count", 0)
     _fill(message, fields)
     if status := fields.get("status"):
-        message.status.code, message.status.message = status.get("code", 0), status.get("message", "")
+        message.status.code = status.get("code", 0)
+        message.status.message = status.get("message", "")
     for item in fields["events"]:
         event = message.events.add(name=item["name"], time_unix_nano=item["time_unix_nano"])
         _fill(event, item)
     for item in fields["links"]:
         link = message.links.add(trace_state=item.get("trace_state", ""), flags=item.get("flags", 0))
-        link.trace_id, link.span_id = bytes.fromhex(item["trace_id"]), bytes.fromhex(item["span_id"])
+        link.trace_id = bytes.fromhex(item["trace_id"])
+        link.span_id = bytes.fromhex(item["span_id"])
         _fill(link, item)
 
 

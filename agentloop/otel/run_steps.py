@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from agentloop.otel.dialogue import ChatContent, chat_of, tool_of
+from agentloop.otel.repeats import canonical, completed, is_same_call, key_of, merged
 from agentloop.otel.span_tree import Node
 from agentloop.otel.tool_definitions import tools_of
 from agentloop.otel.usage import array, usage_of, whole
@@ -61,7 +61,7 @@ class RunSteps:
         fields = node.fields()
         chat, attributes = chat_of(fields), fields["attributes"]
         for twin in node.twins:
-            chat = _completed(chat, chat_of(twin.fields()))
+            chat = completed(chat, chat_of(twin.fields()))
         # Only the gateway records the answer of a call that broke off, which is no step. Other libraries may set an
         # error on a call that has a full answer, so there an answer counts more than an error.
         error = node.span.error if not chat.outputs or DIALECT in attributes else None
@@ -97,7 +97,7 @@ class RunSteps:
         compacted: bool,
         finish: str | None,
     ) -> None:
-        message = _merged(chat.outputs)
+        message = merged(chat.outputs)
         tools = tools_of(attributes)
         is_new, self._tools = tools != self._tools, tools or self._tools
         ids = array(attributes.get("agentloop.token_ids.completion"), int)
@@ -160,7 +160,7 @@ class RunSteps:
         heard = []
         call_ids = {self._recognised(call) for message in chat.inputs for call in message.tool_calls}
         for message in chat.inputs:
-            key = _key(message)
+            key = key_of(message)
             context[key] += 1
             if context[key] > self._seen[key] and not (
                 self._is_result(message, call_ids) or self._is_answer(message) or self._is_part(message)
@@ -172,7 +172,7 @@ class RunSteps:
         if chat.inputs:
             self._context = context
         if chat.outputs and is_answered:
-            context = context + Counter([_key(_merged(chat.outputs))])
+            context = context + Counter([key_of(merged(chat.outputs))])
         for key, n in context.items():
             self._seen[key] = max(self._seen[key], n)
         return heard, compacted
@@ -182,7 +182,11 @@ class RunSteps:
         if call.id and call.id not in self._calls and call.id not in self._strange:
             n, calls = self._last_asked()
             match = next(
-                (candidate for candidate in calls if _same(candidate, call) and id(candidate) not in self._aliased),
+                (
+                    candidate
+                    for candidate in calls
+                    if is_same_call(candidate, call) and id(candidate) not in self._aliased
+                ),
                 None,
             )
             if match is None:
@@ -231,7 +235,7 @@ class RunSteps:
             return False
         if message.tool_calls:
             return all(
-                any(_same(candidate, call) for _, candidate in self._calls.get(call.id, ()))
+                any(is_same_call(candidate, call) for _, candidate in self._calls.get(call.id, ()))
                 for call in message.tool_calls
             )
         return message.content.strip() in self._texts
@@ -250,7 +254,7 @@ class RunSteps:
             steps = iter([(last, [call for call in calls if name in (None, call.name)])])
         for n, calls in steps:
             if arguments is not None and len(calls) > 1:
-                calls.sort(key=lambda call: _canonical(call.arguments) != _canonical(arguments))
+                calls.sort(key=lambda call: canonical(call.arguments) != canonical(arguments))
             for call in calls:
                 if not any(_is_of(r, call) and r.get(mark) for r in self._steps[n]["results"]):
                     return n, call
@@ -326,47 +330,6 @@ def _result(result: dict[str, Any], calls: Sequence[ToolCall]) -> ToolResult:
     name = result.get("name") or next((call.name for call in calls if call.id == result["call_id"]), "")
     fields = {key: value for key, value in result.items() if key not in ("told", "spanned", "call")}
     return ToolResult(**{"ok": True, **fields, "name": name, "content": result.get("content") or ""})
-
-
-def _merged(messages: Sequence[Message]) -> Message:
-    """One answer that was recorded as several messages."""
-    if len(messages) == 1:
-        return messages[0]
-    return Message(
-        role="assistant",
-        content="".join(message.content for message in messages),
-        reasoning="".join(message.reasoning for message in messages),
-        tool_calls=tuple(call for message in messages for call in message.tool_calls),
-    )
-
-
-def _key(message: Message) -> tuple[Any, ...]:
-    """Equal for messages with the same content; ids of calls and outer blanks do not matter."""
-    if message.role == "tool":
-        return ("tool", message.tool_call_id, message.content)
-    return (
-        message.role,
-        message.content.strip(),
-        *((call.name, _canonical(call.arguments)) for call in message.tool_calls),
-    )
-
-
-def _same(other: ToolCall, call: ToolCall) -> bool:
-    return other.name == call.name and _canonical(other.arguments) == _canonical(call.arguments)
-
-
-def _completed(chat: ChatContent, other: ChatContent) -> ChatContent:
-    """The content of one span of a call, completed from another span of the same call."""
-    return ChatContent(
-        chat.inputs or other.inputs, chat.outputs or other.outputs, chat.finish_reason or other.finish_reason
-    )
-
-
-def _canonical(arguments: str) -> str:
-    try:
-        return json.dumps(json.loads(arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 def _timed_out(span: Span, attributes: dict[str, Any]) -> bool:

@@ -20,7 +20,8 @@ class Node:
 
     def __init__(self, span: Span, position: int) -> None:
         """position: the order of arrival."""
-        self.span, self.position = span, position
+        self.span = span
+        self.position = position
         self.parent: Node | None = None
         self.children: list[Node] = []
         self.logs: list[Span] = []

@@ -68,7 +68,8 @@ def _agent(trace: Trace, trace_id: str, parent_id: str | None, more: dict[str, A
 
 def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> list[Span]:
     context[:] = step.context or [*context, *step.heard]
-    completion, message = step.completion, step.completion.message
+    completion = step.completion
+    message = step.completion.message
     messages = context if len(context) <= MAX_CONTEXT else step.heard
     output = {**_message(message), "finish_reason": completion.finish_reason}
     output.pop("token_ids", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.protocols import Exporter, Format, Stored
 from agentloop.testing import expect
 from agentloop.types import Imported
@@ -20,7 +20,7 @@ ExporterLaw: TypeAlias = Callable[[Exporter, Sequence[Stored]], None]
 
 
 def _read(format_: Format, path: Path) -> tuple[list[Imported], list[FormatError]]:
-    items = list(format_.read(Source(path)))
+    items = list(format_.read(SourceFile(path)))
     return [item for item in items if isinstance(item, Imported)], [i for i in items if isinstance(i, FormatError)]
 
 
@@ -28,8 +28,8 @@ def it_recognises_its_own(format_: Format, sample: Path, folder: Path) -> None:
     """By what is in the file, whatever it is called."""
     renamed = folder / "renamed"
     renamed.write_bytes(sample.read_bytes())
-    expect(format_.recognises(Source(sample)), f"{sample.name} is not recognised")
-    expect(format_.recognises(Source(renamed)), "the same file under another name is not recognised")
+    expect(format_.recognises(SourceFile(sample)), f"{sample.name} is not recognised")
+    expect(format_.recognises(SourceFile(renamed)), "the same file under another name is not recognised")
 
 
 def it_leaves_other_files_alone(format_: Format, sample: Path, folder: Path) -> None:
@@ -38,7 +38,7 @@ def it_leaves_other_files_alone(format_: Format, sample: Path, folder: Path) -> 
         path = folder / f"other-{n}"
         path.write_text(text)
         try:
-            claimed = format_.recognises(Source(path))
+            claimed = format_.recognises(SourceFile(path))
         except FormatError:
             continue
         expect(not claimed, f"a file with {text!r} is taken for its own")

@@ -16,7 +16,7 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.formats.exporting import Account
+    from agentloop.formats.exporting import ExportReport
     from agentloop.protocols import Exporter, Stored
 
 NOTHING = 5
@@ -60,7 +60,7 @@ def export_traces(
         _print_account(account, out)
 
 
-def _print_account(account: Account, out: Path) -> None:
+def _print_account(account: ExportReport, out: Path) -> None:
     gone = f"; {counted(account.gone, 'trace')} gone meanwhile" if account.gone else ""
     amount = f"{counted(account.traces, 'trace')}, {account.bytes:,} bytes"
     stderr.print(f"{amount} written{'' if out == STDOUT else f' to {out}'}{gone}", markup=False)

@@ -20,7 +20,7 @@ from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdou
 from agentloop_cli.stores import Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.formats.importing import Account
+    from agentloop.formats.importing import ImportReport
     from agentloop.store.store import Store
 
 FAILED, NOTHING = 1, 5
@@ -65,7 +65,7 @@ def import_traces(
         raise typer.Exit(NOTHING)
 
 
-def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> tuple[Account, bool]:
+def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> tuple[ImportReport, bool]:
     """(what was imported, whether Ctrl-C ended it early)."""
     from agentloop.formats.importing import load_formats, take, walk
 
@@ -77,7 +77,7 @@ def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> t
     return account, bool(interrupts)
 
 
-def _print_json(account: Account) -> None:
+def _print_json(account: ImportReport) -> None:
     by_format = {name: {**vars(ours), "lost": dict(ours.lost)} for name, ours in account.by_format.items()}
     failures = {path: vars(ours) for path, ours in account.failures.items()}
     print_json({**vars(account), "by_format": by_format, "failures": failures})
@@ -100,7 +100,7 @@ def _until_interrupted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(account: Account, where: str | None, tenant: str) -> None:
+def _show(account: ImportReport, where: str | None, tenant: str) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("format", "files", "imported", "known", "failed", "kept raw"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
@@ -125,7 +125,7 @@ def _show(account: Account, where: str | None, tenant: str) -> None:
         stderr.print(f"next: `agentloop judge{store}` finds why they failed, `{ls}` lists them", markup=False)
 
 
-def _show_failures(account: Account) -> None:
+def _show_failures(account: ImportReport) -> None:
     """Why, a few of each file, and of a few files."""
     for ours in islice(account.failures.values(), MAX_FILES):
         for reason in ours.reasons[:MAX_TOLD]:

@@ -76,7 +76,7 @@ def test_a_wrong_key_is_no_key(spoil: Any) -> None:
     words = shelf.add("team", "admin")
     code, said = asked(shelf, "GET", "/api/v1/traces", **bearer(spoil(words)))
     assert code == 401
-    assert "no such key" in said["error"]
+    assert "unknown or revoked key" in said["error"]
 
 
 def test_without_keys_this_machine_s_user_is_served_and_nobody_else() -> None:
@@ -84,7 +84,7 @@ def test_without_keys_this_machine_s_user_is_served_and_nobody_else() -> None:
     for uid, why in ((os.geteuid() + 1, "another user sent this"), (None, "cannot tell which user sent this")):
         code, said = asked(shelf, "GET", "/api/v1/traces", uid=uid)
         assert code == 403
-        assert f"{why}; without a key only the service's own user is answered; make one" in said["error"]
+        assert f"{why}; without a key the server answers its own user only; create one" in said["error"]
     assert asked(shelf, "POST", "/v1/traces") == (200, "default")
     assert (
         asked(shelf, "GET", "/x", host="127.0.0.1:8321")

@@ -121,7 +121,7 @@ def test_a_client_that_goes_away_takes_nothing_back_and_closing_writes_what_wait
         disk.go.set()
         await asyncio.to_thread(made.close)
         await kept
-        with pytest.raises(StoreError, match="send it again"):
+        with pytest.raises(StoreError, match="retry"):
             await made.put("a", [span("late")], 1)
 
     asyncio.run(scene())

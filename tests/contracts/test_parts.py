@@ -19,7 +19,7 @@ from agentloop.failures.detectors.rules import ALL
 from agentloop.failures.reading import Reading
 from agentloop.formats.export import load_exporter
 from agentloop.formats.importing import load_formats
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.judge.artifacts import Artifacts, fresh_boxes
 from agentloop.judge.verifiers.actions import Actions
 from agentloop.judge.verifiers.command import CommandVerifier
@@ -194,7 +194,7 @@ def test_format_keeps(law: FormatLaw, kind: str, stored: list[Stored], tmp_path:
     else:
         sample.write_bytes(b"".join(load_exporter("jsonl").write(stored)))
     format_ = load_formats(kind)[kind]
-    assert format_.recognises(Source(sample))
+    assert format_.recognises(SourceFile(sample))
     law(format_, sample, folder)
 
 

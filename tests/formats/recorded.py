@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.protocols import Format
 from agentloop.types import Imported
 
 from .samples import SHARED, mutants
 
 
-def written(tmp_path: Path, record: object, name: str = "run.json") -> Source:
+def written(tmp_path: Path, record: object, name: str = "run.json") -> SourceFile:
     path = tmp_path / name
     path.write_text(json.dumps(record))
-    return Source(path)
+    return SourceFile(path)
 
 
 def one(form: Format, tmp_path: Path, record: object) -> Imported:

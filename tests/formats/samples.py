@@ -17,7 +17,7 @@ import pytest
 from agentloop.errors import FormatError
 from agentloop.formats.importing import load_formats
 from agentloop.formats.loose import unwrapped
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.protocols import Format
 from agentloop.types import Imported, Trace
 
@@ -38,7 +38,7 @@ def document(path: Path, record: Any) -> Path:
 
 def imported(format_: Format, path: Path) -> list[Imported]:
     """What is in the file, which has no errors."""
-    found = list(format_.read(Source(path)))
+    found = list(format_.read(SourceFile(path)))
     errors = [item for item in found if isinstance(item, FormatError)]
     assert errors == []
     return [item for item in found if isinstance(item, Imported)]
@@ -81,7 +81,7 @@ def survives(format_: Format, path: Path, records: list[Any], *, as_lines: bool)
             lines(path, *mutant)
         else:
             document(path, mutant[0] if mutant else None)
-        source = Source(path)
+        source = SourceFile(path)
         with suppress(FormatError):
             format_.recognises(source)
         assert all(isinstance(item, Imported | FormatError) for item in format_.read(source))
@@ -113,7 +113,7 @@ def recognised_by(path: Path) -> list[str]:
     names = []
     for name, format_ in load_formats().items():
         try:
-            if format_.recognises(Source(path)):
+            if format_.recognises(SourceFile(path)):
                 names.append(name)
         except FormatError:
             continue

@@ -13,7 +13,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.atif import AtifFormat, write
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import (
     Completion,
     Imported,
@@ -120,8 +120,8 @@ RECORD: dict[str, Any] = {
 def read(tmp_path: Path, *records: Any) -> list[Imported | FormatError]:
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert AtifFormat().recognises(Source(path)) or not records
-    return list(AtifFormat().read(Source(path)))
+    assert AtifFormat().recognises(SourceFile(path)) or not records
+    return list(AtifFormat().read(SourceFile(path)))
 
 
 def read_one(tmp_path: Path, record: Any) -> Imported:
@@ -233,7 +233,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     records = [*mutants(RECORD, [None]), *mutants(write(TRACE), [None]), deep, {**RECORD, "notes": "\ud800"}]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    found = list(AtifFormat().read(Source(path)))
+    found = list(AtifFormat().read(SourceFile(path)))
     assert len(found) == len(records)
     assert {type(item) for item in found} == {Imported, FormatError}
     assert str(found[-2]).endswith(": nested too deeply")
@@ -337,7 +337,7 @@ FILES = sorted((SHARED / "atif").glob("*.json.gz"))
 @pytest.mark.skipif(not FILES, reason="the sample traces are not here")
 def test_real_trajectories(tmp_path: Path) -> None:
     for path in FILES:
-        source = Source(path)
+        source = SourceFile(path)
         assert AtifFormat().recognises(source)
         (found,) = AtifFormat().read(source)
         assert isinstance(found, Imported), found

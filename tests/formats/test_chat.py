@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import ChatFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Imported
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "shell", "arguments": '{"command": "ls"}'}}
@@ -30,7 +30,7 @@ RECORD = {
 def read(tmp_path: Path, *lines: str) -> list[Imported | FormatError]:
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{line}\n" for line in lines))
-    return list(ChatFormat().read(Source(path)))
+    return list(ChatFormat().read(SourceFile(path)))
 
 
 def test_messages_become_steps_and_the_rest_is_kept(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.claude_code import ClaudeCodeFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, StopReason
 from tests.formats.samples import (
     counts,
@@ -143,7 +143,7 @@ def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     path = lines(
         tmp_path / "s.jsonl", SESSION[1], "{", 42, {"silly": "this"}, {**SESSION[1], "message": "error"}, SESSION[11]
     )
-    found = list(FORMAT.read(Source(path)))
+    found = list(FORMAT.read(SourceFile(path)))
     said = [str(item).removeprefix(f"{path}: ") for item in found if isinstance(item, FormatError)]
     assert [words.split(":")[0] for words in said] == ["line 2", "line 3", "line 4", "line 5"]
     assert said[3] == "line 5: message: got text, expected an object"
@@ -169,7 +169,7 @@ def test_real_samples() -> None:
         ]
         blocks = [b for r in good if isinstance(r["message"]["content"], list) for b in r["message"]["content"]]
         kinds = [block["type"] for block in blocks if isinstance(block, dict)]
-        found = list(FORMAT.read(Source(file)))
+        found = list(FORMAT.read(SourceFile(file)))
         traces = [item for item in found if isinstance(item, Imported)]
         n_answers = sum(record["type"] == "assistant" for record in good)
         assert counts(traces) == (n_answers, kinds.count("tool_use"), kinds.count("tool_result"))

@@ -26,7 +26,7 @@ from agentloop.formats.atif_export import AtifFiles
 from agentloop.formats.export import load_exporter, save
 from agentloop.formats.jsonl import AgentloopFormat, JsonLines
 from agentloop.formats.otlp_export import OtlpLines
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.otel import stored
 from agentloop.otel.otlp import JSON, PROTOBUF, decode_logs, decode_traces
 from agentloop.otel.stored import StoredTrace, read_each
@@ -108,7 +108,7 @@ def test_jsonl_is_imported_again_as_the_same_traces(store: Store, tmp_path: Path
     before = [(each.trace, each.verdict, each.raw) for each in everything(store)]
     assert save(JsonLines(), everything(store), path) == path.stat().st_size
     assert recognised_by(path) == ["agentloop"]
-    found = [item for item in AgentloopFormat().read(Source(path)) if isinstance(item, Imported)]
+    found = [item for item in AgentloopFormat().read(SourceFile(path)) if isinstance(item, Imported)]
     other = Store(tmp_path / "other.db")
     assert other.put_imported("default", list(reversed(found))) == 3
     after = [(each.trace, each.verdict, each.raw) for each in everything(other)]
@@ -143,7 +143,7 @@ def test_a_broken_line_is_told_with_its_place(store: Store, tmp_path: Path, chan
     bad = {**good, **{k: {**good[k], **v} if isinstance(v, dict) else v for k, v in change.items()}}
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n" + json.dumps(good) + "\n")
-    first, broken, last = AgentloopFormat().read(Source(path))
+    first, broken, last = AgentloopFormat().read(SourceFile(path))
     assert isinstance(broken, FormatError)
     assert message in str(broken)
     assert str(broken).startswith(f"{path}: line 2: ")
@@ -249,7 +249,7 @@ def test_atif_is_a_folder_of_documents_that_harbor_takes(store: Store, tmp_path:
         assert atif.Trajectory.model_validate(document).to_json_dict() == document
         assert recognised_by(file) == ["atif"]
     (ours,) = [f for f in files if f.name.startswith("ee")]
-    (again,) = AtifFormat().read(Source(ours))
+    (again,) = AtifFormat().read(SourceFile(ours))
     assert isinstance(again, Imported)
     assert again.scores == (Score(verifier="atif:reward", version="1", value=0.0),)
     assert again.trace.steps == judged("e" * 32).trace.steps

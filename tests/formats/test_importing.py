@@ -16,7 +16,7 @@ import pytest
 from agentloop.errors import ConfigError, FormatError
 from agentloop.formats.chat import ChatFormat
 from agentloop.formats.importing import load_formats, recognise, take, walk
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.protocols import Records
 from agentloop.types import Imported
 
@@ -84,7 +84,7 @@ def test_two_claims_are_told_and_the_option_decides(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", CHAT)
     both = {"chat": ChatFormat(), "greedy": Greedy()}
     with pytest.raises(FormatError, match="could be chat or greedy; say which with --format"):
-        recognise(Source(path), both)
+        recognise(SourceFile(path), both)
     assert take([path], {"chat": ChatFormat()}, Shelf().put).imported == 1
 
 

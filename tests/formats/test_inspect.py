@@ -13,7 +13,7 @@ import pytest
 from agentloop.errors import FormatError
 from agentloop.formats.inspect import InspectFormat
 from agentloop.formats.inspect_log import MIN_SUSPECT
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import StopReason
 
 from .recorded import files, one, survives
@@ -106,12 +106,12 @@ LOG: dict[str, Any] = {
 }
 
 
-def archive(tmp_path: Path, members: dict[str, Any]) -> Source:
+def archive(tmp_path: Path, members: dict[str, Any]) -> SourceFile:
     path = tmp_path / "log.eval"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         for name, value in members.items():
             file.writestr(name, value if isinstance(value, str | bytes) else json.dumps(value))
-    return Source(path)
+    return SourceFile(path)
 
 
 HEADER = {key: value for key, value in LOG.items() if key not in ("samples", "reductions")}
@@ -221,7 +221,7 @@ def test_archives_that_are_cut_or_changed_anywhere(tmp_path: Path) -> None:
     for n in range(0, len(whole), 7):
         for data in (whole[:n], whole[:n] + bytes([whole[n] ^ 0xFF]) + whole[n + 1 :]):
             path.write_bytes(data)
-            source = Source(path)
+            source = SourceFile(path)
             if not source.is_zip:
                 continue
             InspectFormat().recognises(source)

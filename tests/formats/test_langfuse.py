@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.langfuse import LangfuseFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Score, StopReason
 from tests.formats.samples import (
     counts,
@@ -184,7 +184,7 @@ def test_agents_with_calls_of_their_own_are_children(tmp_path: Path) -> None:
 
 def test_a_broken_observation_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     record = export(generation("g1", 1, [USER], CALLING), "x", seen("s", "SPAN", 1, startTime=[]))
-    found = list(FORMAT.read(Source(document(tmp_path / "t.json", record))))
+    found = list(FORMAT.read(SourceFile(document(tmp_path / "t.json", record))))
     said = [str(item).removeprefix(f"{tmp_path}/t.json: ") for item in found if isinstance(item, FormatError)]
     assert said == ["observations[1]: got text, expected an object"] or said[-1].startswith(
         "observations[2]: startTime"

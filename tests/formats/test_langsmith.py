@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.langsmith import LangSmithFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Score, StopReason
 from tests.formats.samples import counts, document, imported, lines, recognised_by, survives
 
@@ -128,7 +128,7 @@ def test_errors_and_traces_apart(tmp_path: Path) -> None:
 
 
 def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    found = list(FORMAT.read(Source(lines(tmp_path / "r.jsonl", *RUNS, "{", {**RUNS[1], "start_time": "x"}))))
+    found = list(FORMAT.read(SourceFile(lines(tmp_path / "r.jsonl", *RUNS, "{", {**RUNS[1], "start_time": "x"}))))
     said = [str(item) for item in found if isinstance(item, FormatError)]
     assert "line 5: no JSON" in said[0]
     assert said[1].endswith("line 6: start_time: 'x' is no time")

@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.mini_swe_agent import MiniSweAgentFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import StopReason
 
 from .recorded import files, one, survives, written
@@ -118,7 +118,7 @@ def test_a_broken_message_is_named(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     broken = {**RECORD, "messages": [{"role": "user", "content": 5}]}
     path.write_text(f"{json.dumps(broken)}\n{json.dumps(RECORD)}\n")
-    error, good = MiniSweAgentFormat().read(Source(path))
+    error, good = MiniSweAgentFormat().read(SourceFile(path))
     assert isinstance(error, FormatError)
     assert "runs.jsonl: line 1: messages[0]: content" in str(error)
     assert not isinstance(good, FormatError)

@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.nemo_gym import NemoGymFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, Score, StopReason
 
 from .samples import SHARED, mutants
@@ -74,8 +74,8 @@ RECORD: dict[str, Any] = {
 def read(tmp_path: Path, *records: Any) -> list[Imported | FormatError]:
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert NemoGymFormat().recognises(Source(path))
-    return list(NemoGymFormat().read(Source(path)))
+    assert NemoGymFormat().recognises(SourceFile(path))
+    return list(NemoGymFormat().read(SourceFile(path)))
 
 
 def test_a_rollout(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     ]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    found = list(NemoGymFormat().read(Source(path)))
+    found = list(NemoGymFormat().read(SourceFile(path)))
     assert len(found) == len(records)
     assert {type(item) for item in found} == {Imported, FormatError}
 
@@ -169,7 +169,7 @@ def items_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.skipif(not FILES, reason="the sample traces are not here")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_real_rollouts(path: Path) -> None:
-    source = Source(path)
+    source = SourceFile(path)
     assert NemoGymFormat().recognises(source)
     found = list(NemoGymFormat().read(source))
     records = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]

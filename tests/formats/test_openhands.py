@@ -10,7 +10,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.openhands import OpenHandsFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import StopReason
 from tests.formats.samples import (
     counts,
@@ -248,7 +248,7 @@ def test_a_summary_of_v1_is_heard_and_marked(tmp_path: Path) -> None:
 
 def test_a_broken_event_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     events = [EVENTS[1], "x", {**EVENTS[2], "timestamp": "soon"}, {"source": "agent"}, *EVENTS[5:7]]
-    found = list(FORMAT.read(Source(document(tmp_path / "t.json", events))))
+    found = list(FORMAT.read(SourceFile(document(tmp_path / "t.json", events))))
     said = [str(item).removeprefix(f"{tmp_path}/t.json: ") for item in found if isinstance(item, FormatError)]
     assert said == [
         "record 2: got text, expected an object",

@@ -15,7 +15,7 @@ from agentloop.errors import FormatError
 from agentloop.formats import otlp_lines
 from agentloop.formats.otlp_export import OtlpLines
 from agentloop.formats.otlp_lines import OtlpFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.otel.stored import StoredTrace
 from agentloop.store.store import Store
 from agentloop.types import Imported, SubTrace
@@ -48,7 +48,7 @@ def written(path: Path, parts: Iterable[bytes]) -> Path:
 
 
 def read(path: Path) -> Iterator[Imported | FormatError]:
-    return OtlpFormat().read(Source(path))
+    return OtlpFormat().read(SourceFile(path))
 
 
 @pytest.mark.slow

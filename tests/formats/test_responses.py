@@ -11,7 +11,7 @@ import pytest
 
 from agentloop.errors import FormatError
 from agentloop.formats.responses import ResponsesFormat
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, Message, StopReason, ToolCall, ToolResult
 
 from .samples import SHARED, mutants
@@ -88,8 +88,8 @@ RESPONSE: dict[str, Any] = {
 def read(tmp_path: Path, *records: Any, name: str = "runs.jsonl") -> list[Imported | FormatError]:
     path = tmp_path / name
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert ResponsesFormat().recognises(Source(path))
-    return list(ResponsesFormat().read(Source(path)))
+    assert ResponsesFormat().recognises(SourceFile(path))
+    return list(ResponsesFormat().read(SourceFile(path)))
 
 
 def read_items(tmp_path: Path, *items: dict[str, Any]) -> Imported:
@@ -280,7 +280,7 @@ def test_a_broken_item_is_named_and_the_others_are_one_run(tmp_path: Path) -> No
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
     path = tmp_path / "x.jsonl"
     path.write_text("".join(f"{json.dumps(item)}\n" for item in (call, {"kind": 5}, None, said)))
-    first, second, run = ResponsesFormat().read(Source(path))
+    first, second, run = ResponsesFormat().read(SourceFile(path))
     assert "line 2: no item" in str(first)
     assert "line 3: no item" in str(second)
     assert isinstance(run, Imported)
@@ -294,7 +294,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     records = [*mutants(record, [None]), {**RESPONSE, "instructions": "\ud800"}]
     path = tmp_path / "runs.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    found = list(ResponsesFormat().read(Source(path)))
+    found = list(ResponsesFormat().read(SourceFile(path)))
     assert len(found) == len(records)
     assert {type(item) for item in found} == {Imported, FormatError}
 
@@ -311,14 +311,14 @@ def test_other_formats_are_not_taken(tmp_path: Path) -> None:
     ):
         path = tmp_path / f"{n}.jsonl"
         path.write_text(json.dumps(record))
-        assert not ResponsesFormat().recognises(Source(path))
+        assert not ResponsesFormat().recognises(SourceFile(path))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the sample traces are not here")
 def test_no_real_file_of_another_format_is_taken() -> None:
     for path in SHARED.rglob("*.json*"):
         try:
-            assert not ResponsesFormat().recognises(Source(path)), path
+            assert not ResponsesFormat().recognises(SourceFile(path)), path
         except FormatError:
             continue
 
@@ -326,7 +326,7 @@ def test_no_real_file_of_another_format_is_taken() -> None:
 def test_a_time_without_end_is_no_time(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(f'{{"object": "response", "output": [], "created_at": "{"9" * 400}"}}')
-    (found,) = ResponsesFormat().read(Source(path))
+    (found,) = ResponsesFormat().read(SourceFile(path))
     assert isinstance(found, FormatError)
     assert "created_at: " in str(found)
 

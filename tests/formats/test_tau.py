@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.formats.tau import TauFormat
 from agentloop.types import Score, StopReason
 from tests.formats.samples import (
@@ -160,7 +160,7 @@ def test_ticks_in_which_one_speaks_are_one_message(tmp_path: Path) -> None:
 
 def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     bad = {**RESULT, "traj": [{"role": "wizard"}]}
-    found = list(FORMAT.read(Source(lines(tmp_path / "r.jsonl", RESULT, bad, {"task_id": 1}, RESULT))))
+    found = list(FORMAT.read(SourceFile(lines(tmp_path / "r.jsonl", RESULT, bad, {"task_id": 1}, RESULT))))
     said = [str(item) for item in found if isinstance(item, FormatError)]
     assert "line 2: traj[0]: role: 'wizard'" in said[0]
     assert "line 3: neither traj nor messages nor ticks" in said[1]
@@ -198,5 +198,5 @@ def test_real_tau2_samples() -> None:
             assert (len(found), counts(found)) == (1, (n_begun, 0, 0))
             keeps_every_text(found, [record])
         else:  # what tells of the run, without its simulations
-            (error,) = FORMAT.read(Source(file))
+            (error,) = FORMAT.read(SourceFile(file))
             assert str(error).endswith("no simulations in it, and none in simulations/ beside it")

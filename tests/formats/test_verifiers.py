@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.formats.verifiers import VerifiersFormat
 from agentloop.types import Imported, Message, Score, StopReason, ToolCall
 
@@ -118,8 +118,8 @@ EPISODE: dict[str, Any] = {
 def read(tmp_path: Path, *records: Any) -> list[Imported | FormatError]:
     path = tmp_path / "results.jsonl"
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    assert VerifiersFormat().recognises(Source(path))
-    return list(VerifiersFormat().read(Source(path)))
+    assert VerifiersFormat().recognises(SourceFile(path))
+    return list(VerifiersFormat().read(SourceFile(path)))
 
 
 def read_one(tmp_path: Path, record: Any) -> Imported:
@@ -244,7 +244,7 @@ def test_a_broken_record_is_named_and_the_others_are_read(tmp_path: Path) -> Non
     path.write_text(
         "".join(f"{json.dumps(record)}\n" for record in (endless, EPISODE, spoken, {**ROLLOUT, "prompt": 1}))
     )
-    found = list(VerifiersFormat().read(Source(path)))
+    found = list(VerifiersFormat().read(SourceFile(path)))
     words = [str(item) if isinstance(item, FormatError) else "read" for item in found]
     assert words[0].endswith("results.jsonl: line 1: traces[0]: nodes[1]: parent: 2 is no earlier node")
     assert words[1] == "read"
@@ -258,7 +258,7 @@ def test_no_input_raises(tmp_path: Path) -> None:
     path.write_text(
         "".join(f"{json.dumps(record)}\n" for base in (ROLLOUT, EPISODE) for record in mutants(base, [None]))
     )
-    found = list(VerifiersFormat().read(Source(path)))
+    found = list(VerifiersFormat().read(SourceFile(path)))
     assert {type(item) for item in found} == {Imported, FormatError}
 
 
@@ -266,6 +266,6 @@ def test_no_input_raises(tmp_path: Path) -> None:
 def test_no_real_file_of_another_format_is_taken() -> None:
     for path in SHARED.rglob("*.json*"):
         try:
-            assert not VerifiersFormat().recognises(Source(path)), path
+            assert not VerifiersFormat().recognises(SourceFile(path)), path
         except FormatError:
             continue

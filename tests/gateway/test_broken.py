@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from agentloop.formats.atif import AtifFormat
 from agentloop.formats.export import load_exporter
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.gateway.routes import Upstream
 from agentloop.judge.settle import resolve
 from agentloop.otel.otlp import JSON, decode_traces
@@ -109,7 +109,7 @@ def _jsonl(data: bytes, folder: Path) -> str:
 
 def _atif(data: bytes, folder: Path) -> str:
     (folder / "one.json").write_bytes(data)
-    (found,) = AtifFormat().read(Source(folder / "one.json"))
+    (found,) = AtifFormat().read(SourceFile(folder / "one.json"))
     assert isinstance(found, Imported)
     assert not found.trace.answered
     return found.trace.model_dump_json()

@@ -58,7 +58,7 @@ def test_what_is_under_way_may_end(model: ModelServer, tmp_path: Path) -> None:
         client.thread.join()
     assert client.answer is not None
     assert client.answer.text.endswith("data: [DONE]\n\n")
-    assert "ending: 1 request under way, for up to 10 s; Ctrl-C again ends at once" in server.said
+    assert "shutting down: waiting up to 10 s for 1 request; press Ctrl-C again to stop at once" in server.said
     assert "cut" not in server.said
     assert "Traceback" not in server.said
     (said,) = calls(tmp_path / "s.db")
@@ -77,7 +77,7 @@ def test_the_second_ctrl_c_tells_the_clients_and_ends_at_once(model: ModelServer
         assert ended(server, 2) < 8, "it waited for the 10 s that calls are given"
         for client in clients:
             client.thread.join()
-    assert "ending: 6 requests cut" in server.said
+    assert "shutting down: cancelled 6 requests" in server.said
     assert "Traceback" not in server.said
     for client in clients:
         assert client.answer is not None

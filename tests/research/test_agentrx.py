@@ -12,7 +12,7 @@ from formats.recorded import files, one, survives, written
 from formats.samples import counts, imported, recognised_by, text_of
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, StopReason
 
 TEAM = [
@@ -91,7 +91,7 @@ def test_labels_are_said_to_be_no_run(tmp_path: Path) -> None:
 def test_a_broken_line_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(f"{json.dumps({**TAU, 'task_id': None})}\n{{\n{json.dumps(TAU)}\n")
-    first, second, third = AgentRxFormat().read(Source(path))
+    first, second, third = AgentRxFormat().read(SourceFile(path))
     assert "line 1: task_id" in str(first)
     assert "line 2: no JSON" in str(second)
     assert isinstance(third, Imported)
@@ -106,7 +106,7 @@ def test_mutations(tmp_path: Path, record: Any) -> None:
 def test_real_samples(path: Path) -> None:
     assert recognised_by(path) == ["agentrx"]
     if path.name.endswith("_labels.json"):
-        (error,) = AgentRxFormat().read(Source(path))
+        (error,) = AgentRxFormat().read(SourceFile(path))
         assert isinstance(error, FormatError)
         return
     found = imported(AgentRxFormat(), path)

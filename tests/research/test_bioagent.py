@@ -21,7 +21,7 @@ from formats.samples import (
 )
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 
 FORMAT = BioAgentFormat()
 
@@ -92,7 +92,7 @@ def test_what_is_neither_json_nor_a_literal(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for text in ("[{'content': __import__('os')}]", "[{'content': {1, 2}, 'role': 'user'}]"):
         path.write_text(text)
-        (error,) = FORMAT.read(Source(path))
+        (error,) = FORMAT.read(SourceFile(path))
         assert isinstance(error, FormatError)
         assert "no JSON" in str(error)
 

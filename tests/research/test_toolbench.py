@@ -10,7 +10,7 @@ from agentloop_research_formats.toolbench import ToolBenchFormat
 from formats.samples import counts, document, imported, recognised_by, sample_files, survives, text_of
 
 from agentloop.errors import FormatError
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import StopReason
 
 FORMAT = ToolBenchFormat()
@@ -65,7 +65,7 @@ def test_a_tree(tmp_path: Path) -> None:
 
 def test_a_broken_query_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     bad = {**RECORD["42"], "answer": {**ANSWER, "answer_details": [node("wizard", "")]}}
-    found = list(FORMAT.read(Source(document(tmp_path / "r.json", {**RECORD, "43": bad, "44": RECORD["42"]}))))
+    found = list(FORMAT.read(SourceFile(document(tmp_path / "r.json", {**RECORD, "43": bad, "44": RECORD["42"]}))))
     (error,) = [item for item in found if isinstance(item, FormatError)]
     assert "43: answer: answer_details[0]: role: 'wizard'" in str(error)
     assert len(found) == 3

@@ -21,7 +21,7 @@ from agentloop.failures.detectors.rules import ALL, is_on
 from agentloop.failures.imported import read_imported
 from agentloop.failures.vocabularies import AGENTRX, leaf_of
 from agentloop.formats.importing import load_formats, take, walk
-from agentloop.formats.source import Source
+from agentloop.formats.source import SourceFile
 from agentloop.types import FailureType, Imported
 
 SAYABLE = frozenset(AGENTRX.values())
@@ -104,7 +104,7 @@ def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = S
 def _labels(path: Path) -> dict[str, frozenset[FailureType]]:
     """Trajectory -> the types that its failures were given."""
     try:
-        records = [record for _, record in Source(path).records() if isinstance(record, dict)]
+        records = [record for _, record in SourceFile(path).records() if isinstance(record, dict)]
     except (FormatError, orjson.JSONDecodeError):
         return {}
     labels = {}

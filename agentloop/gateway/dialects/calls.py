@@ -13,7 +13,9 @@ class StreamedCall:
     __slots__ = ("id", "kind", "name", "pieces")
 
     def __init__(self, call_id: str, kind: str, name: str) -> None:
-        self.id, self.kind, self.name = call_id, kind, name
+        self.id = call_id
+        self.kind = kind
+        self.name = name
         self.pieces: list[str] = []
         """Of its arguments."""
 

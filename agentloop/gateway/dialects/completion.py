@@ -113,7 +113,8 @@ def _calls(message: Json) -> list[FunctionCall]:
 def usage_of(usage: Any) -> Usage | None:
     if not isinstance(usage, dict):
         return None
-    prompt, completion = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    prompt = usage.get("prompt_tokens_details")
+    completion = usage.get("completion_tokens_details")
     return Usage(
         n_prompt=number(usage, "prompt_tokens"),
         n_completion=number(usage, "completion_tokens"),

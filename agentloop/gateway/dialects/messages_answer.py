@@ -125,7 +125,8 @@ def answer_to_chat(answer: Json) -> Json:
         else:
             other.append(block)
     counts = answer.get("usage")
-    cached, written = number(counts, "cache_read_input_tokens"), number(counts, "cache_creation_input_tokens")
+    cached = number(counts, "cache_read_input_tokens")
+    written = number(counts, "cache_creation_input_tokens")
     tokens = Usage(
         n_prompt=number(counts, "input_tokens") + cached + written,
         n_completion=number(counts, "output_tokens"),

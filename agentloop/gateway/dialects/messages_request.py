@@ -107,7 +107,8 @@ def _assistant(content: Any, field: str, keep: Keep) -> Json:
             thoughts.append(text(block.get("thinking"), f"{where}.thinking"))
         elif kind == "tool_use":
             arguments = dumped(table(block.get("input"), f"{where}.input"), f"{where}.input")
-            call_id, name = text(block.get("id"), f"{where}.id"), text(block.get("name"), f"{where}.name")
+            call_id = text(block.get("id"), f"{where}.id")
+            name = text(block.get("name"), f"{where}.name")
             calls.append(function_call(call_id, name, arguments))
         elif kind != "redacted_thinking":  # which only Anthropic can read
             texts.append(keep(where, f"a block of type {kind!r} in an assistant's message", block))
@@ -162,7 +163,8 @@ def _part(kind: str, block: Json, field: str, keep: Keep) -> list[Json]:
 
 
 def _document(block: Json, field: str, keep: Keep) -> list[Json] | None:
-    source, where = table(block.get("source"), f"{field}.source"), f"{field}.source"
+    source = table(block.get("source"), f"{field}.source")
+    where = f"{field}.source"
     about = [text_part(words) for name in ("title", "context") if isinstance(words := block.get(name), str) and words]
     if source.get("type") == "base64":
         return [*about, file_part(_data_url(source, where), "document.pdf")]

@@ -109,7 +109,8 @@ class MessagesListener:
     def feed(self, event: Json) -> None:
         kind = event.get("type")
         if kind == "content_block_delta":
-            delta, block = table_of(event, "delta"), self._blocks.get(number(event, "index"))
+            delta = table_of(event, "delta")
+            block = self._blocks.get(number(event, "index"))
             if block is None:
                 return
             if field := FIELDS.get(text_of(delta, "type")):

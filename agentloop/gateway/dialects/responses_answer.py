@@ -146,7 +146,8 @@ def answer_to_chat(answer: Json) -> Json:
     for entry in output:
         kind = entry.get("type") if isinstance(entry, dict) else None
         if kind == "function_call":
-            call_id, name = text_of(entry, "call_id"), text_of(entry, "name")
+            call_id = text_of(entry, "call_id")
+            name = text_of(entry, "name")
             calls.append(function_call(call_id, name, text_of(entry, "arguments")))
         elif kind == "custom_tool_call":
             arguments = arguments_of(text_of(entry, "input"), "input")

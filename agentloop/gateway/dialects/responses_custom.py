@@ -20,7 +20,8 @@ def names_of(body: Json) -> set[str]:
 
 
 def function_of(tool: Json) -> Json:
-    description, form = text_of(tool, "description"), table_of(tool, "format")
+    description = text_of(tool, "description")
+    form = table_of(tool, "format")
     if grammar := text_of(form, "definition"):
         description = f"{description}\n\nThe input follows this grammar ({text_of(form, 'syntax')}):\n{grammar}".strip()
     return {"name": tool.get("name"), "description": description, "parameters": PARAMETERS}

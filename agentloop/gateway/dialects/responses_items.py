@@ -71,7 +71,8 @@ class Messages:
                 self._close_answer()
             self._reasoning += self._thoughts(item, field)
         elif kind in ("function_call", "custom_tool_call"):
-            call_id, name = text(item.get("call_id"), f"{field}.call_id"), text(item.get("name"), f"{field}.name")
+            call_id = text(item.get("call_id"), f"{field}.call_id")
+            name = text(item.get("name"), f"{field}.name")
             if kind == "function_call":
                 arguments = text(item.get("arguments"), f"{field}.arguments")
             else:
@@ -105,7 +106,9 @@ class Messages:
         return []
 
     def _close_answer(self) -> None:
-        reasoning, words, calls = "\n".join(self._reasoning), "".join(self._texts), self._calls
+        reasoning = "\n".join(self._reasoning)
+        words = "".join(self._texts)
+        calls = self._calls
         if not (reasoning or self._texts or calls):
             return
         message: Json = {"role": "assistant", "content": words or (None if calls else "")}
@@ -114,7 +117,9 @@ class Messages:
         if calls:
             message["tool_calls"] = calls
         self._messages.append(message)
-        self._reasoning, self._texts, self._calls = [], [], []
+        self._reasoning = []
+        self._texts = []
+        self._calls = []
 
     def _close_results(self) -> None:
         if self._attachments:

@@ -128,7 +128,8 @@ class ResponsesEncoder:
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
     def _write(self, kind: str, words: str, logprobs: list[Json]) -> bytes:
-        events, to = b"", self._open
+        events = b""
+        to = self._open
         if to is None or to.kind != kind:
             events = self._close_open() + self._begin(kind)
             to = self._items[-1]
@@ -225,7 +226,8 @@ class ResponsesListener:
         return {**self._response, "output": [self._item(index) for index in sorted(self._items)]}
 
     def _item(self, index: int) -> Json:
-        item, parts = self._items[index], self._pieces.get(index)
+        item = self._items[index]
+        parts = self._pieces.get(index)
         if not parts:
             return item
         if item.get("type") == "function_call":

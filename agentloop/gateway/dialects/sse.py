@@ -37,8 +37,10 @@ class Events:
             data = data[:-1]
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        buffer, events = self._buffer, []
-        begin, look = 0, max(len(buffer) - 1, 0)
+        buffer = self._buffer
+        events = []
+        begin = 0
+        look = max(len(buffer) - 1, 0)
         buffer += data
         while (end := buffer.find(b"\n\n", look)) >= 0:
             self._check(end - begin)
@@ -55,10 +57,12 @@ class Events:
 
     def _read(self, block: bytes) -> Event | None:
         if self._is_first:
-            block, self._is_first = block.removeprefix(b"\xef\xbb\xbf"), False
+            block = block.removeprefix(b"\xef\xbb\xbf")
+            self._is_first = False
         if block.startswith(b"data: ") and b"\n" not in block:
             return Event("message", block[6:])
-        name, lines = b"", []
+        name = b""
+        lines = []
         for line in block.split(b"\n"):
             field, _, value = line.partition(b":")
             if field == b"data":

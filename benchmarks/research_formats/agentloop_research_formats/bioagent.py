@@ -14,7 +14,7 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
 from agentloop.formats.fields import Fields, unheard
-from agentloop.formats.loose import said, unwrapped
+from agentloop.formats.loose import messages_at, unwrapped
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, Trace
@@ -106,7 +106,7 @@ def _update(steps: Steps, update: Fields, key: str) -> None:
     listed = [item for item in told if isinstance(item, dict)] if isinstance(told, list) else []
     first = listed[0] if listed else {}
     failed = [item.get("tool_call_id") for item in listed if item.get("status") == "error"]
-    for one in said(update, key, "assistant" if key == "agent" else "tool"):
+    for one in messages_at(update, key, "assistant" if key == "agent" else "tool"):
         if one.role == "tool":
             steps.result(one.call_id, "".join(one.texts), name=one.name, ok=one.call_id not in failed)
         else:

@@ -49,13 +49,13 @@ def put(at: str, where: str, **body: Any) -> tuple[int, Any]:
 @pytest.mark.parametrize(
     ("where", "body", "said"),
     [
-        (CAME, {"step": 1}, "step: 1 is none of the trace's, which has steps 0 to 0; without one all is meant"),
-        ("own", {"step": 7}, "step: 7 is none of the trace's"),
-        (CAME, {"evidence": "nobody said this"}, "evidence: the trace as it is stored does not have these words"),
-        ("own", {"step": 0, "evidence": "line 3"}, "evidence: step 0 of the trace as it is stored"),
+        (CAME, {"step": 1}, "step: the trace has no step 1, it has steps 0 to 0; omit it for the whole trace"),
+        ("own", {"step": 7}, "step: the trace has no step 7, it has "),
+        (CAME, {"evidence": "nobody said this"}, "evidence: the trace does not contain this text"),
+        ("own", {"step": 0, "evidence": "line 3"}, "evidence: step 0 of the trace does not contain"),
         ("own", {"step": 0, "evidence": "How much?"}, "evidence: step 0 of the trace"),  # that is the task
-        ("own", {"step": 0, "evidence": "in"}, "evidence: step 0 of the trace has these words, but they are too short"),
-        (SENT, {"step": 3}, "step: 3 is none of the trace's"),
+        ("own", {"step": 0, "evidence": "in"}, "evidence: step 0 of the trace contains this text, but it is too short"),
+        (SENT, {"step": 3}, "step: the trace has no step 3, it has "),
         (SENT, {"evidence": "nobody said this"}, "evidence: the trace"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_persons_label_has_a_history_as_on_the_command_line(at: str) -> None:
 @pytest.mark.parametrize(
     ("detector", "said"),
     [
-        ("Human:ann", "detector 'Human:ann': a person's label is under human:NAME, with `human` in lower case"),
+        ("Human:ann", "detector 'Human:ann': write human:NAME for a person's label, with `human` in lower case"),
         ("human:judge", "by 'judge': give the name of the person"),
         ("human: ", "by ' ': give the name of the person"),
     ],
@@ -155,5 +155,5 @@ def test_what_is_missing_and_what_is_not_known_is_named(
 def test_json_under_another_name_is_said(at: str, headers: dict[str, str]) -> None:
     answer = httpx.put(f"{at}/traces/{SENT}/reward", content=b'{"reward": 0.25}', headers={**headers, **KEY})
     assert (answer.status_code, answer.json()) == (
-        422, {"error": "body: send JSON, and the header `content-type: application/json` with it"},
+        422, {"error": "body: send JSON with the header `content-type: application/json`"},
     )  # fmt: skip
