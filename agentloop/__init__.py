@@ -5,7 +5,7 @@
     suite = al.load_suite("evals/notes")
     results = al.run(suite, al.policy("openai", base_url="http://127.0.0.1:8000/v1", model="m"), trials=4)
 
-`docs/python.md` shows every name. Reading the source, begin with `types/` (the nouns), `protocols.py` (the seams),
+`docs/13-python.md` shows every name. Reading the source, begin with `types/` (the nouns), `protocols.py` (the seams),
 `rollout/attempt.py` (one attempt) and `loop/turns.py` (one turn: run, judge, train, gate, promote).
 
 `import agentloop` is light: each name is imported when it is first used.
