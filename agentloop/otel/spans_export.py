@@ -10,7 +10,7 @@ from typing import Any
 
 from agentloop.otel.attributes import EPISODE, REWARD, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
-from agentloop.types import Message, Span, Step, ToolCall, Trace
+from agentloop.types import Message, Span, Step, ToolCall, ToolResult, Trace
 
 MAX_CONTEXT = 256
 """Up to this many messages, each call of a model repeats its whole context; a longer run writes new messages only."""
@@ -103,16 +103,7 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     for n, result in enumerate(step.results):
         same = calls.get(result.call_id, [])
         own = same.pop(0) if len(same) > 1 else next(iter(same), None)
-        tool_attributes = {
-            "gen_ai.operation.name": "execute_tool",
-            "gen_ai.tool.name": result.name,
-            "gen_ai.tool.call.id": result.call_id,
-            "gen_ai.tool.call.arguments": own and own.arguments,
-            "gen_ai.tool.call.result": result.content,
-            "agentloop.step": step.index,
-            "agentloop.exit_code": result.exit_code,
-            "agentloop.timed_out": result.timed_out,
-        }
+        tool_attributes = _tool_attributes(step, result, own)
         error = None
         if not result.ok:
             error = "timeout" if result.timed_out else "tool_error"
@@ -130,6 +121,19 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
         )
         context.append(Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name))
     return spans
+
+
+def _tool_attributes(step: Step, result: ToolResult, call: ToolCall | None) -> dict[str, Any]:
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": result.name,
+        "gen_ai.tool.call.id": result.call_id,
+        "gen_ai.tool.call.arguments": call and call.arguments,
+        "gen_ai.tool.call.result": result.content,
+        "agentloop.step": step.index,
+        "agentloop.exit_code": result.exit_code,
+        "agentloop.timed_out": result.timed_out,
+    }
 
 
 def _message(message: Message) -> dict[str, Any]:
