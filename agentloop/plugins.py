@@ -50,6 +50,7 @@ METHODS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "policies": (("complete",), "async def complete(self, messages, tools, *, max_tokens, seed)"),
     "redactors": (("text",), "def text(self, text)"),
     "sandboxes": (("create",), "async def create(self, spec)"),
+    "trainers": (("next",), "async def next(self, newest)"),
     "tools": (("open",), "def open(self, place)"),
     "verifiers": (("score", "rank"), "async def score(self, trace, sandbox)"),
 }

@@ -205,6 +205,9 @@ class WarmStartSection(Section):
 class TrainSection(Section):
     """How a turn of the loop trains."""
 
+    trainer: str | None = None
+    """An installed name of `agentloop.trainers`, or `file.py:Class`, made with the project: it makes the versions.
+    Default: what goes with `[policy] kind`."""
     max_turns: int = Field(default=6, ge=1)
     """Turns of the project's life, not of one run: each makes a version and a decision. Raise it to go on."""
     steps_per_turn: int = Field(default=15, ge=1)

@@ -86,7 +86,7 @@ class Config(BaseSettings):
                 "project": {"name"},
                 "sandbox": True,
                 "policy": True,
-                "train": {"max_turns", "stop_at"},
+                "train": {"max_turns", "stop_at", *(() if self.train.trainer else ("trainer",))},
                 "failures": True,
                 "gateway": True,
                 "prices": True,

@@ -10,12 +10,17 @@ from agentloop.identity import identity
 from agentloop.loop.fixed import FixedLearner
 from agentloop.loop.project import Project
 from agentloop.loop.turns import Learner
+from agentloop.plugins import load_part
 from agentloop.registry.parts import agent_parts, policy_parts
 from agentloop.registry.policies import fixed_policy, interrupts_wait, script
 
 
 def make_learner(project: Project) -> Learner:
-    """As `[policy]` says. Raises ConfigError or PluginError for what cannot be made."""
+    """As `[train] trainer` says, else `[policy]`. Raises ConfigError or PluginError for what cannot be made."""
+    trainer = project.config.train.trainer
+    if trainer is not None:
+        made: Learner = load_part("trainers", trainer, {"project": project}, base=project.folder)
+        return made
     settings = project.config.policy
     if settings.kind == "tiny":
         try:

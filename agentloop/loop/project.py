@@ -114,8 +114,13 @@ def open_project(
 
 def _refuse_training_on_host(config: Config, folder: Path) -> None:
     """Raises ConfigError where weights would learn from an agent that can read the answers, unless that is allowed."""
-    is_trained = config.policy.kind == "tiny" and not config.agent.is_built_in
-    if is_trained and not config.sandbox.allow_unconfined and is_on_host(choose_agent(config.agent, folder)):
+    learns = config.policy.kind == "tiny" or config.train.trainer is not None
+    if (
+        learns
+        and not config.agent.is_built_in
+        and not config.sandbox.allow_unconfined
+        and is_on_host(choose_agent(config.agent, folder))
+    ):
         raise ConfigError(
             f"[agent] kind = {config.agent.kind!r} acts on this machine and can read the answers of the suite, so no "
             "weights are trained on it; choose another agent, or accept that: [sandbox] allow_unconfined = true"

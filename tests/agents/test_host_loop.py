@@ -104,3 +104,43 @@ def test_what_keeps_it_from_starting_is_one_line(agentloop: Any, project: Path) 
     assert done.returncode == 2
     assert "cannot be imported by" in done.stderr.replace("\n", " ")
     assert "no_such_module" in done.stderr
+
+
+TRAINER = """
+from agentloop.loop.fixed import FixedLearner
+from agentloop.types import PolicyVersion
+
+class Trainer:
+    def __init__(self, project):
+        from mine import Fixed
+        project.progress.say("a trainer of my own")
+        self._learner = FixedLearner(project, Fixed(), "0" * 64)
+
+    def policy(self, version: PolicyVersion):
+        return self._learner.policy(version)
+
+    async def first(self):
+        return await self._learner.first()
+
+    async def next(self, newest):
+        return None
+"""
+
+
+def test_a_trainer_of_one_s_own_makes_the_versions(
+    agentloop: Any, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(project)
+    (project / "trainer.py").write_text(TRAINER)
+    text = (project / "agentloop.toml").read_text()
+    trainer = '[train]\ntrainer = "trainer.py:Trainer"\n'
+    (project / "agentloop.toml").write_text(text + trainer)
+    assert "no weights are trained on it" in " ".join(agentloop("loop", project).stderr.split())
+    text += "[sandbox]\nallow_unconfined = true\n"
+    (project / "agentloop.toml").write_text(text + trainer)
+    done = agentloop("loop", project)
+    assert done.returncode == 0, done.stderr
+    assert "a trainer of my own" in done.stderr
+    (project / "agentloop.toml").write_text(f'{text}[train]\ntrainer = "grop"\n')
+    done = agentloop("loop", project)
+    assert (done.returncode, "no trainers 'grop'" in done.stderr) == (2, True), done.stderr
