@@ -29,7 +29,7 @@ PASSED_ON = frozenset(
 
 
 class LitellmAnswer:
-    """See `upstreams.HttpAnswer`."""
+    """See `upstreams.ServerAnswer`."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer

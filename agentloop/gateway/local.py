@@ -1,4 +1,4 @@
-"""A gateway served by the event loop that is running: on a unix socket, where sandboxes are led, or on a port."""
+"""A gateway on the running event loop: on a unix socket, which sandboxes connect to, or on a port of the loopback."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Address = TypeVar("Address")
 LOOPBACK = "127.0.0.1"
 FOLDERS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 KEPT_S = 3600
-"""How long a connection may be idle; it is the box's, which may have so many at once and ends them all with itself."""
+"""Maximum idle time of a connection. It can be long: a sandbox bounds its connections, and ends them with itself."""
 END_S = 10.0
-"""For answers that are under way at the end."""
+"""Maximum wait at the end for answers that are under way."""
 
 
 class LocalGateway(Generic[Address]):
-    """One for all episodes that use it at once: the first one opens it, the last one closes it."""
+    """One gateway for all concurrent episodes: the first one opens it, the last one closes it."""
 
     def __init__(self, serve: Callable[[ASGIApp], AbstractAsyncContextManager[Address]]) -> None:
         """serve: `served_on_socket` or `served_on_port`."""
@@ -39,39 +39,39 @@ class LocalGateway(Generic[Address]):
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[tuple[Address, Grants]]:
-        """(where it is, who may ask)."""
+        """(the gateway's address, the grants of its episodes)."""
         loop = asyncio.get_running_loop()
-        mine = self._open.setdefault(loop, _Open(self._serve))
-        mine.n_users += 1
+        current = self._open.setdefault(loop, _Open(self._serve))
+        current.n_users += 1
         try:
             with boundary(SandboxUnavailable, "the gateway cannot be opened"):
-                ready = await mine.ready()
+                ready = await current.ready()
             yield ready
         finally:
-            mine.n_users -= 1
-            if not mine.n_users:
+            current.n_users -= 1
+            if not current.n_users:
                 del self._open[loop]
-                await mine.stack.aclose()
+                await current.stack.aclose()
 
 
 class _Open(Generic[Address]):
     def __init__(self, serve: Callable[[ASGIApp], AbstractAsyncContextManager[Address]]) -> None:
         self.n_users, self.stack, self._serve = 0, AsyncExitStack(), serve
         self._lock = asyncio.Lock()
-        self._found: tuple[Address, Grants] | None = None
+        self._service: tuple[Address, Grants] | None = None
 
     async def ready(self) -> tuple[Address, Grants]:
         async with self._lock:
-            if self._found is None:
+            if self._service is None:
                 grants = Grants()
                 self.stack.push_async_callback(grants.close)
-                self._found = await self.stack.enter_async_context(self._serve(grants)), grants
-            return self._found
+                self._service = await self.stack.enter_async_context(self._serve(grants)), grants
+            return self._service
 
 
 @asynccontextmanager
 async def served_on_socket(app: ASGIApp) -> AsyncIterator[Path]:
-    """The socket's path, in a folder that no other user can enter; at the end, nothing of it is left."""
+    """The socket's path, in a folder that no other user can enter and that is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=FOLDERS))
     try:
         loop, path = asyncio.get_running_loop(), folder / "gateway"

@@ -29,7 +29,7 @@ TOO_LONG = (
 
 
 class PolicyAnswer:
-    """See `upstreams.HttpAnswer`."""
+    """See `upstreams.ServerAnswer`."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._answer = answer

@@ -31,7 +31,7 @@ ASKED_S = 30.0
 """How long we wait before we ask an upstream without a list of models again."""
 
 
-class HttpAnswer:
+class ServerAnswer:
     """An upstream's answer over HTTP, read as it arrives."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -51,7 +51,7 @@ class HttpAnswer:
                 yield piece
 
 
-UpstreamAnswer = HttpAnswer | litellm_upstream.LitellmAnswer | policy_upstream.PolicyAnswer
+UpstreamAnswer = ServerAnswer | litellm_upstream.LitellmAnswer | policy_upstream.PolicyAnswer
 
 
 class Upstreams:
@@ -78,9 +78,9 @@ class Upstreams:
         response = await self._post(upstream, path, body, headers)
         try:
             if response.status >= 300:
-                data = await HttpAnswer(response).whole()
+                data = await ServerAnswer(response).whole()
                 raise UpstreamRefusal(response.status, data, response.headers.get("Retry-After"))
-            yield HttpAnswer(response)
+            yield ServerAnswer(response)
         finally:
             if response.content.is_eof():
                 response.release()
