@@ -325,6 +325,38 @@ class GatewaySection(Section):
         return entries
 
 
+class StoreSection(Section):
+    """Where traces, verdicts and versions are kept."""
+
+    url: SecretStr | None = None
+    """A file, relative to the project, or `postgresql://USER:PASSWORD@HOST/NAME`; default: traces/store.db. `${NAME}`
+    in it is read from the environment. Set it with AGENTLOOP_STORE__URL where it has a password."""
+    url_file: Path | None = None
+    """A file that has the URL, relative to the project, such as a secret that an orchestrator mounts."""
+    project: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
+    """The project (tenant) to which a loop's attempts, stages and versions belong; default: on a server the name of the
+    project, in a file `default`. Projects that share a store need different ones."""
+    connect_timeout_s: float = Field(default=10.0, gt=0)
+    """For a connection to a server."""
+    statement_timeout_s: float = Field(default=60.0, gt=0)
+    """For one statement on a server."""
+    lock_timeout_s: float = Field(default=30.0, gt=0)
+    """For another process's transaction to end."""
+    idle_timeout_s: float = Field(default=60.0, gt=0)
+    """After which a server ends a transaction in which nothing happens."""
+
+    @field_validator("url", mode="before")
+    @classmethod
+    def _from_environment(cls, value: object) -> object:
+        return from_environment(value).strip() if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_place(self) -> StoreSection:
+        if self.url is not None and self.url_file is not None:
+            raise ValueError("has both url and url_file; leave one out")
+        return self
+
+
 class PriceSection(Section):
     """What a model's tokens cost, in USD per million: for limits in money, for budgets, and for `agentloop costs`."""
 

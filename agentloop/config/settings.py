@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from agentloop.config.kinds import Section, is_secret
@@ -26,6 +27,7 @@ from agentloop.config.sections import (
     ProjectSection,
     SandboxSection,
     ServingSection,
+    StoreSection,
     TrainSection,
     WarmStartSection,
     from_environment,
@@ -40,8 +42,8 @@ STORE = Path("traces") / "store.db"
 ENV_PREFIX = "AGENTLOOP_"
 
 
-class Config(BaseSettings):
-    """The resolved settings of one project."""
+class _Settings(BaseSettings):
+    """Tables of the file, which the environment outranks."""
 
     model_config = SettingsConfigDict(
         frozen=True,
@@ -50,20 +52,6 @@ class Config(BaseSettings):
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
-
-    project: ProjectSection = ProjectSection()
-    sandbox: SandboxSection = SandboxSection()
-    # Made by a factory: of a default instance every key would be merged into the table, as if the user had set it.
-    policy: PolicySection = Field(default_factory=PolicySection)
-    agent: AgentSection = Field(default_factory=AgentSection)
-    serving: ServingSection = ServingSection()
-    warm_start: WarmStartSection = WarmStartSection()
-    train: TrainSection = TrainSection()
-    gate: GateSection = GateSection()
-    failures: FailuresSection = FailuresSection()
-    gateway: GatewaySection = GatewaySection()
-    prices: tuple[PriceSection, ...] = ()
-    """Tables `[[prices]]`, before any list of others' that may be there."""
 
     @classmethod
     def settings_customise_sources(
@@ -77,6 +65,34 @@ class Config(BaseSettings):
         """The environment outranks the file, which is what the constructor is given."""
         return env_settings, init_settings
 
+
+class _StoreSettings(_Settings):
+    """What a command needs to find its store: the other tables may ask for variables that it has no use for."""
+
+    model_config = SettingsConfigDict(extra="ignore")
+
+    project: ProjectSection = ProjectSection()
+    store: StoreSection = StoreSection()
+
+
+class Config(_Settings):
+    """The resolved settings of one project."""
+
+    project: ProjectSection = ProjectSection()
+    sandbox: SandboxSection = SandboxSection()
+    # Made by a factory: of a default instance every key would be merged into the table, as if the user had set it.
+    policy: PolicySection = Field(default_factory=PolicySection)
+    agent: AgentSection = Field(default_factory=AgentSection)
+    serving: ServingSection = ServingSection()
+    warm_start: WarmStartSection = WarmStartSection()
+    train: TrainSection = TrainSection()
+    gate: GateSection = GateSection()
+    failures: FailuresSection = FailuresSection()
+    gateway: GatewaySection = GatewaySection()
+    store: StoreSection = StoreSection()
+    prices: tuple[PriceSection, ...] = ()
+    """Tables `[[prices]]`, before any list of others' that may be there."""
+
     @property
     def hash(self) -> str:
         """What decides a result: everything but names, prices, the box's kind, secrets and how long to go on."""
@@ -84,6 +100,7 @@ class Config(BaseSettings):
             mode="json",
             exclude={
                 "project": {"name"},
+                "store": True,
                 "sandbox": True,
                 "policy": True,
                 "train": {"max_turns", "stop_at", *(() if self.train.trainer else ("trainer",))},
@@ -173,6 +190,31 @@ def load_prices(folder: Path) -> tuple[PriceSection, ...]:
     return load_config(folder).prices if (folder / CONFIG_FILE).exists() else ()
 
 
+def load_store(folder: Path) -> tuple[StoreSection, str]:
+    """`[store]` of the settings in `folder`, or of the environment alone where it has none, and the project's name.
+
+    A `url` is what is to be opened, also where a file has it. Raises ConfigError.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        tables = read_toml(path) if path.exists() else {}
+        settings = _StoreSettings(**{name: tables[name] for name in ("project", "store") if name in tables})
+    except ValidationError as error:
+        raise ConfigError(one_line(_first_problem(path, error, ()))) from None
+    store = settings.store
+    if store.url_file is not None:
+        try:
+            url = (folder / store.url_file).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no text"
+            where = place(path, "store", "url_file")
+            raise ConfigError(
+                f"{where}: cannot read {folder / store.url_file}: {why}; name a file with a URL"
+            ) from None
+        store = store.model_copy(update={"url": SecretStr(url)})
+    return store, settings.project.name
+
+
 def suite_folder(project: Path, config: Config) -> Path:
     """Where the tasks of the project in folder `project` are. Raises ConfigError where it names none."""
     if not config.project.suite:
@@ -212,7 +254,7 @@ def _first_problem(path: Path, error: ValidationError, inside: tuple[str, ...]) 
         return f"{path}: prices must be a list of tables; write [[prices]] above the keys of each"
     if not keys:
         return f"{path}: {table} must be a table; write [{table}] on a line of its own and its keys below"
-    hides = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"))
+    hides = (table, keys[0]) in (("policy", "api_key"), ("sandbox", "secrets"), ("agent", "mcp"), ("store", "url"))
     got = "" if hides else f" is {problem['input']!r}"
     wanted = problem["msg"].removeprefix("Value error, ").replace("Input", "it", 1).partition(", unable to")[0]
     return f"{place(path, table, keys[0])}{got}: {wanted}"
@@ -251,6 +293,9 @@ def known_secrets(project: Path) -> list[str]:
     `project`, if it has any. Raises ConfigError for settings that cannot be read, because they may have secrets.
     """
     texts_to_hide = [value for name, value in os.environ.items() if is_secret(name)]
+    store, _ = load_store(project)
+    if store.url is not None:
+        texts_to_hide += _passwords(store.url.get_secret_value())
     if (project / CONFIG_FILE).exists():
         config = load_config(project)
         secrets = [config.policy.api_key, *(secret.value for secret in config.sandbox.secrets)]
@@ -262,3 +307,12 @@ def known_secrets(project: Path) -> list[str]:
                 texts.append(from_environment(text))
         texts_to_hide += [*texts, *(word for text in texts for word in text.split())]  # as in "Bearer ${TOKEN}"
     return texts_to_hide
+
+
+def _passwords(url: str) -> list[str]:
+    """The password in a URL as it is written and as it is meant; none where it cannot be read."""
+    try:
+        written = urlsplit(url).password
+    except ValueError:
+        return []
+    return [] if written is None else [written, unquote(written)]

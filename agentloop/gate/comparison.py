@@ -25,13 +25,14 @@ from agentloop.gate.live import Budget, Run, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
 from agentloop.gate.result import result_of
-from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling, run_store
+from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling
 from agentloop.gate.summary import ENDS
 from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import one_a_visit, playing
 from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
+from agentloop.store.place import run_store
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import content_hash

@@ -15,11 +15,12 @@ from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, ne
 from agentloop.gate.flaky import failing, flake_rates
 from agentloop.gate.outcomes import Side
 from agentloop.gate.reference import banked_a_visit
-from agentloop.gate.suites import evals_of_source, name_of, project_backend, rolling, run_store
+from agentloop.gate.suites import evals_of_source, name_of, project_backend, rolling
 from agentloop.gate.taped import SuiteTape
 from agentloop.gate.tapes import recording
 from agentloop.progress import Progress, Silent
 from agentloop.rollout.actors import Actor
+from agentloop.store.place import run_store
 from agentloop.suites.suite import Suite
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from secrets import token_bytes
 
 from agentloop.abilities import is_on_host
 from agentloop.config.sections import SandboxSection
-from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, place
+from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Evals, Runner, evals_of
@@ -126,21 +126,6 @@ def project_backend(kind: str | None, project: Path, agents: Sequence[Agent] = (
     )
     refuse_unconfined(backend, allowed=settings.allow_unconfined)
     return backend
-
-
-@contextmanager
-def run_store(folder: Path, project: Path) -> Iterator[Store]:
-    """The store of a run in `folder`, for this process alone; secrets that `project` knows are never in it."""
-    try:
-        (folder / STORE).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {folder}: no folder can be made there ({error.strerror}); name another") from None
-    store = Store(folder / STORE, secrets=known_secrets(project))
-    try:
-        with store.lock():
-            yield store
-    finally:
-        store.close()
 
 
 @asynccontextmanager

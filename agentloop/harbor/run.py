@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.config.layout import RUNS
-from agentloop.config.settings import STORE, known_secrets
 from agentloop.costs.energy import Meter
-from agentloop.errors import CapabilityError, ConfigError, counted
+from agentloop.errors import CapabilityError, counted
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.harbor.task import HarborTask, find_tasks
 from agentloop.harbor.trial import DEFAULT, Terms, TrialAgent, run_trial
@@ -22,6 +21,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import images
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.ladder import make_backend
+from agentloop.store.place import run_store
 from agentloop.store.store import Store
 from agentloop.store.tables import StageRow
 from agentloop.types import Attempt, RewardState
@@ -80,29 +80,21 @@ def run_folders(
             note(remark)
     backend = make_backend(options.sandbox, "--sandbox")
     refuse_images(tasks, backend)
-    out, scorer = options.out, load_scorer(Path())
-    try:
-        (out / STORE).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out {out}: no folder can be made there ({error.strerror}); name another") from None
-    store = Store(out / STORE, secrets=known_secrets(Path()))
-    try:
-        with store.lock():
-            progress.start(f"run: {worker.name} on {counted(len(tasks), 'task')}", len(tasks) * options.n_trials)
-            work = run_tasks(
-                tasks,
-                worker,
-                backend,
-                store,
-                n_concurrent=options.n_concurrent,
-                n_trials=options.n_trials,
-                terms=Terms(guess=scorer.guess if scorer else None, canaries=options.canaries),
-                on_done=lambda _: progress.advance(),
-            )
-            trials = asyncio.run(work)
-    finally:
-        store.close()
-    return document(trials, worker.name, backend.name, out / STORE)
+    scorer = load_scorer(Path())
+    with run_store(options.out, Path()) as store:
+        progress.start(f"run: {worker.name} on {counted(len(tasks), 'task')}", len(tasks) * options.n_trials)
+        work = run_tasks(
+            tasks,
+            worker,
+            backend,
+            store,
+            n_concurrent=options.n_concurrent,
+            n_trials=options.n_trials,
+            terms=Terms(guess=scorer.guess if scorer else None, canaries=options.canaries),
+            on_done=lambda _: progress.advance(),
+        )
+        trials = asyncio.run(work)
+    return document(trials, worker.name, backend.name, store.path or store.name)
 
 
 async def run_tasks(
@@ -149,7 +141,7 @@ async def run_tasks(
     return done
 
 
-def document(trials: Sequence[Attempt], agent: str, sandbox: str, store: Path) -> dict[str, Any]:
+def document(trials: Sequence[Attempt], agent: str, sandbox: str, store: Path | str) -> dict[str, Any]:
     """The one document of `--json`. `mean_reward` is the mean over tasks of each one's mean over its scored trials."""
     by_task: dict[str, list[Attempt]] = {}
     for trial in trials:

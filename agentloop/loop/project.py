@@ -17,7 +17,7 @@ from agentloop.abilities import is_on_host
 from agentloop.agents.choose import choose_agent, needs_sandbox
 from agentloop.agents.gym.loop import GymLoop
 from agentloop.config.layout import POLICIES, refuse_earlier_layout
-from agentloop.config.settings import CONFIG_FILE, STORE, Config, known_secrets, load_config, place, suite_folder
+from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_config, place, suite_folder
 from agentloop.costs.energy import Meter
 from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
@@ -29,6 +29,7 @@ from agentloop.registry.versions import Registry
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.replay import Recording, ReplayBackend
+from agentloop.store.place import claim_project, store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split
@@ -88,9 +89,17 @@ def loop_backend(folder: Path, kind: str | None) -> SandboxBackend:
 
 @contextmanager
 def open_project(
-    folder: Path, backend: SandboxBackend, progress: Progress, **overrides: dict[str, Any]
+    folder: Path,
+    backend: SandboxBackend,
+    progress: Progress,
+    *,
+    store_name: str | None = None,
+    **overrides: dict[str, Any],
 ) -> Iterator[Project]:
-    """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError."""
+    """The project in `folder`, with boxes from `backend`. Raises ConfigError or StoreError.
+
+    store_name: a file or URL in place of the store that the settings name.
+    """
     config = load_config(folder, **overrides)
     refuse_earlier_layout(folder)
     refuse_unconfined(backend, allowed=config.sandbox.allow_unconfined)
@@ -104,8 +113,10 @@ def open_project(
     check_verifiers(suite)
     check_environments(suite)
     suite = trainable(folder / EVALS, suite, progress.say)
-    store = Store(folder / STORE, secrets=known_secrets(folder))
+    kept_at = store_place(folder, store_name)
+    store = kept_at.open(secrets=known_secrets(folder))
     try:
+        claim_project(kept_at, store, folder)
         with store.lock(), Meter() as meter:
             yield Project(folder, config, suite, store, SandboxPool(backend), progress, meter)
     finally:

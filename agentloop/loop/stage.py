@@ -81,6 +81,7 @@ class Stage:
             purpose=purpose,
             policy_version=version,
             group_size=group_size,
+            owner=self.project.store.owner,
         )
         actor = Actor(f"v{version}", self.project.agent, policy, identity, version=version)
         done: dict[str, Attempt] = {}

@@ -18,7 +18,7 @@ from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
 from agentloop.config.layout import artifact_folder
 from agentloop.config.sections import AgentSection, PolicySection, PriceSection
-from agentloop.config.settings import CONFIG_FILE, STORE, known_secrets, load_config, load_policy, load_prices
+from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, load_policy, load_prices
 from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError, extra
 from agentloop.identity import Digest, Part, Value, identity
@@ -28,7 +28,7 @@ from agentloop.registry.parts import agent_parts
 from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import ORACLE, Actor
-from agentloop.store.store import Store
+from agentloop.store.place import store_place
 from agentloop.types import PolicyVersion, Purpose, Task
 
 SCRIPTED = "scripted:"
@@ -102,12 +102,14 @@ def _fixed(
 
 
 def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor:
-    if not (project / STORE).is_file():
+    place = store_place(project)
+    if place.file is not None and not place.file.is_file():
         raise ConfigError(
-            f"no project at {project}: it has no {STORE}; name the folder of one that has run with -p/--project"
+            f"no project at {project}: it has no {place.file.relative_to(project)}; name the folder of one that has "
+            "run with -p/--project"
         )
     config = load_config(project)
-    store = Store(project / STORE, create=False, secrets=known_secrets(project))
+    store = place.open(create=False, secrets=known_secrets(project))
     try:
         registry, trained = Registry(store), store.task_ids(Purpose.train, Purpose.demonstrate)
         version = registry.live() if ref == "live" else registry.get(int(ref[1:]))
@@ -156,9 +158,10 @@ def _packages(kind: str, agent: AgentSection, tasks: Sequence[Task]) -> tuple[st
 
 def _versions(project: Path) -> str:
     """The end of a message: which versions there are."""
-    if not (project / STORE).is_file():
+    place = store_place(project)
+    if place.file is not None and not place.file.is_file():
         return f" ({project} has no versions)"
-    store = Store(project / STORE, create=False)
+    store = place.open(create=False)
     try:
         there = ", ".join(f"v{version.number}" for version in Registry(store).all())
     finally:

@@ -17,16 +17,26 @@ def stable_id(*parts: object) -> str:
 
 
 def plan(
-    tasks: Sequence[Task], *, run: str, stage: str, purpose: Purpose, policy_version: int, group_size: int = 1
+    tasks: Sequence[Task],
+    *,
+    run: str,
+    stage: str,
+    purpose: Purpose,
+    policy_version: int,
+    group_size: int = 1,
+    owner: str = "",
 ) -> list[Planned]:
-    """`group_size` episodes of each entry of `tasks`, with ids and seeds that follow from the arguments."""
+    """`group_size` episodes of each entry of `tasks`, with ids and seeds that follow from the arguments.
+
+    owner: tells apart the ids, but not the seeds, of projects that make the same run in one store.
+    """
     planned: list[Planned] = []
     for position, task in enumerate(tasks):
         group = f"{stage}/{position}/{task.id}"
         for k in range(group_size):
             digest = stable_id(run, group, k)
             episode = Episode(
-                id=digest,
+                id=stable_id(owner, digest) if owner else digest,
                 task_id=task.id,
                 group=group,
                 purpose=purpose,

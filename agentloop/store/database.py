@@ -64,7 +64,7 @@ class Database:
         else:
             self.path, self.engine = Path(where), _sqlite(Path(where), timeouts)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
-        self.name = str(self.path) if self.path else self.engine.url.render_as_string(hide_password=True)
+        self.name = str(self.path) if self.path else _without_password(self.engine.url)
         self._writing = self.engine.execution_options(agentloop_write=WRITES)
 
     def keep_private(self) -> None:
@@ -307,6 +307,11 @@ def _sqlite(path: Path, timeouts: Timeouts) -> Engine:
     return engine
 
 
+def _without_password(url: URL) -> str:
+    query = {name: value for name, value in url.query.items() if "pass" not in name}
+    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
+
+
 def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
     # A pooler between us and the server may give each transaction another session: nothing is prepared or set in one.
     connect = {
@@ -353,8 +358,8 @@ def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
 def _by_url(where: str, timeouts: Timeouts) -> tuple[Path | None, Engine]:
     try:
         url = make_url(where)
-    except ArgumentError as error:
-        raise ConfigError(f"store: {error}; write a path, or postgresql://USER:PASSWORD@HOST/NAME") from error
+    except (ArgumentError, ValueError):  # whose words may have the password
+        raise ConfigError("store: this is no URL; write a path, or postgresql://USER:PASSWORD@HOST/NAME") from None
     if url.get_backend_name() == "sqlite" and url.database:
         return Path(url.database), _sqlite(Path(url.database), timeouts)
     if url.get_backend_name() not in {"postgresql", "postgres"}:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, bindparam, func, select
 from sqlmodel import col
 
 from agentloop.errors import StateError
@@ -31,14 +31,21 @@ class Past(NamedTuple):
     """The other person whose verdict stood until this one."""
 
 
+_NEWEST = select(*columns(VerdictRow)).where(
+    col(VerdictRow.key).in_(
+        select(func.max(col(VerdictRow.key)))
+        .where(
+            col(VerdictRow.trace_key).in_(bindparam("traces", expanding=True)), ~begins(col(VerdictRow.by), LABELLED)
+        )
+        .group_by(col(VerdictRow.trace_key))
+    )
+)
+
+
 def last_rows(connection: Connection, keys: Collection[int]) -> Iterator[tuple[int, Any]]:
     """(trace, its newest row of `verdict`), of those that have one. A person's label says nothing of the worth."""
     for part in chunks(list(keys)):
-        newest = select(func.max(col(VerdictRow.key))).where(
-            col(VerdictRow.trace_key).in_(part), ~begins(col(VerdictRow.by), LABELLED)
-        )
-        query = select(*columns(VerdictRow)).where(col(VerdictRow.key).in_(newest.group_by(col(VerdictRow.trace_key))))
-        yield from ((row.trace_key, row) for row in connection.execute(query))
+        yield from ((row.trace_key, row) for row in connection.execute(_NEWEST, {"traces": part}))
 
 
 def past(row: Any) -> Past:

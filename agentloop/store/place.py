@@ -1,23 +1,132 @@
-"""Which store a command, or a program, is about."""
+"""The store of a project: the one place that decides which, by an option, the settings or the environment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
+from typing import NamedTuple
 
-from agentloop.config.settings import STORE
-from agentloop.errors import StoreError
+from agentloop.config.settings import STORE, known_secrets, load_store
+from agentloop.errors import ConfigError, StoreError
+from agentloop.store.database import Timeouts
 from agentloop.store.store import Store
+from agentloop.store.tables import DEFAULT_PROJECT
+
+CLAIM = STORE.with_name("project.id")
+"""What a folder shows to the store that it shares: whose project it is."""
+
+
+class StorePlace(NamedTuple):
+    """A store that may not be there yet."""
+
+    where: Path | str
+    """A file, or a server's URL."""
+    project: str
+    """Whose attempts, stages and versions a loop in this folder makes."""
+    timeouts: Timeouts
+    is_shared: bool
+    """An option or the settings name it, so that other folders may use it, too."""
+    is_named: bool
+    """The settings say which project it is."""
+
+    @property
+    def file(self) -> Path | None:
+        """None on a server."""
+        return self.where if isinstance(self.where, Path) else None
+
+    def open(self, *, create: bool = True, upgrade: bool = False, secrets: Iterable[str] = ()) -> Store:
+        """See `Store`."""
+        return Store(
+            self.where,
+            project=self.project,
+            create=create,
+            upgrade=upgrade,
+            secrets=secrets,
+            timeouts=self.timeouts,
+        )
+
+
+def store_place(folder: Path, named: str | None = None) -> StorePlace:
+    """Where the store of the project in `folder` is. named: an option that outranks settings and environment.
+
+    Raises ConfigError, also for an option with a password, which every process of the machine could read.
+    """
+    settings, name = load_store(folder)
+    if named is not None and "://" in named and re.search(r"://[^/@]*:[^/@]+@|[?&](ssl)?pass\w*=", named):
+        raise ConfigError(
+            "--store has a password, which other users of this machine can read; set AGENTLOOP_STORE__URL, or name a "
+            "file that has the URL with [store] url_file"
+        )
+    timeouts = Timeouts(
+        settings.connect_timeout_s, settings.statement_timeout_s, settings.lock_timeout_s, settings.idle_timeout_s
+    )
+    url = settings.url.get_secret_value() if settings.url is not None else None
+    text = named or url
+    is_server = text is not None and "://" in text
+    file = Path(named) if named else folder / (url or STORE)
+    return StorePlace(
+        where=text if text is not None and is_server else file,
+        # A file that an option names is read by commands that know nothing of the project that wrote it.
+        project=settings.project or (name if is_server or (url and not named) else DEFAULT_PROJECT),
+        timeouts=timeouts,
+        is_shared=text is not None,
+        is_named=bool(settings.project),
+    )
+
+
+def claim_project(place: StorePlace, store: Store, folder: Path) -> None:
+    """Let the loop in `folder` have its project of a shared store.
+
+    Raises ConfigError where a loop in another folder has that, because the two would share one history.
+    """
+    if not place.is_shared or place.is_named:
+        return
+    file = folder / CLAIM
+    token = file.read_text().strip() if file.exists() else token_hex(16)
+    if not store.claim(token):
+        raise ConfigError(
+            f"{store.name}: a loop in another folder has project {store.project!r}; give this one a name of its own "
+            "with [store] project in agentloop.toml, or the same one there where both are the same project"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{token}\n")
 
 
 def open_store(
     where: str | None = None, *, project: Path = Path(), create: bool = True, secrets: Iterable[str] = ()
 ) -> Store:
-    """The store that is named, or that of the project in its folder. secrets: what must never be stored in it."""
-    place = (where if "://" in where else Path(where)) if where else project / STORE
-    if not create and isinstance(place, Path) and not place.exists():
+    """The store called `where`, or that of the project in folder `project`, opened; see `store_place`.
+
+    Raises StoreError where it cannot be used.
+    """
+    place = store_place(project, where)
+    if not create and place.file is not None and not place.file.exists():
         raise StoreError(
-            f"no trace store at {place}; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
+            f"no trace store at {place.file}; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
             "`agentloop demo` make one; name another with --store, or its project's folder with -p"
         )
-    return Store(place, create=create, secrets=secrets)
+    return place.open(create=create, secrets=secrets)
+
+
+@contextmanager
+def run_store(folder: Path, project: Path) -> Iterator[Store]:
+    """The store of a run whose files are in `folder`, for this process alone; no secrets of `project` are put into it.
+
+    It is the one that the settings of `project` name, else one of its own in `folder`.
+    """
+    place = store_place(project)
+    if not place.is_shared:
+        try:
+            (folder / STORE).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--out {folder}: no folder can be made there ({error.strerror}); name another") from None
+        place = place._replace(where=folder / STORE)
+    store = place.open(secrets=known_secrets(project))
+    try:
+        with store.lock(str(folder.resolve())):
+            yield store
+    finally:
+        store.close()

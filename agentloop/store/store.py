@@ -14,8 +14,8 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Any
 
-from sqlalchemy import Connection, func, or_, update
-from sqlmodel import col, select
+from sqlalchemy import Connection, func, inspect, or_, update
+from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
 from agentloop.store import find, history, past, retention, spans, traces, verdicts
@@ -84,13 +84,27 @@ class Store(Record, Keys, History, Failures):
         self._engine.dispose()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the project (of a file: all of it) for one writer. Raises StoreError when it is taken.
+    def lock(self, part: str = "") -> Iterator[None]:
+        """Hold a project for one writer, or a part of it: a file as a whole. Raises StoreError when it is taken.
 
         The lock on a file dies with the process; that on a server a few seconds later.
         """
-        with self._database.lock_file() if self.path is not None else lease(self._database, self.project):
+        name = f"{self.project}: {part}" if part else self.project
+        with self._database.lock_file() if self.path is not None else lease(self._database, name):
             yield
+
+    @property
+    def owner(self) -> str:
+        """What tells apart the ids of the project's attempts; of the default project, which every file has, nothing."""
+        return "" if self.project == DEFAULT_PROJECT else self.project
+
+    def claim(self, token: str) -> bool:
+        """Let the owner of `token` have the project, if nobody else has it; whether it does."""
+        name = f"project {self.project}"
+        with self._database.write() as connection:
+            insert_rows(connection, "setting", ("name", "value"), [(name, token.encode())], ignore=True)
+            stored = connection.execute(select(SettingRow.value).where(SettingRow.name == name)).scalar_one()
+        return bytes(stored) == token.encode()
 
     def transaction(self) -> AbstractContextManager[Connection]:
         """One transaction for the writes that get it as `within`: all of them are on disk when it ends, or none."""
@@ -371,6 +385,17 @@ class Store(Record, Keys, History, Failures):
         same = update(SettingRow).where(col(SettingRow.name) == "hash_key").values(value=SettingRow.value)
         with self._database.write() as connection:
             connection.execute(same)
+
+    def missing(self) -> list[str]:
+        """Tables, and columns as `table.column`, that are not there: of a store that was changed by hand."""
+        with self._database.read() as connection:
+            inspector = inspect(connection)
+            tables = {
+                name: {each["name"] for each in inspector.get_columns(name)} for name in inspector.get_table_names()
+            }
+        wanted = [(table.name, column.name) for table in SQLModel.metadata.sorted_tables for column in table.columns]
+        lacking = dict.fromkeys(table for table, _ in wanted if table not in tables)
+        return [*lacking, *(f"{table}.{name}" for table, name in wanted if name not in tables.get(table, {name}))]
 
     def size(self) -> int:
         """Bytes in use."""

@@ -325,7 +325,7 @@ class StageRow(SQLModel, table=True):
 
 
 class LeaseRow(SQLModel, table=True):
-    """Who writes for a project on a server, and until when unless it says so again (`lease.py`)."""
+    """Who writes for a project on a server, or for a part of it, and until when unless renewed (`lease.py`)."""
 
     __tablename__ = "lease"
 

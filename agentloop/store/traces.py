@@ -6,14 +6,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlmodel import col
 
 from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_keys, unpack, unpack_keys
-from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.database import Database, chunks, insert_new, insert_rows
 from agentloop.store.history import New, clean, replace_verdicts
 from agentloop.store.past import read_verdict
 from agentloop.store.redact import Redactor
@@ -25,6 +24,9 @@ from agentloop.types import Imported, RewardState, Verdict
 UNINDEXED = "agentloop 1"
 """The `source` that the migration gives to episodes of schema 1, until they are made searchable."""
 STEP = 500
+_KEYS = select(col(TraceRow.id), col(TraceRow.key)).where(
+    col(TraceRow.project) == bindparam("project"), col(TraceRow.id).in_(bindparam("ids", expanding=True))
+)
 _USED = ("n_prompt_tokens", "n_completion_tokens", "cost_usd")
 
 
@@ -70,7 +72,6 @@ def put_imported(
         if item.trace.id not in ready:
             head, raw = documents.split(item)
             ready[item.trace.id] = item, compress(shared.redactor.json(head)), [batch.name(body) for body in raw]
-    insert = sqlite.insert if database.is_sqlite else postgresql.insert
     with database.write(within=within) as connection:
         known = _keys(connection, project, list(ready))
         new = {trace_id: it for trace_id, it in ready.items() if trace_id not in known}
@@ -87,15 +88,13 @@ def put_imported(
                 "id": item.trace.id,
                 **clean_texts(shared.redactor, {"episode_id": item.trace.episode_id, "task_id": item.trace.task_id}),
                 "policy_version": item.trace.policy_version,
+                "reward_state": RewardState.unscored.value,
+                "n_spans": 0,
                 "stored_at": datetime.now(UTC),
                 "body": head,
                 "bodies": packed,
             }
-            statement = (
-                insert(TraceRow).values(_fit(database, row)).on_conflict_do_nothing().returning(col(TraceRow.key))
-            )
-            key = connection.execute(statement).scalar()
-            if key is not None:
+            for (key,) in insert_new(connection, "trace", tuple(row), [tuple(row.values())], ("key",)):
                 n += 1
                 link(connection, ((key, bodies[name]) for name in names))
                 put_facets(connection, shared.redactor, [(key, facets)])
@@ -142,13 +141,11 @@ def remove_traces(connection: Connection, keys: list[int]) -> None:
 
 
 def _keys(connection: Connection, project: str, ids: Sequence[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    keys: dict[str, int] = {}
     for part in chunks(ids):
-        query = select(col(TraceRow.id), col(TraceRow.key)).where(
-            col(TraceRow.project) == project, col(TraceRow.id).in_(part)
-        )
-        found.update((trace_id, key or 0) for trace_id, key in connection.execute(query))
-    return found
+        rows = connection.execute(_KEYS, {"project": project, "ids": part})
+        keys.update((trace_id, key or 0) for trace_id, key in rows)
+    return keys
 
 
 def put_facets(connection: Connection, redactor: Redactor, facets: Iterable[tuple[int, documents.Facets]]) -> None:
@@ -164,10 +161,3 @@ def put_facets(connection: Connection, redactor: Redactor, facets: Iterable[tupl
 def clean_texts(redactor: Redactor, values: dict[str, Any]) -> dict[str, Any]:
     """Values of columns, their texts without secrets."""
     return {k: redactor.text(v) if isinstance(v, str) else v for k, v in values.items()}
-
-
-def _fit(database: Database, row: dict[str, Any]) -> dict[str, Any]:
-    """PostgreSQL has no NUL in its texts."""
-    if database.is_sqlite:
-        return row
-    return {name: it.replace("\0", "\ufffd") if isinstance(it, str) else it for name, it in row.items()}

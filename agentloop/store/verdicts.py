@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
@@ -150,10 +151,13 @@ def storable(text: str) -> str:
 
 
 def _upsert(connection: Connection, table: type[SQLModel], rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    statement: Any = insert(table)
+    if rows:
+        connection.execute(_upsert_of(connection.dialect.name, table, tuple(rows[0])), rows)
+
+
+@cache
+def _upsert_of(dialect: str, table: type[SQLModel], names: tuple[str, ...]) -> Any:
+    statement: Any = (sqlite.insert if dialect == "sqlite" else postgresql.insert)(table)
     keys = [column.name for column in table.__table__.primary_key]  # type: ignore[attr-defined]
-    changed = {name: statement.excluded[name] for name in rows[0] if name not in keys}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
+    changed = {name: statement.excluded[name] for name in names if name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=changed)

@@ -23,7 +23,7 @@ from agentloop.gate.environment import Environment
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
-from agentloop.gate.suites import EvalSuite, evals_at, run_store
+from agentloop.gate.suites import EvalSuite, evals_at
 from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
 from agentloop.gate.trials import Trials
 from agentloop.printable import clean
@@ -33,6 +33,7 @@ from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.place import run_store
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Trace, Verdict
 

@@ -22,7 +22,6 @@ from agentloop_cli.render import print_json, stderr, stdout
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
     from agentloop.reports.loop import TraceVerdict
-    from agentloop.store.store import Store
 
 REPORT = "report.html"
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
@@ -90,14 +89,17 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
 
 
 def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
-    """Those of the traces that are in the store of `folder`."""
+    """Those of the traces that are in the store of `folder`, or in the one that the settings here name."""
     from agentloop.config.settings import STORE
     from agentloop.reports.loop import TraceVerdict
-    from agentloop.store.store import Store
+    from agentloop.store.place import store_place
 
-    if not (folder / STORE).is_file():
+    place = store_place(Path())
+    if not place.is_shared:
+        place = place._replace(where=folder / STORE)
+    if place.file is not None and not place.file.is_file():
         return {}
-    store: Store = Store(folder / STORE, create=False)
+    store = place.open(create=False)
     attempts = {}
     try:
         for one in sorted(ids):

@@ -31,6 +31,8 @@ from agentloop_cli.render import AsJson, ConsoleLog, print_error, stderr
 from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
+from agentloop_cli.store import store
+from agentloop_cli.stores import Where
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 from agentloop_cli.upgrade import upgrade
@@ -97,6 +99,7 @@ def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project
 def loop(
     folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(),
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
@@ -104,7 +107,8 @@ def loop(
     from agentloop_cli.run import run_project
 
     backend = loop_backend(folder, sandbox)
-    run_project(folder, backend, command=shlex.join(["agentloop", "loop", str(folder)]), as_json=as_json)
+    command = shlex.join(["agentloop", "loop", str(folder), *(["--store", where] if where else [])])
+    run_project(folder, backend, where, command=command, as_json=as_json)
 
 
 app.command()(run)
@@ -130,6 +134,7 @@ app.add_typer(judge, name="judge")
 app.add_typer(sandbox_group, name="sandbox")
 app.add_typer(policies, name="policies")
 app.add_typer(keys, name="keys")
+app.add_typer(store, name="store")
 
 
 def main() -> None:

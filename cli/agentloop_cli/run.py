@@ -16,9 +16,14 @@ from agentloop.types import FailureType
 from agentloop_cli.render import LiveProgress, print_json, print_summary, stdout
 
 
-def run_project(folder: Path, backend: SandboxBackend, *, command: str, as_json: bool) -> None:
-    """Continue the project's loop to its end; the report and the summary are made anew each time."""
-    with LiveProgress() as progress, open_project(folder, backend, progress) as project:
+def run_project(
+    folder: Path, backend: SandboxBackend, where: str | None = None, *, command: str, as_json: bool
+) -> None:
+    """Continue the project's loop to its end; the report and the summary are made anew each time.
+
+    where: a store in place of the one that the settings name.
+    """
+    with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
         asyncio.run(run_loop(project, make_learner(project)))
         summary = Summary(project, sandbox=backend.name, command=command)
         report = summary.write_report()

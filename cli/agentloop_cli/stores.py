@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from agentloop.store.store import Store
 
 ProjectFolder = Annotated[Path, typer.Option("--project", "-p", help="Project folder.")]
-Where = Annotated[str | None, typer.Option("--store", help="A file, or postgresql://…; default: traces/store.db.")]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--store", help="A file, or postgresql://…; default: [store] url of the settings, else traces/store.db."
+    ),
+]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this project (tenant) of the service.")]
 
 

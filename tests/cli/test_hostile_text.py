@@ -195,6 +195,8 @@ STORED: dict[Words, list[Words]] = {
     ("keys", "ls"): [STORE, (*STORE, "--json")],
     ("keys", "budget"): [(NAME, "--max-calls", "1", *STORE)],
     ("keys", "revoke"): [(NAME, *STORE)],
+    ("store", "check"): [STORE],
+    ("store", "upgrade"): [STORE],
     ("keys", "rotate-local"): [STORE],
 }
 SHOUTING_TEST = f"#!/bin/sh\nprintf '%s' '{TEXT.replace(chr(0), '')}'\nexit 1\n"

@@ -222,6 +222,8 @@ STEPS: tuple[Step, ...] = (
     Step("keys revoke {key}"),
     Step("keys revoke {key}"),
     Step("keys rotate-local"),
+    Step("store upgrade --json", compare="shape"),
+    Step("store check --json", compare="shape"),
     Step("traces prune --json"),
     Step("traces prune --larger-than 1 --json"),
     Step("traces prune --larger-than 1KB --dry-run --json", compare="shape"),

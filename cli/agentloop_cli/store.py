@@ -1,0 +1,58 @@
+"""`agentloop store`: upgrade a store, and say whether it can be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from agentloop.errors import StoreError
+from agentloop_cli.render import AsJson, print_json, stdout
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
+
+store = typer.Typer(help="Upgrade and check a store.", no_args_is_help=True)
+
+
+@store.command()
+def upgrade(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
+    """Bring a store to the schema of this agentloop; an empty server gets one.
+
+    Commands upgrade a file themselves when they open it. A server is upgraded
+    by this command alone, because others may be using it: end them first. All
+    of it is one transaction: it is upgraded whole, or stays as it was.
+    """
+    from agentloop.store.place import store_place
+    from agentloop.store.tables import SCHEMA_VERSION
+
+    opened = store_place(project, where).open(upgrade=True)
+    opened.close()
+    before = opened.schema_before
+    if as_json:
+        print_json({"store": opened.name, "schema": SCHEMA_VERSION, "before": before})
+        return
+    done = "nothing to do" if before is None else f"upgraded from schema {before}"
+    line = f"{opened.name}: schema {SCHEMA_VERSION}, {'new' if before == 0 else done}"
+    stdout.print(line, markup=False, soft_wrap=True)
+
+
+@store.command()
+def check(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
+    """Say whether a store can be read and written, and whether all of its tables are there.
+
+    Exit codes: 0 it can be used, 2 the URL is wrong, 4 it cannot be used.
+    """
+    from agentloop.store.tables import SCHEMA_VERSION
+
+    with opened_store(where, project=project) as opened:
+        opened.check()
+        missing, n_traces = opened.missing(), opened.n_traces()
+    if missing:
+        raise StoreError(
+            f"{opened.name} has no {', '.join(missing)}: it is half migrated, or was changed by hand; bring back a "
+            "copy from before that"
+        )
+    if as_json:
+        print_json({"store": opened.name, "schema": SCHEMA_VERSION, "project": opened.project, "n_traces": n_traces})
+    else:
+        line = f"{opened.name}: schema {SCHEMA_VERSION}, project {opened.project!r}, {n_traces:,} traces"
+        stdout.print(line, markup=False, soft_wrap=True)

@@ -1,0 +1,230 @@
+"""A store on a server: upgraded by one command alone, held by leases, bounded by timeouts; and older stores."""
+
+from __future__ import annotations
+
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from parts import Run
+
+from agentloop.errors import StoreError
+from agentloop.store import lease
+from agentloop.store.database import Database, Timeouts
+from agentloop.store.store import Store
+from agentloop.store.tables import SCHEMA_VERSION
+
+from .old import LOOP_OF_SCHEMA_3, at_schema
+from .rows import judged, version
+from .span_rows import span
+
+pytestmark = pytest.mark.slow
+
+
+# -------------------------------------------------------------------------------------- upgrades
+
+
+def test_what_a_loop_left_in_schema_3_belongs_to_the_default_project(where: str | Path) -> None:
+    at_schema(where, 3, *LOOP_OF_SCHEMA_3)
+    store = Store(where, upgrade=True)
+    assert store.schema_before == 3
+    assert [each.note for each in store.versions()] == ["µ"]
+    assert list(store.stages()) == ["turn-2", "turn-1"]
+    assert (store.stages()["turn-2"].dropped, store.stages()["turn-2"].metrics) == ({"flat": 3}, {"validation": 0.25})
+    report = store.report("h", 1)
+    assert report is not None
+    assert report.rewards == {"a": (1.0,)}
+    assert store.missing() == []
+    other = Store(where, project="other")
+    assert (other.versions(), other.stages(), other.report("h", 1)) == ([], {}, None)
+    other.put_version(version(1))
+    assert [each.note for each in store.versions()] == ["µ"]
+    other.close()
+    store.close()
+
+
+def test_an_older_file_is_upgraded_when_it_is_opened(tmp_path: Path) -> None:
+    at_schema(tmp_path / "store.db", 3, *LOOP_OF_SCHEMA_3)
+    store = Store(tmp_path / "store.db", create=False)
+    assert (store.schema_before, len(store.versions())) == (3, 1)
+    store.close()
+
+
+def test_an_older_server_is_left_alone_until_it_is_upgraded(
+    postgresql: str, agentloop: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_schema(postgresql, 3, *LOOP_OF_SCHEMA_3)
+    for create in (True, False):
+        with pytest.raises(
+            StoreError, match=f"has schema 3, this agentloop writes {SCHEMA_VERSION}; .*`agentloop store"
+        ):
+            Store(postgresql, create=create)
+    monkeypatch.setenv("AGENTLOOP_STORE__URL", postgresql)
+    refused = agentloop("traces", "ls")
+    assert refused.returncode == 4
+    assert "`agentloop store upgrade`" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+    done = agentloop("store", "upgrade")
+    assert (done.returncode, done.stdout.partition(": ")[2]) == (
+        0,
+        f"schema {SCHEMA_VERSION}, upgraded from schema 3\n",
+    )
+    assert agentloop("store", "upgrade").stdout.endswith("nothing to do\n")
+    assert agentloop("store", "check").returncode == 0
+    assert agentloop("policies", "ls", "--json").returncode == 0
+
+
+def test_an_upgrade_that_fails_leaves_the_store_as_it_was(where: str | Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_schema(where, 3, *LOOP_OF_SCHEMA_3, "CREATE TABLE lease (stands_in_the_way INTEGER)")
+    with pytest.raises(StoreError, match="lease"):
+        Store(where, upgrade=True)
+    database = Database(where)
+    with database.write() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM policy_version").scalar_one() == 1
+        connection.exec_driver_sql("DROP TABLE lease")
+    database.engine.dispose()
+    store = Store(where, upgrade=True)
+    assert len(store.versions()) == 1
+    store.close()
+
+
+def test_a_half_migrated_store_is_named_with_what_it_lacks(
+    where: str | Path, agentloop: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(where)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE decision")
+        connection.exec_driver_sql("ALTER TABLE stage DROP COLUMN position")
+    store.close()
+    monkeypatch.setenv("AGENTLOOP_STORE__URL", str(where))
+    checked = agentloop("store", "check")
+    assert checked.returncode == 4
+    assert "has no decision, stage.position: it is half migrated" in checked.stderr
+    again = Store(where)
+    with pytest.raises(StoreError, match="half migrated or was changed by hand; bring back a copy"):
+        again.decisions()
+    again.close()
+
+
+def test_a_server_without_the_number_of_its_schema_is_half_migrated(postgresql: str) -> None:
+    store = Store(postgresql)
+    with store._engine.begin() as connection:
+        connection.exec_driver_sql("DELETE FROM alembic_version")
+    store.close()
+    with pytest.raises(StoreError, match="without the number of its schema: it is half migrated"):
+        Store(postgresql, upgrade=True)
+
+
+def test_a_reader_does_not_make_a_store_on_an_empty_server(postgresql: str) -> None:
+    with pytest.raises(StoreError, match="is empty; `agentloop store upgrade` makes a trace store there"):
+        Store(postgresql, create=False)
+    Store(postgresql, upgrade=True).close()
+    Store(postgresql, create=False).close()
+
+
+# -------------------------------------------------------------------------------------- sessions
+
+
+def test_a_project_is_held_by_one_process_and_another_project_is_free(
+    postgresql: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, other = Store(postgresql), Store(postgresql), Store(postgresql, project="other")
+    with one.lock():
+        with pytest.raises(
+            StoreError, match=r"project 'default' is in use by process \d+ on .*; wait for it or end it"
+        ):
+            two.lock().__enter__()
+        with other.lock(), two.lock("a gate"):
+            pass
+        with one._database.write() as connection:  # as if its process had been killed long ago
+            connection.exec_driver_sql("UPDATE lease SET ends_at = now() - interval '1 second'")
+        with two.lock():
+            pass
+    monkeypatch.setattr(lease, "RENEWAL_S", 0.05)
+    monkeypatch.setattr(lease, "LEASE_S", 0.5)
+    with one.lock():
+        time.sleep(1.0)
+        with pytest.raises(StoreError, match="is in use"), two.lock():
+            pass
+    with two.lock():
+        pass
+    for store in (one, two, other):
+        store.close()
+
+
+def test_nothing_stays_in_a_session(postgresql: str) -> None:
+    store = Store(postgresql)
+    with store.lock():
+        for n in range(8):
+            store.put_attempts("turn-1", [judged(f"t{n}")], first=n)
+            store.put_spans("p", [span(n)])
+            store.find("text:line")
+        with store._database.read() as connection:
+            ask = connection.exec_driver_sql
+            assert ask("SELECT count(*) FROM pg_prepared_statements").scalar_one() == 0
+            assert ask("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").scalar_one() == 0
+        raw = store._engine.raw_connection()
+        raw.rollback()
+        assert raw.cursor().execute("SHOW statement_timeout").fetchone() == ("0",)
+        raw.close()
+    store.close()
+
+
+def test_a_writer_waits_for_another_no_longer_than_it_may(where: str | Path) -> None:
+    first, second = Store(where), Store(where, timeouts=Timeouts(lock_s=0.3))
+    first.put_version(version(1))
+    with first.transaction() as connection:
+        first.put_version(version(1, sha256="b" * 64), within=connection)
+        started = time.monotonic()
+        with pytest.raises(StoreError, match=r"lock.*; (run the same command again|then run the same)"):
+            second.put_version(version(1, sha256="c" * 64))
+        assert time.monotonic() - started < 5
+    assert first.versions()[0].sha256 == "b" * 64
+    first.close()
+    second.close()
+
+
+def test_a_statement_takes_no_longer_than_it_may(postgresql: str) -> None:
+    store = Store(postgresql, timeouts=Timeouts(statement_s=0.2))
+    with (
+        pytest.raises(StoreError, match=r"statement timeout; run the same .* or raise the timeouts in \[store\]"),
+        store._database.read() as connection,
+    ):
+        connection.exec_driver_sql("SELECT pg_sleep(5)")
+    store.close()
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        with pytest.raises(StoreError, match="check that the server runs"):
+            Store(f"postgresql://bob:hunter2@127.0.0.1:{silent.getsockname()[1]}/x", timeouts=Timeouts(connect_s=2))
+        assert time.monotonic() - started < 10
+
+
+def test_a_server_that_may_only_be_read_is_named_with_the_next_move(postgresql: str) -> None:
+    Store(postgresql).close()
+    store = Store(f"{postgresql}&options=-c%20default_transaction_read_only%3Don")
+    with pytest.raises(StoreError, match="read-only transaction; name the primary server, and a user who may write"):
+        store.put_attempts("turn-1", [judged("t1")])
+    store.close()
+
+
+# -------------------------------------------------------------------------------------- one transaction
+
+
+def test_writes_within_a_transaction_are_there_together_or_not_at_all(either: Store) -> None:
+    with suppress(RuntimeError), either.transaction() as connection:
+        either.put_attempts("turn-1", [judged("t1")], within=connection)
+        either.put_version(version(1), within=connection)
+        raise RuntimeError
+    assert (either.n_traces(), either.versions()) == (0, [])
+    with either.transaction() as connection:
+        either.put_attempts("turn-1", [judged("t1"), judged("t2")], positions=[3, 5], within=connection)
+        either.put_score("default", "t1", judged("t1").verdict.scores[0], source="me", within=connection)
+        either.put_version(version(1), within=connection)
+    assert [row.n for row in either.stage_traces("turn-1")] == [3, 5]
+    assert {score.source for score in either.verdict("default", "t1").scores} == {None, "me"}
+    assert either.versions() == [version(1)]
