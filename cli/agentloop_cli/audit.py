@@ -19,23 +19,23 @@ MAX_ROWS = 40
 
 
 def audit(
-    suite: Annotated[list[Path], typer.Argument(help="A suite's folder, a project's, or folders of Harbor tasks.")],
+    suite: Annotated[list[Path], typer.Argument(help="Folder of a suite or a project, or folders of Harbor tasks.")],
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
-    n_oracle: Annotated[int, typer.Option(min=1, help="Trials of each task's own solution.")] = 3,
+    n_oracle: Annotated[int, typer.Option(min=1, help="Attempts of each task's own solution.")] = 3,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 2,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Only check each task: its solution scores 1, nothing 0.")
+        bool, typer.Option("--quick", help="Only check that the solution of each task scores 1, and doing nothing 0.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try to fool the verifiers of tasks, with every cheat that is known.
+    """Try to fool the verifiers of tasks with every built-in cheat.
 
     Each task's own solution must score 1 every time, doing nothing and random
     commands 0, and no cheat anything. With `--quick`, each solution is tried
-    once and no cheat is tried. Needs no model and stores nothing; a judge
-    model that a task names is asked, and paid.
+    once and no cheat is tried. Needs no model and stores nothing; a task with
+    a judge model calls it, which costs money.
 
-    Exit codes: 0 every reward can be believed, 1 a task can be fooled, is
+    Exit codes: 0 every reward can be trusted, 1 a task can be fooled, is
     flaky, broken or unscored, or a cheat was not tested, 2 a task is wrong, 4 no sandbox can be made or
     an image is missing, 130 interrupted.
     """

@@ -16,26 +16,28 @@ from agentloop_cli.render import AsJson, LiveProgress, percent, print_json, stde
 
 
 def bank(
-    suite: Annotated[Path, typer.Argument(help="A suite's folder, or one that holds Harbor tasks.")],
+    suite: Annotated[Path, typer.Argument(help="Folder of a suite, or of Harbor tasks.")],
     policy: Annotated[str, typer.Option(help="REF: vN, live, FILE.toml, scripted:FILE.py:function, or oracle.")],
-    name: Annotated[str, typer.Option("--as", help="Name of the bank: what `agentloop gate --baseline` is given.")],
-    trials: Annotated[int, typer.Option(min=4, max=10_000, help="Of each task.")] = 16,
+    name: Annotated[str, typer.Option("--as", help="Name of the baseline, for `agentloop gate --baseline`.")],
+    trials: Annotated[int, typer.Option(min=4, max=10_000, help="Attempts per task.")] = 16,
     tape: Annotated[
-        bool, typer.Option("--tape", help="Keep every answer, too, so that an unchanged policy is gated at no cost.")
+        bool, typer.Option("--tape", help="Also record every answer, so that gating an unchanged policy costs nothing.")
     ] = False,
     sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
-    n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 4,
-    project: Annotated[Path, typer.Option("--project", "-p", help="Where vN and paths of policies start.")] = Path(),
+    n_concurrent: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 4,
+    project: Annotated[
+        Path, typer.Option("--project", "-p", help="Project folder: vN and policy paths are relative to it.")
+    ] = Path(),
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = RUNS / "bank",
     as_json: AsJson = False,
 ) -> None:
-    """Fill the baseline bank of a suite: every task, the same number of times, with one policy.
+    """Record the baseline of a suite: the same number of attempts of every task, with one policy.
 
-    It is written to SUITE/baseline/NAME.jsonl when it is whole; a run that was
-    interrupted goes on with the same command. Commit the file.
+    The complete baseline is written to SUITE/baseline/NAME.jsonl. Run the same
+    command again to continue an interrupted run. Commit the file.
 
-    Exit codes: 0 filled, 2 something named is wrong or a trial has no reward,
-    4 a trial was lost to the infrastructure, 5 no tasks, 130 interrupted.
+    Exit codes: 0 complete, 2 an argument is wrong or an attempt has no reward,
+    4 an attempt was lost to the infrastructure, 5 no tasks, 130 interrupted.
     """
     from agentloop.gate.filling import BankOptions, fill
 

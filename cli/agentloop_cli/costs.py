@@ -40,20 +40,20 @@ class By(StrEnum):
 
 def costs(
     filter: Annotated[
-        list[str] | None, typer.Argument(help="Terms that all must hold, such as purpose:evaluate since:7d.")
+        list[str] | None, typer.Argument(help="Only episodes that match all terms, such as purpose:evaluate since:7d.")
     ] = None,
-    by: Annotated[By, typer.Option(help="What the rows are.")] = By.version,
+    by: Annotated[By, typer.Option(help="Print one row for each of these.")] = By.version,
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """What episodes took: tokens, money, GPU-seconds and joules; `-` is what nobody knows.
+    """Show what episodes cost: tokens, money, GPU-seconds and joules; `-` is unknown.
 
-    Prices are your own, the tables `prices` of agentloop.toml, else what was
-    recorded with an answer, else litellm's list where it is installed. Energy
-    was measured for whole stages of a loop on this machine, whoever else used
-    it; episodes have their share of it by wall time.
+    Prices come from the tables `prices` of agentloop.toml, else from the
+    recorded answer, else from litellm's list if litellm is installed. Energy
+    is measured for whole stages of a loop on this machine, other programs
+    included; each episode gets a share by its wall time.
     """
     from agentloop.config.settings import load_prices
     from agentloop.costs.totals import price, tabulate
@@ -66,7 +66,7 @@ def costs(
     if as_json:
         print_json({"by": by.value, "rows": rows})
     elif not rows:
-        stderr.print("no such traces; `agentloop traces ls` shows those that there are")
+        stderr.print("no trace matches; `agentloop traces ls` lists all traces")
     else:
         stdout.print(_table(by.value, rows))
 

@@ -22,13 +22,13 @@ COLUMNS = ("detector", "on", "promise", "precision", "recall", "silent")
 
 
 def label_trace(
-    trace_id: Annotated[str, typer.Argument(metavar="TRACE", help="Its id, or the beginning of it.")],
-    kind: Annotated[str | None, typer.Option("--type", help="Why it failed, such as obs.misread.")] = None,
+    trace_id: Annotated[str, typer.Argument(metavar="TRACE", help="The trace's id, or the beginning of it.")],
+    kind: Annotated[str | None, typer.Option("--type", help="The type of the failure, such as obs.misread.")] = None,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Index of the step that decided, as `traces show` has it.")
+        int | None, typer.Option(min=0, help="Index of the step that caused the failure, as in `traces show`.")
     ] = None,
     note: Annotated[str, typer.Option(help="The reason, in a few words.")] = "",
-    by: Annotated[str | None, typer.Option(help="Who says so. Default: your user name.")] = None,
+    by: Annotated[str | None, typer.Option(help="Your name; default: your user name.")] = None,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
@@ -36,9 +36,9 @@ def label_trace(
 ) -> None:
     """Label a stored trace: why it failed, and at which step.
 
-    The label stays with your name when traces are judged again, and
-    `agentloop judge history` shows it. A new label of yours replaces the one
-    before. `agentloop judge fit` learns from stored labels.
+    The label keeps your name when traces are judged again, and
+    `agentloop judge history` shows it. Your new label replaces your earlier
+    one. `agentloop judge fit` learns from stored labels.
 
     Exit codes: 0 stored, 2 the type or the step is unknown, 5 no such trace.
     """
@@ -70,21 +70,23 @@ def _type(kind: str, project: Path) -> FailureType:
 def fit_scorer(
     labels: Annotated[
         Path | None,
-        typer.Argument(help='Lines such as {"trace": ID, "step": 3, "type": "obs.misread"}, beside stored labels.'),
+        typer.Argument(
+            help='File with lines such as {"trace": ID, "step": 3, "type": "obs.misread"}, used with the stored labels.'
+        ),
     ] = None,
-    precision: Annotated[float, typer.Option(min=0, max=1, help="Share of what it says that shall be right.")] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides every random draw.")] = 0,
+    precision: Annotated[float, typer.Option(min=0, max=1, help="Required share of correct answers.")] = 0.5,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Default: .agentloop/scorer.json of the project.")] = None,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Learn from people's labels which step decides, and why, where rules do not know it.
+    """Learn from people's labels which step causes a failure, and why, for failures that no rule explains.
 
     Labels are those of `agentloop judge label` and of the file that you name,
     which wins where both label a trace. `agentloop judge` then uses the scorer.
-    The figures shown were measured on traces of tasks that were held out.
+    The figures shown were measured on traces of held-out tasks.
 
     Exit codes: 0 fitted, 2 too few labels or a wrong one.
     """
@@ -107,14 +109,14 @@ def fit_scorer(
 
 def show_detectors(
     labels: Annotated[
-        Path | None, typer.Argument(help="A file of labels as for `fit`, or a folder of traces with AgentRx's.")
+        Path | None, typer.Argument(help="A file of labels as for `fit`, or a folder of traces with AgentRx labels.")
     ] = None,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how often each detector is right, and how often it says nothing.
+    """Show how often each detector is right, and how often it gives no answer.
 
     Rules are measured on stored labels and on those that you name; without
     any, the table has what was measured when they were made. A learned scorer

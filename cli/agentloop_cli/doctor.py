@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """Say which sandboxes work on this machine, what each holds, and what to do about the rest."""
+    """Show which sandboxes work on this machine, which limits each holds, and how to fix the others."""
     from agentloop.sandbox.checkup import check_all, machine
 
     with stderr.status("trying what boxes hold here"):
@@ -62,7 +62,7 @@ def _print(machine: dict[str, str], checkups: Sequence[Checkup], chosen: str | N
         stdout.print()
     stdout.print(Group(*(_remedy(what, why) for checkup in checkups for what, why in _problems(checkup))))
     outcome = ("auto takes ", (chosen, "bold green")) if chosen else (("no sandbox works here", "bold red"),)
-    stdout.print(Text.assemble(*outcome, "; `unconfined` is no sandbox, and is had by name alone"))
+    stdout.print(Text.assemble(*outcome, "; `unconfined` is no sandbox and must be chosen by name"))
 
 
 def _table(working: Sequence[Checkup]) -> Table:

@@ -24,12 +24,12 @@ STDOUT = Path("-")
 
 
 def export_traces(
-    ids: Annotated[list[str] | None, typer.Argument(help="Traces by id, or as much of it as is unique.")] = None,
-    filter: Annotated[str, typer.Option(help="Those for which it holds, in the words of `traces ls`.")] = "",
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of traces, or unique beginnings of ids.")] = None,
+    filter: Annotated[str, typer.Option(help="Only traces that match, as in `traces ls`.")] = "",
     format: Annotated[
-        str | None, typer.Option(help="jsonl, parquet, atif or otlp; default: as --out ends, or else jsonl.")
+        str | None, typer.Option(help="jsonl, parquet, atif or otlp; default: by the ending of --out, else jsonl.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="File to write, or for atif a new folder; - is stdout.")] = STDOUT,
+    out: Annotated[Path, typer.Option(help="File to write, for atif a new folder; - is stdout.")] = STDOUT,
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
@@ -42,7 +42,7 @@ def export_traces(
     atif     Harbor's ATIF 1.8: a file a trace; a line each on stdout
     otlp     OpenTelemetry: a request a line, for any collector's /v1/traces
 
-    A file is written whole or not at all. Exit code 5: no trace was found.
+    A file is written whole or not at all. Exit code 5: no trace matches.
     """
     from agentloop.formats.export import load_exporter
     from agentloop.formats.exporting import Choice, export
@@ -69,11 +69,11 @@ def _print_account(account: ExportReport, out: Path) -> None:
 def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as_json: bool) -> None:
     """Raises ConfigError for options that cannot go together."""
     if ids and filter:
-        raise ConfigError("IDS and --filter are two ways to choose; give one of them, such as --filter 'id:a*,b*'")
+        raise ConfigError("IDS and --filter cannot be combined; use one of them, such as --filter 'id:a*,b*'")
     if out == STDOUT and as_json:
-        raise ConfigError("--json prints on stdout, where the traces go; name a file with --out")
+        raise ConfigError("--json and the traces both go to stdout; name a file with --out")
     if out == STDOUT and "json" not in exporter.media_type and sys.stdout.isatty():
-        raise ConfigError(f"{exporter.name} is no text for a terminal; name a file with --out")
+        raise ConfigError(f"{exporter.name} cannot be printed on a terminal; name a file with --out")
 
 
 def _to_stdout(exporter: Exporter, traces: Iterator[Stored]) -> int:

@@ -33,21 +33,21 @@ INDENT = Text("    ")
 def failures(
     filter: Annotated[
         list[str] | None,
-        typer.Argument(help="Only traces for which all terms hold, as in `traces ls`: purpose:evaluate tool:shell."),
+        typer.Argument(help="Only traces that match all terms, as in `traces ls`: purpose:evaluate tool:shell."),
     ] = None,
     by: Annotated[str, typer.Option(help="type, group, version, tool, task, source, model or agent.")] = "type",
-    since: Annotated[str | None, typer.Option(help="Tell what is new since this policy version: 4, or v4.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="All about one cluster, by its id.")] = None,
+    since: Annotated[str | None, typer.Option(help="Show what is new since this policy version: 4, or v4.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Show one cluster in full, by its id.")] = None,
     labels: Annotated[
-        bool, typer.Option("--labels", help="Count all labels, of successes and unscored traces, too.")
+        bool, typer.Option("--labels", help="Count all labels, also those of successes and unscored traces.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many rows, and clusters.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many rows and clusters.")] = 10,
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what fails most, in clusters of alike failures, and how it changed.
+    """Show the most frequent failures, in clusters of similar ones, and how they changed.
 
     A failed trace counts once, under the failure that decided it. Rates are
     shares of all traces of a version; a change is called new, gone, growing

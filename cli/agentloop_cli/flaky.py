@@ -25,21 +25,22 @@ DAYS = 14
 
 def flaky(
     suite: Annotated[Path, typer.Argument(help="A suite's folder.")],
-    bank: Annotated[str, typer.Option(help="Name of a bank in SUITE/baseline, or the path of one.")],
-    quarantine: Annotated[str | None, typer.Option(metavar="TASK", help="Let this task decide nothing.")] = None,
-    reason: Annotated[str | None, typer.Option(help="Of the quarantine; it is shown in every report.")] = None,
-    days: Annotated[int, typer.Option(min=1, max=90, help="Until it counts again by itself.")] = DAYS,
+    bank: Annotated[str, typer.Option(help="Name of a baseline in SUITE/baseline, or its path.")],
+    quarantine: Annotated[
+        str | None, typer.Option(metavar="TASK", help="Quarantine this task: it decides nothing.")
+    ] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason for the quarantine; every report shows it.")] = None,
+    days: Annotated[int, typer.Option(min=1, max=90, help="Days until the task counts again.")] = DAYS,
     release: Annotated[str | None, typer.Option(metavar="TASK", help="Let this task count again now.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How often the tasks of a suite contradict themselves, from a bank's trials.
+    """Show how often the tasks of a suite contradict themselves, from the attempts of a baseline.
 
     The rate is the share of the rarer result: 0% for a task that always
-    passes, and for one that always fails. FLAKY stands beside what has been
-    shown to flake more often than a must-pass case may; the mean of a suite
-    can live with it.
+    passes, and for one that always fails. FLAKY marks tasks that flake more
+    often than a must-pass case may; the mean of a suite tolerates them.
 
-    Exit codes: 0 listed or written, 2 something named is wrong.
+    Exit codes: 0 listed or written, 2 an argument is wrong.
     """
     from agentloop.gate.quarantine import Edit, edit_quarantine
 

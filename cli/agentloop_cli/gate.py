@@ -31,37 +31,39 @@ def gate(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(rich_help_panel=COMPARED, help="Needed: name of a bank in SUITE/baseline, or its path."),
+        typer.Option(rich_help_panel=COMPARED, help="Required: name of a baseline in SUITE/baseline, or its path."),
     ] = None,
     candidate: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=COMPARED, help="Needed: vN, live, FILE.toml, scripted:FILE.py:function, or oracle."
+            rich_help_panel=COMPARED, help="Required: vN, live, FILE.toml, scripted:FILE.py:function, or oracle."
         ),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(rich_help_panel=SURE, help="The drop that PASS rules out: 0.05 is 5 points of success. [0.05]"),
+        typer.Option(rich_help_panel=SURE, help="Largest drop that may pass: 0.05 is 5 points of success. [0.05]"),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(rich_help_panel=SURE, help="Risk of FAIL for a candidate that is no worse. [0.05]")
+        float | None,
+        typer.Option(rich_help_panel=SURE, help="Risk of a FAIL for a candidate that is not worse. [0.05]"),
     ] = None,
     beta: Annotated[
         float | None,
-        typer.Option(rich_help_panel=SURE, help="Risk of PASS for a candidate that is worse by delta. [0.05]"),
+        typer.Option(rich_help_panel=SURE, help="Risk of a PASS for a candidate that is worse by delta. [0.05]"),
     ] = None,
     sampling: Annotated[
-        Sampling | None, typer.Option(rich_help_panel=SURE, help="Order of visits; round-robin without it.")
+        Sampling | None, typer.Option(rich_help_panel=SURE, help="Order of visits; default: round-robin.")
     ] = None,
     per_visit: Annotated[
         int | None,
         typer.Option(
-            rich_help_panel=SURE, help="Banked trials in a visit; as many as leave 800 visits, at most a quarter."
+            rich_help_panel=SURE,
+            help="Baseline attempts per visit; default: as many as leave 800 visits, at most a quarter.",
         ),
     ] = None,
     max_infra: Annotated[
         float | None,
-        typer.Option(rich_help_panel=SURE, help="Share of lost attempts above which nothing is claimed. [0.15]"),
+        typer.Option(rich_help_panel=SURE, help="Share of lost attempts above which the gate gives no verdict. [0.15]"),
     ] = None,
     reliability: Annotated[
         float | None,
@@ -70,19 +72,19 @@ def gate(
     must_pass: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", rich_help_panel=COMPARED, help="Tasks each of which must pass, beside those tagged so."
+            metavar="PATTERN", rich_help_panel=COMPARED, help="Must-pass tasks, besides those that carry the tag."
         ),
     ] = None,
     max_rollouts: Annotated[
-        int | None, typer.Option(rich_help_panel=BUDGET, help="Trials after which nothing more is asked. [5000]")
+        int | None, typer.Option(rich_help_panel=BUDGET, help="Stop after this many attempts. [5000]")
     ] = None,
     max_usd: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=BUDGET, help="Money after which nothing more is asked.")
+        float | None, typer.Option(min=0, rich_help_panel=BUDGET, help="Stop after this much money.")
     ] = None,
     max_minutes: Annotated[
-        float | None, typer.Option(min=0, rich_help_panel=BUDGET, help="Time of this run, likewise.")
+        float | None, typer.Option(min=0, rich_help_panel=BUDGET, help="Stop after this many minutes.")
     ] = None,
-    n_concurrent: Annotated[int, typer.Option(min=1, rich_help_panel=BUDGET, help="Trials at once.")] = 4,
+    n_concurrent: Annotated[int, typer.Option(min=1, rich_help_panel=BUDGET, help="Attempts at once.")] = 4,
     sandbox: Annotated[
         str | None, typer.Option(rich_help_panel=COMPARED, help="auto, docker or bubblewrap; overrides the settings.")
     ] = None,
@@ -90,19 +92,24 @@ def gate(
         OnDivergence,
         typer.Option(
             rich_help_panel=COMPARED,
-            help="Where the bank has a tape of this very policy: what a difference does, or off.",
+            help="Action when the candidate differs from its recording; off ignores recordings.",
         ),
     ] = OnDivergence.live,
-    seed: Annotated[int | None, typer.Option(rich_help_panel=SURE, help="Decides the order of visits. [0]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(rich_help_panel=SURE, help="Random seed for the order of visits. [0]")
+    ] = None,
     project: Annotated[
-        Path, typer.Option("--project", "-p", rich_help_panel=COMPARED, help="Where vN and paths of policies start.")
+        Path,
+        typer.Option(
+            "--project", "-p", rich_help_panel=COMPARED, help="Project folder: vN and policy paths are relative to it."
+        ),
     ] = Path(),
     baseline_project: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             rich_help_panel=COMPARED,
-            help="Where the baseline's policy is as it was banked, such as a check-out of the main branch. [--project]",
+            help="Folder with the baseline's policy as it was, such as a checkout of the main branch. [--project]",
         ),
     ] = None,
     out: Annotated[
@@ -111,14 +118,14 @@ def gate(
     ] = None,
     inconclusive: Annotated[
         Inconclusive,
-        typer.Option(rich_help_panel=OUTPUT, help="Exit code without a verdict: 3, or that of PASS or FAIL."),
+        typer.Option(rich_help_panel=OUTPUT, help="Exit code when there is no verdict: 3, or that of PASS or FAIL."),
     ] = Inconclusive.keep,
     replay: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
             rich_help_panel=STORED,
-            help="Decide without rolling out: from a file of outcomes, or from the runs in a project folder or store, "
+            help="Decide from stored results: from a file of outcomes, or from the runs in a project folder or store, "
             "where --baseline and --candidate are filters.",
         ),
     ] = None,
@@ -132,28 +139,26 @@ def gate(
     sarif: Annotated[
         Path | None, typer.Option(rich_help_panel=OUTPUT, help="Write SARIF of broken cases here.")
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(rich_help_panel=OUTPUT, help="Write the report here, beside the run's own.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(rich_help_panel=OUTPUT, help="Write a copy of the report here.")] = None,
     summary: Annotated[
-        bool, typer.Option(rich_help_panel=OUTPUT, help="Add to $GITHUB_STEP_SUMMARY, where there is one.")
+        bool, typer.Option(rich_help_panel=OUTPUT, help="Add a summary to $GITHUB_STEP_SUMMARY, if it is set.")
     ] = True,
     pr_comment: Annotated[
         bool, typer.Option(rich_help_panel=OUTPUT, help="Keep one comment on the pull request up to date.")
     ] = False,
 ) -> None:
-    """Compare a candidate with a baseline bank, trial by trial, until the evidence is enough.
+    """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
-    FAIL says that the candidate is worse, PASS that it is not worse by delta.
+    FAIL means that the candidate is worse, PASS that it is not worse by delta.
     Each is wrong with at most the stated probability, however often you look,
     if attempts are independent and the baseline is measured in the same environment.
-    The same command continues a run that was interrupted.
+    Run the same command again to continue an interrupted run.
 
-    Where the environment is what it was when the bank was filled, a visit compares one trial of the candidate with
-    banked trials of the same task. Elsewhere it compares it with a fresh attempt of the baseline at the same time.
+    If the environment has not changed since the baseline was recorded, a visit compares one attempt of the candidate
+    with stored attempts of the same task. Otherwise it compares it with a fresh attempt of the baseline.
     You need SUITE, --baseline and --candidate, or --replay.
 
-    Exit codes: 0 PASS, 1 FAIL, 2 something named is wrong, 3 INCONCLUSIVE,
+    Exit codes: 0 PASS, 1 FAIL, 2 an argument is wrong, 3 INCONCLUSIVE,
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.
     """
     outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment)

@@ -31,22 +31,22 @@ DEFAULT = "default"
 
 def import_traces(
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
-    format: Annotated[str | None, typer.Option(help="Take all of them for this format, such as chat.")] = None,
+    format: Annotated[str | None, typer.Option(help="Read all files in this format, such as chat.")] = None,
     tenant: Annotated[
         str, typer.Option("--tenant", help="The project (tenant) of the service to import into.")
     ] = DEFAULT,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import traces of any known format, told by what is in the files.
+    """Import traces; the format is recognised from the contents of the files.
 
-    What a format has and a trace has no place for is stored beside it and
-    counted. Importing again stores nothing twice.
+    Fields that a trace has no place for are stored with it and counted.
+    Importing again stores nothing twice.
 
-    Ctrl-C ends it with what was read until then stored and told; the same
-    command again imports the rest.
+    After Ctrl-C, the traces read so far are stored and reported; run the same
+    command again to import the rest.
 
-    Exit codes: 0 all was imported, 1 some records are broken, 2 a path or
+    Exit codes: 0 everything was imported, 1 some records are broken, 2 a path or
     option is wrong, 5 nothing was found to import, 130 interrupted.
     """
     from agentloop.config.settings import known_secrets
@@ -118,7 +118,7 @@ def _show(account: ImportReport, where: str | None, tenant: str) -> None:
         names = ", ".join(Path(path).name for path in islice(account.no_traces, MAX_NAMES))
         more = f" and {n:,} more" if (n := account.skipped - MAX_NAMES) > 0 else ""
         are = "is no trace" if account.skipped == 1 else "are no traces"
-        stderr.print(f"{counted(account.skipped, 'file')} {are} of a known format: {names}{more}", markup=False)
+        stderr.print(f"{counted(account.skipped, 'file')} {are} of a supported format: {names}{more}", markup=False)
     if account.imported or account.known:
         store, of = (f" --store {shlex.quote(where)}" if where else ""), shlex.quote(tenant)
         ls = f"agentloop traces ls{store}" + (f" --tenant {of}" if tenant != DEFAULT else "")
@@ -135,4 +135,4 @@ def _show_failures(account: ImportReport) -> None:
     if (rest := len(account.failures) - MAX_FILES) > 0:
         stderr.print(f"and {counted(rest, 'more file')} with failures")
     if rest > 0 or any(ours.n > MAX_TOLD for ours in account.failures.values()):
-        stderr.print("--json tells them all, of one file the first 1,000")
+        stderr.print("--json lists all of them, at most 1,000 per file")

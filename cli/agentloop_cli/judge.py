@@ -31,7 +31,7 @@ NOTHING = 5
 AGAIN = "again"
 MAX_TOLD = 12
 Tenant = Annotated[str, typer.Option("--tenant", help="The project (tenant) of the service.")]
-Filter = Annotated[str, typer.Argument(help="Only traces for which it holds, such as 'state:disputed tool:shell'.")]
+Filter = Annotated[str, typer.Argument(help="Only traces that match, such as 'state:disputed tool:shell'.")]
 
 
 class FilterOrCommand(TyperGroup):
@@ -45,25 +45,25 @@ class FilterOrCommand(TyperGroup):
         return parsed
 
 
-judge = typer.Typer(help="Judge stored traces again, and settle what verifiers cannot.", cls=FilterOrCommand)
+judge = typer.Typer(help="Judge stored traces again, and resolve what verifiers cannot.", cls=FilterOrCommand)
 
 
 @judge.command(AGAIN)
 def judge_again(
     filter: Filter = "",
     verifier: Annotated[list[str] | None, typer.Option(help="Run only this verifier; may be repeated.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also traces that nothing has changed for.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also judge traces for which nothing has changed.")] = False,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Classify and score stored traces again, without running them again.
 
-    What was there before stays in the history. Ctrl-C loses nothing, and
-    the same command continues. What needs the agent's box keeps its score.
-    Where `agentloop judge fit` has made a scorer, it is asked why runs failed
-    of which the rules do not know it; then the model that `[failures.reader]`
-    of agentloop.toml names, which costs what it costs.
+    Earlier verdicts stay in the history. Ctrl-C loses nothing: run the same
+    command again to continue. A verifier that needs the agent's sandbox keeps
+    its score. When the rules cannot explain a failure, the scorer of
+    `agentloop judge fit` is used, then the model in `[failures.reader]` of
+    agentloop.toml, whose calls cost money.
 
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
@@ -93,20 +93,20 @@ def _hint_unknown(n: int, same: str) -> None:
 
 @judge.command("queue")
 def queue(
-    sample: Annotated[int, typer.Option(min=0, max=1000, help="So many scored traces as well, by chance.")] = 0,
+    sample: Annotated[int, typer.Option(min=0, max=1000, help="Also this many scored traces, drawn at random.")] = 0,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """List what a person is asked about: disputed, waiting for one, and a sample."""
+    """List the traces that need a person: disputed ones, waiting ones and a sample."""
     with _opened(project, where) as store:
         waiting = store.queue(tenant, sample=sample)
         scores = {trace.id: store.verdict(tenant, trace.id).scores for trace, _ in waiting}
     if as_json:
         print_json({"queue": [_queued(trace, why, scores[trace.id]) for trace, why in waiting]})
     elif not waiting:
-        stderr.print("nobody is asked: nothing is disputed, and nothing waits for a person; --sample N takes some")
+        stderr.print("no trace needs a person; --sample N adds scored traces")
     else:
         _print_queue(waiting, scores, same_store(project, where, None if tenant == "default" else tenant))
 
@@ -133,16 +133,16 @@ def _print_queue(waiting: Sequence[tuple[TraceSummary, str]], scores: Mapping[st
 
 @judge.command("resolve")
 def resolve_trace(
-    trace_id: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
-    reward: Annotated[float, typer.Option(help="What it is worth, from 0 to 1.")],
-    why: Annotated[str, typer.Option(help="What that rests on, in a few words.")],
-    by: Annotated[str | None, typer.Option(help="Who says so; default: your user name.")] = None,
+    trace_id: Annotated[str, typer.Argument(help="The trace's id, or the beginning of it.")],
+    reward: Annotated[float, typer.Option(help="The reward, from 0 to 1.")],
+    why: Annotated[str, typer.Option(help="The reason, in a few words.")],
+    by: Annotated[str | None, typer.Option(help="Your name; default: your user name.")] = None,
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a trace is worth. It stays in the history, with your name; the same again changes nothing."""
+    """Set the reward of a trace. It stays in the history with your name; repeating the command changes nothing."""
     from agentloop.judge.project import project_tasks
     from agentloop.judge.settle import resolve
 
@@ -158,13 +158,13 @@ def resolve_trace(
 
 @judge.command("history")
 def show_history(
-    trace_id: Annotated[str, typer.Argument(help="Its id, or how that begins.")],
+    trace_id: Annotated[str, typer.Argument(help="The trace's id, or the beginning of it.")],
     tenant: Tenant = "default",
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show every verdict on a trace: when, by whom, with which versions."""
+    """Show every verdict on a trace: its time, author and versions."""
     with _opened(project, where) as store:
         history = store.history(tenant, store.named(trace_id, project=tenant).id)
     if as_json:
@@ -200,9 +200,9 @@ def show_agreement(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how far each verifier agrees with people, and remember it.
+    """Measure how often each verifier agrees with people, and store the result.
 
-    Exit codes: 0 measured, 5 no trace that both have judged.
+    Exit codes: 0 measured, 5 no trace has both verdicts.
     """
     from agentloop.judge.agreement import document, measure
 
@@ -213,7 +213,9 @@ def show_agreement(
     elif figures:
         stdout.print(_agreement(figures))
     if not figures:
-        stderr.print("no trace that a verifier and a person have judged; `agentloop judge queue --sample 50` has some")
+        stderr.print(
+            "no trace has a verdict of a verifier and of a person; `agentloop judge queue --sample 50` lists candidates"
+        )
         raise typer.Exit(NOTHING)
 
 

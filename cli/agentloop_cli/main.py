@@ -61,12 +61,12 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def demo(
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Decides every random draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed.")] = 0,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Project folder to make, or to continue.")] = Path("agentloop-demo"),
+    out: Annotated[Path, typer.Option(help="Project folder to create or continue.")] = Path("agentloop-demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Watch a tiny policy learn tool use from scratch: no GPU, no key, a few minutes."""
+    """Watch a tiny policy learn to use tools from scratch: needs no GPU and no key, takes a few minutes."""
     from agentloop.demo.project import prepare_demo
     from agentloop.sandbox.ladder import make_backend
     from agentloop_cli.run import run_project
@@ -85,8 +85,8 @@ def demo(
 
 
 @app.command()
-def init(folder: Annotated[Path, typer.Argument(help="Folder to make the project in, new or empty.")]) -> None:
-    """Make a project with a suite, a verifier and settings to edit."""
+def init(folder: Annotated[Path, typer.Argument(help="Folder for the project, new or empty.")]) -> None:
+    """Create a project with a suite, a verifier and settings to edit."""
     from agentloop.demo.template import prepare_template
 
     prepare_template(folder)
@@ -102,7 +102,7 @@ def loop(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run turns of the loop in a project, from where it stopped: run, judge, train, gate, promote."""
+    """Run the loop in a project, from where it stopped: run, judge, train, gate, promote."""
     from agentloop.loop.project import loop_backend
     from agentloop_cli.run import run_project
 

@@ -31,19 +31,22 @@ LOST, NOTHING = 1, 5
 def mine(
     traces: Annotated[list[str] | None, typer.Argument(help="Ids of failed traces, or how they begin.")] = None,
     policy: Annotated[
-        str | None, typer.Option(help="REF of who failed; left out, the version that made each trace.")
+        str | None, typer.Option(help="REF of the policy that failed; default: the version that made each trace.")
     ] = None,
     fixed: Annotated[
-        str | None, typer.Option(help="REF of who passes; left out, the live version, or the tasks' solutions.")
+        str | None,
+        typer.Option(help="REF of a policy that passes; default: the live version, or the tasks' solutions."),
     ] = None,
-    filter: Annotated[str, typer.Option(help="Which failures, as in `traces ls`: purpose:evaluate failure:obs.*")] = "",
-    limit: Annotated[int, typer.Option("--max", min=1, help="Stop when so many were admitted.")] = 20,
+    filter: Annotated[
+        str, typer.Option(help="Only these failures, as in `traces ls`: purpose:evaluate failure:obs.*")
+    ] = "",
+    limit: Annotated[int, typer.Option("--max", min=1, help="Stop after this many admitted cases.")] = 20,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of cases; left out, evals/regressions of the project.")
+        Path | None, typer.Option(help="Folder for the cases; default: evals/regressions of the project.")
     ] = None,
-    alike: Annotated[int, typer.Option(min=1, help="Cases of one kind of failure at most.")] = 3,
+    alike: Annotated[int, typer.Option(min=1, help="At most this many cases per kind of failure.")] = 3,
     keep_rejected: Annotated[Path | None, typer.Option(help="Folder for cases that were not admitted.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only look whether offline cases still hold.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only check that offline cases still hold.")] = False,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     n_concurrent: Annotated[int, typer.Option(min=1, help="Episodes at once.")] = 4,
     project: ProjectFolder = Path(),
@@ -51,16 +54,16 @@ def mine(
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make regression cases of failed traces, and admit those that hold.
+    """Turn failed traces into must-pass cases, and keep those that hold.
 
     A case must fail again with the policy that failed, pass with another, have
-    verifiers that cannot be fooled, be new, and have no secret in it. Without
-    ids and filter, what champions failed is taken up (evals/failed), or all
-    failures where there is no such folder. REF: vN, live, FILE.toml,
+    verifiers that no cheat fools, be new, and contain no secret. Without ids
+    and filter, the command tries the failures of earlier champions (evals/failed),
+    or all failures if that folder does not exist. REF: vN, live, FILE.toml,
     scripted:FILE.py:function, oracle.
 
-    Exit codes: 0 some were admitted, 1 an offline case does not hold (--check),
-    2 something named is wrong, 4 no box can be made, 5 nothing was admitted.
+    Exit codes: 0 cases were admitted, 1 an offline case does not hold (--check),
+    2 an argument is wrong, 4 no sandbox starts, 5 nothing was admitted.
     """
     from agentloop.mining.case import REGRESSIONS
     from agentloop.mining.project import FailureSelection, MineOptions, ProjectMining
@@ -182,7 +185,7 @@ def _check(out: Path, as_json: bool) -> None:
     from agentloop.mining.offline import recheck
 
     if not out.is_dir():
-        raise ConfigError(f"no cases in {out}; name their folder with --out, or make some with `agentloop mine`")
+        raise ConfigError(f"no cases in {out}; name their folder with --out, or create some with `agentloop mine`")
     problems = recheck(out)
     if as_json:
         print_json({"out": str(out), "cases": problems})

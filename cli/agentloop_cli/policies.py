@@ -29,7 +29,7 @@ def ls(project: ProjectFolder = Path(), as_json: AsJson = False) -> None:
     if as_json:
         print_json({"versions": [version.model_dump(mode="json") for version in versions]})
     elif not versions:
-        stdout.print("no versions; `agentloop loop` makes them")
+        stdout.print("no versions; `agentloop loop` creates them")
     else:
         stdout.print(_table(versions))
 
@@ -49,22 +49,26 @@ def serve(
     ref: Annotated[
         str | None, typer.Argument(help="Folder of a model; or a version of the project: live, or its number.")
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="[-- VLLM ARGUMENTS]", help="Handed on.")] = None,
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- VLLM ARGUMENTS]", help="Arguments passed to vLLM.")
+    ] = None,
     project: ProjectFolder = Path(),
-    url: Annotated[str | None, typer.Option(help="Start nothing: watch the server at this address.")] = None,
-    lora: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER of an adapter; may be given repeatedly.")] = None,
+    url: Annotated[str | None, typer.Option(help="Watch the server at this address instead of starting one.")] = None,
+    lora: Annotated[list[str] | None, typer.Option(help="NAME=FOLDER of an adapter; may be repeated.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="What requests call the model; default: policy-vN, or its folder.")
+        str | None, typer.Option(help="Name of the model in requests; default: policy-vN, or its folder.")
     ] = (None),
-    host: Annotated[str, typer.Option(help="Whoever reaches it may use the model and load adapters.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; anyone who can reach it may use the model and load adapters.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
     log: Annotated[Path | None, typer.Option(help="Default: logs/vllm.log in the project's folder.")] = None,
 ) -> None:
     """Serve a model with vLLM, on a GPU or a CPU, and keep it up until Ctrl-C.
 
-    vLLM is taken from the Python that is set as serving.python. A server
-    that dies or hangs is started again, with its adapters; one that dies
-    quickly again and again is given up. What follows `--` goes to vLLM:
+    vLLM runs in the Python that serving.python names. A server that dies or
+    hangs is restarted with its adapters; after several quick deaths the command
+    gives up. Arguments after `--` go to vLLM:
 
     agentloop policies serve live -- --enable-auto-tool-choice --tool-call-parser hermes
     """
@@ -73,7 +77,7 @@ def serve(
     if url is None:
         serve_model(ServeOptions(ref, project, more or (), lora or (), name, host, port, log), _say)
     elif ref is not None or lora or more:
-        raise ConfigError("--url starts nothing: leave out what is to be served, or leave out --url")
+        raise ConfigError("--url starts no server: name a model to serve or --url, not both")
     else:
         watch(url, _say)
 

@@ -26,11 +26,15 @@ EMPTY = 1 << 20
 
 def prune_traces(
     older_than: Annotated[
-        str | None, typer.Option(help="What nothing was added to for as long: 30d, 12h; or since a date.")
+        str | None, typer.Option(help="Traces without additions for this long: 30d, 12h; or since a date.")
     ] = None,
-    larger_than: Annotated[str | None, typer.Option(help="The oldest, until the store has 10GB, 500MB, 8GiB.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go, by size about.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even where every trace would go.")] = False,
+    larger_than: Annotated[
+        str | None, typer.Option(help="The oldest traces, until the store has at most 10GB, 500MB, 8GiB.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would be removed; sizes are estimates.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask, even if every trace would be removed.")] = False,
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
@@ -38,14 +42,14 @@ def prune_traces(
 ) -> None:
     """Remove traces by age or size, oldest first.
 
-    Messages that other traces share stay. So does what a loop of ours has
-    made: it goes on from there.
+    Messages that other traces share stay. Traces of an agentloop loop stay too,
+    because the loop continues from them.
     """
     from agentloop.store.pruning import Limits
 
     limits = Limits(older_than, larger_than)
     if limits == Limits(None, None):
-        raise ConfigError("say what may go: --older-than 30d, --larger-than 10GB, or both")
+        raise ConfigError("name a limit: --older-than 30d, --larger-than 10GB, or both")
     with opened_store(where, project=project) as store:
         if not dry_run and not yes:
             _confirm(store, limits, tenant)

@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--agentloop-trials", type=int, metavar="N", help="Trials of each task, in place of the marks'.")
     add("--agentloop-baseline", metavar="NAME", help="Bank that a suite is compared with, or `none`.")
     add("--agentloop-policy", metavar="REF", default="live", help="Who is on trial: see `agentloop gate --help`.")
-    add("--agentloop-seed", type=int, default=0, metavar="N", help="Decides every random draw.")
+    add("--agentloop-seed", type=int, default=0, metavar="N", help="Random seed.")
     add("--agentloop-budget-usd", type=float, metavar="USD", help="Money after which no trial begins.")
     add("--agentloop-report", type=Path, metavar="DIR", help="Folder for traces, outcomes and reports.")
     add("--agentloop-sandbox", default="auto", metavar="KIND", help="auto, docker or bubblewrap.")

@@ -16,12 +16,12 @@ from agentloop_cli.render import AsJson, print_json, stderr, stdout
 if TYPE_CHECKING:
     from agentloop.sandbox.janitor import Find, Findings
 
-sandbox = typer.Typer(help="Boxes on this machine, and what they left behind.", no_args_is_help=True)
+sandbox = typer.Typer(help="Sandboxes on this machine, and what they left behind.", no_args_is_help=True)
 
 
 @sandbox.command()
 def ls(as_json: AsJson = False) -> None:
-    """List boxes, and what boxes that are gone left behind."""
+    """List sandboxes, and what closed sandboxes left behind."""
     from agentloop.sandbox.janitor import look
 
     findings = look()
@@ -29,21 +29,21 @@ def ls(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"found": [asdict(find) for find in findings.finds], "no_docker": findings.no_docker})
     elif not findings.finds:
-        stdout.print("no boxes, and nothing left behind")
+        stdout.print("no sandboxes, and nothing left behind")
     else:
         stdout.print(_table(findings.finds))
         if findings.orphans:
-            stdout.print(f"\n{len(findings.orphans)} that nobody needs; `agentloop sandbox gc` removes them")
+            stdout.print(f"\n{len(findings.orphans)} without an owner; `agentloop sandbox gc` removes them")
 
 
 @sandbox.command()
 def gc(
     image_days: Annotated[
-        float, typer.Option(min=0.0, help="Days without use after which an image that was made here goes.")
+        float, typer.Option(min=0.0, help="Remove images built here that were not used for this many days.")
     ] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Remove boxes whose owner is dead or whose time is up, what they left behind, and images that none uses."""
+    """Remove sandboxes whose owner has ended or whose time is up, what they left behind, and unused images."""
     from agentloop.sandbox.janitor import sweep
 
     removed, after = sweep(image_days)
@@ -57,12 +57,12 @@ def gc(
         stdout.print(f"removed {len(removed)}")
     if after.orphans:
         left = ", ".join(f"{find.kind} {find.name}" for find in after.orphans)
-        raise SandboxError(f"still there: {left}; remove it as the user that made it, or as root")
+        raise SandboxError(f"cannot remove {left}; remove it as the user who created it, or as root")
 
 
 def _say_no_docker(findings: Findings) -> None:
     if findings.no_docker:
-        stderr.print(f"docker was not asked: {findings.no_docker}", markup=False)
+        stderr.print(f"docker was not checked: {findings.no_docker}", markup=False)
 
 
 def _table(finds: Sequence[Find]) -> Table:

@@ -22,10 +22,16 @@ if TYPE_CHECKING:
 keys = typer.Typer(help="Keys of the trace service.", no_args_is_help=True)
 
 
-MaxCalls = Annotated[int | None, typer.Option("--max-calls", min=0, help="Calls of models in all.")]
-MaxTokens = Annotated[int | None, typer.Option("--max-tokens", min=0, help="Tokens of prompts and answers in all.")]
-MaxUsd = Annotated[float | None, typer.Option("--max-usd", min=0, help="Money in all, where prices are known.")]
-PerMinute = Annotated[int | None, typer.Option("--calls-per-minute", min=0, help="Calls of models within a minute.")]
+MaxCalls = Annotated[int | None, typer.Option("--max-calls", min=0, help="At most this many model calls in total.")]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", min=0, help="At most this many prompt and answer tokens in total.")
+]
+MaxUsd = Annotated[
+    float | None, typer.Option("--max-usd", min=0, help="At most this much money in total, where prices are known.")
+]
+PerMinute = Annotated[
+    int | None, typer.Option("--calls-per-minute", min=0, help="At most this many model calls per minute.")
+]
 
 
 class Scope(StrEnum):
@@ -39,32 +45,42 @@ class Scope(StrEnum):
 
 
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen at; beyond this machine only with a key.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; access from other machines needs a key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8321,
     where: Where = None,
     upstream: Annotated[
         list[str] | None,
-        typer.Option(help="Serve the models of this OpenAI-compatible endpoint, http://127.0.0.1:8000/v1, say."),
+        typer.Option(
+            help="OpenAI-compatible endpoint whose models the gateway serves, such as http://127.0.0.1:8000/v1."
+        ),
     ] = None,
-    only_models: Annotated[bool, typer.Option(help="The gateway alone: take no spans, answer no questions.")] = False,
+    only_models: Annotated[
+        bool, typer.Option(help="Run the gateway alone: accept no spans, answer no queries.")
+    ] = False,
     older_than: Annotated[
-        str | None, typer.Option("--prune-older-than", help="Let go of traces that nothing was added to for 30d, say.")
+        str | None,
+        typer.Option("--prune-older-than", help="Remove traces without additions for this long, such as 30d."),
     ] = None,
     larger_than: Annotated[
-        str | None, typer.Option("--prune-larger-than", help="Let go of the oldest when the store has 10GB, say.")
+        str | None,
+        typer.Option(
+            "--prune-larger-than", help="Remove the oldest traces when the store exceeds this size, such as 10GB."
+        ),
     ] = None,
 ) -> None:
-    """Take traces by OTLP over HTTP, or as a gateway to models; answer questions.
+    """Receive traces by OTLP over HTTP or as a gateway to models, and answer queries.
 
     Point any OpenTelemetry exporter at it:
     OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:8321
 
-    With --upstream, or tables `gateway.upstream` in agentloop.toml, it is a
-    gateway to models, too: an agent whose base URL is http://127.0.0.1:8321/v1
+    With --upstream, or tables `gateway.upstream` in agentloop.toml, it is also
+    a gateway to models: an agent whose base URL is http://127.0.0.1:8321/v1
     (OpenAI's SDK; without /v1 for Anthropic's) leaves a trace of every call.
 
-    Secrets are left out of what is stored: what looks like one, and the values
-    of this project's settings and of variables called …_KEY, …_TOKEN, …_SECRET
+    Secrets are not stored: text that looks like a secret, secret values of this
+    project's settings, and values of variables called …_KEY, …_TOKEN, …_SECRET
     and …_PASSWORD.
     """
     from agentloop.config.settings import known_secrets
@@ -92,12 +108,12 @@ def _service() -> ModuleType:
 
 @keys.command()
 def add(
-    project: Annotated[str, typer.Argument(help="The project (tenant) whose traces the key leads to.")],
+    project: Annotated[str, typer.Argument(help="The project (tenant) whose traces the key gives access to.")],
     scope: Annotated[
         list[Scope] | None,
         typer.Option(
-            help="ingest: send spans. judge: say what traces are worth. read. call: models. admin: everything. "
-            "You may give it more than once; default: ingest, read."
+            help="ingest: send spans. judge: set rewards. read: query traces. call: call models. admin: everything. "
+            "May be repeated; default: ingest, read."
         ),
     ] = None,
     calls: MaxCalls = None,
@@ -107,7 +123,7 @@ def add(
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is shown once: only its hash is kept."""
+    """Create a key. It is shown once: only its hash is stored."""
     from agentloop.api.auth import new_key
     from agentloop.store.keys import Budget
 
@@ -130,12 +146,12 @@ def budget(
     per_minute: PerMinute = None,
     where: Where = None,
 ) -> None:
-    """Let a key spend so much on models; bounds that are left out stay as they are."""
+    """Set a key's limits on model calls; limits that you do not name stay as they are."""
     from agentloop.store.keys import Budget
 
     bounds = Budget(calls, tokens, usd, per_minute)
     if bounds == Budget():
-        raise ConfigError("name a bound: --max-calls, --max-tokens, --max-usd or --calls-per-minute")
+        raise ConfigError("name a limit: --max-calls, --max-tokens, --max-usd or --calls-per-minute")
     with opened_store(where) as store:
         key = store.key(key_id)
         if key is None:
@@ -152,7 +168,7 @@ def list_keys(where: Where = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"keys": [_key(key) for key in every_key]})
     elif not every_key:
-        stdout.print("no keys; `agentloop keys add PROJECT` makes one")
+        stdout.print("no keys; `agentloop keys add PROJECT` creates one")
     else:
         stdout.print(_keys(every_key))
 
@@ -184,22 +200,22 @@ def _keys(every: Sequence[Key]) -> Table:
 
 @keys.command()
 def revoke(key_id: Annotated[str, typer.Argument(help="The id that `keys ls` shows.")], where: Where = None) -> None:
-    """End a key; a running service refuses it within seconds."""
+    """Revoke a key; a running service refuses it within seconds."""
     with opened_store(where) as store:
         if not store.revoke_key(key_id):
             raise ConfigError(f"no key {key_id!r}; `agentloop keys ls` shows them")
         n_left = store.n_keys()
     if not n_left:
-        stderr.print("no key is left; the service stays closed until `agentloop keys add` makes one")
+        stderr.print("no key is left; the service refuses everyone until `agentloop keys add` creates one")
 
 
 @keys.command("rotate-local")
 def rotate_local(where: Where = None) -> None:
-    """Make a new local token, with which you judge without a key.
+    """Create a new local token, which lets you judge without a key.
 
     The token is in a file beside the store that only you can read. Use it as
     a key: curl -H "Authorization: Bearer $(cat traces/store.token)" …
-    A running service takes it at once, and no longer the old one.
+    A running service accepts it at once, and refuses the old one.
     """
     from agentloop.api.local import rotate, token_file
 

@@ -31,13 +31,13 @@ INDENT = "    "
 
 
 def show_trace(
-    trace_id: Annotated[str, typer.Argument(help="The id, or as much of its beginning as is unique.")],
+    trace_id: Annotated[str, typer.Argument(help="The id, or a unique beginning of it.")],
     project: ProjectFolder = Path(),
     where: Where = None,
     tenant: Tenant = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one trace: what was asked, done and seen, and why it failed."""
+    """Show one trace: the task, every step, and why it failed."""
     from agentloop.formats.jsonl import document
     from agentloop.otel.stored import StoredTrace
 

@@ -37,54 +37,58 @@ class AgentChoice(StrEnum):
 
 
 def run(
-    folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders that hold them.")],
+    folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders of task folders.")],
     agent: Annotated[
         AgentChoice | None,
         typer.Option(
-            help="Their own solution, nobody, the reference agent, or a program; default: \\[agent], else tool_loop."
+            help="The tasks' own solution, nobody, the built-in agent or a program; default: \\[agent], else tool_loop."
         ),
     ] = None,
     policy: Annotated[
         PolicyKind,
-        typer.Option(help="Who is asked by tool_loop and command: an endpoint, a vLLM server, or by litellm."),
+        typer.Option(help="How tool_loop and command reach a model: an endpoint, a vLLM server or litellm."),
     ] = PolicyKind.openai,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name at that endpoint, or litellm's.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint, or its litellm name.")] = None,
     command: Annotated[
-        str | None, typer.Option(help="Of the agent's program, for sh in the box; see $AGENTLOOP_INSTRUCTION there.")
+        str | None,
+        typer.Option(help="Shell command that starts the agent in the sandbox; $AGENTLOOP_INSTRUCTION holds the task."),
     ] = None,
     agent_files: Annotated[
-        Path | None, typer.Option(help="Folder with the agent's program, which the boxes show as /agent.")
+        Path | None, typer.Option(help="Folder with the agent's program, mounted in the sandbox as /agent.")
     ] = None,
     sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the traces.")] = RUNS,
-    trials: Annotated[int, typer.Option(min=1, max=1000, help="Trials of each task.")] = 1,
-    n_concurrent: Annotated[int, typer.Option(min=1, help="Trials at once.")] = 2,
+    trials: Annotated[int, typer.Option(min=1, max=1000, help="Attempts per task.")] = 1,
+    n_concurrent: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 2,
     canaries: Annotated[
         bool, typer.Option(help="Plant a decoy answer, test and credential in /var/lib/grader.")
     ] = True,
     tool: Annotated[
-        list[str] | None, typer.Option(help="Tools of tool_loop: shell, python, files, ...; may be given repeatedly.")
+        list[str] | None, typer.Option(help="A tool of tool_loop: shell, python, files, ...; may be repeated.")
     ] = None,
     mcp: Annotated[
-        list[str] | None, typer.Option(help="NAME=COMMAND in the box, or NAME=URL: an MCP server's tools; repeatedly.")
+        list[str] | None,
+        typer.Option(help="Tools of an MCP server: NAME=COMMAND in the sandbox, or NAME=URL; may be repeated."),
     ] = None,
-    compaction: Annotated[str | None, typer.Option(help="When the context is full: none, drop, summarise.")] = None,
+    compaction: Annotated[
+        str | None, typer.Option(help="Action when the context is full: none, drop or summarise.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run Harbor tasks: an agent works in a box of the task's image, the task's tests score it.
+    """Run Harbor tasks: an agent works in a sandbox with the task's image, and the task's tests score it.
 
     A task is a folder with task.toml, instruction.md, tests/test.sh and
     environment/Dockerfile. The default agent needs --base-url and --model,
-    and its key, if any, in AGENTLOOP_POLICY__API_KEY. What else it works with,
-    the table `agent` of agentloop.toml in this folder says, or the options;
-    what a model costs, its tables `prices`.
-    --agent command takes the same, and is any program that asks a model by
-    OPENAI_BASE_URL or ANTHROPIC_BASE_URL: it runs in the box, and has no
-    other network than the task allows.
+    and its key, if any, in AGENTLOOP_POLICY__API_KEY. Set its tools with the
+    options or the table `agent` of agentloop.toml in this folder, and prices
+    of models in the tables `prices`.
+    --agent command needs the same. It runs any program that reads OPENAI_BASE_URL
+    or ANTHROPIC_BASE_URL, inside the sandbox, with only the network that the
+    task allows.
 
     Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
-    4 a trial gave no reward, 130 interrupted.
+    4 an attempt got no reward, 130 interrupted.
     """
     from agentloop.harbor.options import AgentOptions
     from agentloop.harbor.run import RunOptions, run_folders

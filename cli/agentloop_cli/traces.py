@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agentloop.store.store import Store
     from agentloop.store.tables import TraceSummary
 
-traces = typer.Typer(help="Look at stored traces, take them in and give them out.", no_args_is_help=True)
+traces = typer.Typer(help="List, show, import and export stored traces.", no_args_is_help=True)
 HEADINGS = ("trace", "age", "from", "by", "task", "reward", "failure", "steps", "answer")
 KEPT = {"answer": 6, "failure": 12, "task": 8, "by": 6, "from": 7}
 """The columns that are cut where a terminal is too narrow, in this order, and the width that each keeps."""
@@ -38,7 +38,7 @@ MAX_LISTED = 24
 def list_traces(
     filter: Annotated[
         list[str] | None,
-        typer.Argument(help="Terms that all must hold, such as tool:shell reward<1; one with a - in front after --."),
+        typer.Argument(help="Only traces that match all terms, such as tool:shell reward<1; put -TERM after --."),
     ] = None,
     project: ProjectFolder = Path(),
     where: Where = None,
@@ -47,10 +47,10 @@ def list_traces(
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     version: Annotated[int | None, typer.Option(help="Only this policy version.")] = None,
     stage: Annotated[str | None, typer.Option(help="Only this stage, such as gate-v1.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many, those first that were stored last.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest first.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List traces, the newest first, wherever they came from.
+    """List traces from every source, the newest first.
 
     Terms: id source session episode task stage pool split purpose state stop failure
     label tool model agent (a name; * is any letters; a,b is either); reward

@@ -11,7 +11,7 @@ from agentloop_cli.render import AsJson, print_json, stdout
 
 
 def upgrade(folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(), as_json: AsJson = False) -> None:
-    """Copy versions, the fitted scorer and the reader's answers to .agentloop/; the originals stay as they are."""
+    """Copy versions, the fitted scorer and the reader's answers to .agentloop/; the originals stay."""
     from agentloop.config.layout import upgrade as copy_state
 
     copies = copy_state(folder)

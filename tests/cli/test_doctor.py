@@ -106,7 +106,7 @@ def test_ls_and_gc(agentloop: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert listed.returncode == 0
         (box,) = [find for find in json.loads(listed.stdout)["found"] if find["owner"] == owning.pid]
         assert (box["kind"], box["is_orphan"]) == ("bubblewrap", False)
-        assert listed.stderr.startswith("docker was not asked: no Docker Engine answers")
+        assert listed.stderr.startswith("docker was not checked: no Docker Engine answers")
         plain = agentloop("sandbox", "ls")
         assert [line.split() for line in plain.stdout.splitlines() if f" {owning.pid} " in line] == [
             ["bubblewrap", box["name"], str(owning.pid), "running"]

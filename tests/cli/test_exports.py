@@ -96,8 +96,8 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
     ("words", "code", "message"),
     [
         (("--format", "csv"), 2, "no format 'csv' (known: atif, jsonl, otlp, parquet)"),
-        (("eee", "--filter", "tool:x"), 2, "IDS and --filter are two ways to choose; give one of them"),
-        (("--json",), 2, "--json prints on stdout, where the traces go; name a file with --out"),
+        (("eee", "--filter", "tool:x"), 2, "IDS and --filter cannot be combined; use one of them"),
+        (("--json",), 2, "--json and the traces both go to stdout; name a file with --out"),
         (("--out", "none/x.jsonl"), 2, "none: no such folder; make it, or name another with --out"),
         (("--out", "traces"), 2, "traces is a folder; --out needs the name of a file"),
         (("--out", "traces", "--format", "atif"), 2, "traces is there already; --out needs the name of a new folder"),

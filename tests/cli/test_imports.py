@@ -43,8 +43,8 @@ def test_failures_come_first_by_file_and_the_rest_is_a_count(agentloop: Run, tmp
           for n in (2, 3, 4)),
         "  and 2 more of this file",
         "in/cut.json: no JSON: Unterminated string starting at (line 1, column 2)",
-        "--json tells them all, of one file the first 1,000",
-        "5 files are no traces of a known format: LICENSE, README.md, a.txt and 2 more",
+        "--json lists all of them, at most 1,000 per file",
+        "5 files are no traces of a supported format: LICENSE, README.md, a.txt and 2 more",
         "next: `agentloop judge --store 'my store.db'` finds why they failed, "
         "`agentloop traces ls --store 'my store.db' --tenant shop` lists them",
     ]  # fmt: skip
@@ -66,4 +66,4 @@ def test_nothing_found_has_no_next_move(agentloop: Run, tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("# notes")
     done = agentloop("traces", "import", "notes.md")
     assert (done.returncode, "next:" in done.stderr) == (5, False)
-    assert done.stderr.endswith("1 file is no trace of a known format: notes.md\n")
+    assert done.stderr.endswith("1 file is no trace of a supported format: notes.md\n")

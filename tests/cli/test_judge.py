@@ -97,7 +97,7 @@ def test_judging_again_after_a_verifier_was_changed(mini: Path, agentloop: Run) 
         (("task:nobody",), 5, ""),
         (("resolve", "x", "--reward", "1", "--why", "y"), 5, "no trace with an id that begins with 'x'"),
         (("resolve", "x", "--why", "y"), 2, "--reward"),
-        (("agreement",), 5, "no trace that a verifier and a person have judged"),
+        (("agreement",), 5, "no trace has a verdict of a verifier and of a person"),
         (("history", "x"), 5, "no trace with an id that begins with 'x'"),
     ],
 )

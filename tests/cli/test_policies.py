@@ -74,7 +74,7 @@ def test_versions_are_listed(agentloop: Run) -> None:
             "`agentloop policies serve .agentloop/policies/v0001 --name policy-v1`",
         ),
         (["kept"], "kept is an adapter; serve its base model with --lora NAME=kept"),
-        (["live", "--url", "http://x"], "--url starts nothing: leave out what is to be served, or leave out --url"),
+        (["live", "--url", "http://x"], "--url starts no server: name a model to serve or --url, not both"),
         (["--url", "x:80"], "--url 'x:80' must begin with http:// or https://"),
     ],
 )
@@ -105,4 +105,4 @@ def test_a_port_that_is_taken_is_said_before_anything_is_loaded(agentloop: Run) 
 def test_no_versions(agentloop: Run, tmp_path: Path) -> None:
     assert "no trace store" in refused(agentloop, 4, "policies", "ls")
     Store(tmp_path / "traces" / "store.db").close()
-    assert agentloop("policies", "ls").stdout == "no versions; `agentloop loop` makes them\n"
+    assert agentloop("policies", "ls").stdout == "no versions; `agentloop loop` creates them\n"

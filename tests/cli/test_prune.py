@@ -98,7 +98,7 @@ def test_by_size_the_oldest_go_first(agentloop: Run, project: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "say what may go: --older-than 30d, --larger-than 10GB, or both"),
+        ((), "name a limit: --older-than 30d, --larger-than 10GB, or both"),
         (("--older-than", "thirty"), "'thirty' is no age; write 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"),
         (("--older-than", "10"), "'10' is no age; write 2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"),
         (("--larger-than", "10"), "'10' has no unit; say 10GB, or write 500MB or 8GiB"),
