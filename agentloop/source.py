@@ -60,9 +60,11 @@ def program(name: str, base: Path) -> dict[str, Part]:
     module, _, _ = name.rpartition(":")
     if module.endswith(".py"):
         return {"name": Value(name.rpartition(":")[2]), **_file((base / module).resolve())}
-    place = base.resolve().joinpath(*module.split("."))
-    local = next((path for path in (place / "__init__.py", place.with_suffix(".py")) if path.is_file()), None)
-    return {"name": Value(name), **(_module(module) if local is None else _file(local))}
+    top = base.resolve() / module.split(".")[0]
+    if top.is_dir():  # of a package the whole folder, with or without __init__.py, as Python imports both
+        return {"name": Value(name), **_with_neighbours(top)}
+    local = top.with_suffix(".py")
+    return {"name": Value(name), **(_with_neighbours(local) if local.is_file() else _module(module))}
 
 
 def package(module: str) -> dict[str, Part]:
@@ -96,6 +98,11 @@ def _file(path: Path) -> dict[str, Part]:
             top = top.parent
         module, files = Value(path.relative_to(top).as_posix()), Files(top, follow=True)
         return {"module": module, "package": files, **_libraries(_codes(top), {top.name})}
+    return _with_neighbours(path)
+
+
+def _with_neighbours(path: Path) -> dict[str, Part]:
+    """Parts of a file or folder, and of the modules and packages beside it that it imports."""
     places = _places(path)
     own, alone = {place.stem for place in places}, [places[place][0] for place in places if place.is_file()]
     beside = {
@@ -160,7 +167,7 @@ def _codes(place: Path) -> list[Code]:
 
 def _places(path: Path) -> dict[Path, list[Code]]:
     """`path`, and the modules and packages beside it that imports name, directly or through one another."""
-    places, waiting = {path: [_code(path)]}, [path]
+    places, waiting = {path: _codes(path)}, [path]
     while waiting:
         for module, _ in [each for code in places[waiting.pop()] for each in code.imports]:
             first = module.split(".")[0]

@@ -364,14 +364,14 @@ def test_ten_lines_run_a_suite_with_a_function(tmp_path: Path, guarded: bool) ->
 def test_its_code_is_a_part_of_the_version(tmp_path: Path) -> None:
     """Of a file, of a module and of a package in the project's folder; another target is another version."""
     (tmp_path / "mine").mkdir()
-    for name, code in (("one.py", "import openai\n"), ("mine/__init__.py", ""), ("mine/prompt.txt", "Be kind.")):
+    for name, code in (("one.py", "import openai\n"), ("mine/run.py", "import one\n"), ("mine/prompt.txt", "Be kind.")):
         (tmp_path / name).write_text(code)
 
     def parts(target: str) -> Identity:
         section = AgentSection.model_validate({"kind": "python", "target": target})
         return identity(agent_parts(section, tmp_path, ()))
 
-    targets = ("one.py:run", "one:run", "mine:run", "one.py:other")
+    targets = ("one.py:run", "one:run", "mine.run:run", "one.py:other")
     before = [parts(target) for target in targets]
     assert len({each.hash for each in before}) == len(targets)
     assert "agent.target.library openai" in before[0].parts
@@ -379,5 +379,8 @@ def test_its_code_is_a_part_of_the_version(tmp_path: Path) -> None:
     (tmp_path / "mine/prompt.txt").write_text("Be brief.")
     after = [parts(target) for target in targets]
     assert [now.changed(then.parts) for now, then in zip(after, before, strict=True)] == [
-        ["agent.target.code"], ["agent.target.code"], ["agent.target.package"], ["agent.target.code"],
-    ]  # fmt: skip
+        ["agent.target.code"],
+        ["agent.target.code"],
+        ["agent.target.code", "agent.target.one.py"],
+        ["agent.target.code"],
+    ]
