@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing, nullcontext
 from pathlib import Path
 
+from agentloop.config.settings import known_secrets
 from agentloop.gate.suites import project_backend
 from agentloop.library.blocking import run_blocking
-from agentloop.library.stores import StoreLike, opened
+from agentloop.library.stores import StoreLike
 from agentloop.mining.case import REGRESSIONS
 from agentloop.mining.mine import Mined
 from agentloop.mining.project import FailureSelection, MineOptions, ProjectMining
 from agentloop.sandbox.ladder import make_backend
+from agentloop.store.place import open_store
+from agentloop.store.store import Store
 
 
 def mine(
@@ -32,10 +36,16 @@ def mine(
     """
     folder = Path(project)
     options = MineOptions(folder, Path(out) if out else folder / REGRESSIONS, policy, fixed)
-    where = store if store is not None else folder / "traces" / "store.db"
-    with opened(where, create=False) as source:
+    own = nullcontext(store) if isinstance(store, Store) else closing(_open(store, folder))
+    with own as source:
         mining = ProjectMining(options, source)
         failures = FailureSelection(mining.ids((), filter), filter)
         backend = make_backend(sandbox, "sandbox") if sandbox else project_backend(None, folder)
         run_blocking(mining.run(backend, failures, limit))
         return mining.done
+
+
+def _open(store: str | Path | None, project: Path) -> Store:
+    """The store that is named, or that of `project`."""
+    where = None if store is None else str(store)
+    return open_store(where, project=project, create=False, secrets=known_secrets(project))

@@ -94,7 +94,8 @@ def run(
 
     policy, agent: see `al.policy`; an agent may be a list of tools for the reference agent, or a function, which is
     called with each task in a process of its own on this machine (`agents/callable.py`). store: a store, its file or
-    URL; None is `traces/store.db`. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml, or `auto`.
+    URL; None is that of the project in this folder. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml,
+    or `auto`.
     Raises ConfigError and PluginError for tasks and parts that do not fit, SandboxUnavailable.
     """
     whole = as_suite(suite)

@@ -13,14 +13,14 @@ from agentloop.store import place
 from agentloop.store.store import Store
 
 StoreLike = Store | str | Path | None
-"""A store, its file or URL, or None for `traces/store.db` in the current folder."""
+"""A store, its file or URL, or None for that of the project in the current folder."""
 
 
 def open_store(where: str | Path | None = None, *, create: bool = True) -> Store:
     """The store in the file `where`, or at a URL such as `postgresql://…`; close it when you are done.
 
-    None is `traces/store.db` in the current folder. Secrets of the project in this folder are never stored. Raises
-    StoreError where no store is and `create` is False.
+    None is that of the project in the current folder: `[store] url` of agentloop.toml, else `traces/store.db`. Secrets
+    of that project are never stored. Raises StoreError where no store is and `create` is False.
     """
     return place.open_store(None if where is None else str(where), create=create, secrets=known_secrets(Path()))
 
