@@ -45,7 +45,7 @@ def test_what_is_declared_is_what_is_installed_and_loads() -> None:
     project = tomllib.loads(PROJECT.read_text())["project"]
     groups = {"console_scripts": project["scripts"], **project["entry-points"]}
     declared = {(group, name, value) for group, points in groups.items() for name, value in points.items()}
-    installed = distribution("agentloop").entry_points
+    installed = distribution("agentloop-engine").entry_points
     assert {(p.group, p.name, p.value) for p in installed} == declared, "stale: pip install --no-deps -e ."
     for point in installed:
         assert callable(point.load()) or point.group == "pytest11", point.name  # whose plugins are modules
