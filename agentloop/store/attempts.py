@@ -88,7 +88,8 @@ def put_attempts(
         return
     batch = shared.batch(project)
     ready = [_prepare(shared.redactor, project, placed, batch.name) for placed in new]
-    ready.sort(key=lambda one: one.id)  # in one order for all writers, so that no two wait for each other
+    # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
+    ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
     try:
         with database.write(within=within) as connection:
             _write(connection, shared, project, ready, batch, anew=anew)

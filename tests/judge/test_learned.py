@@ -410,24 +410,24 @@ def test_episodes_that_are_rolled_out_get_its_guess(scorer: Scorer, tmp_path: Pa
     folder = make_mini(tmp_path / "mini", n_heldout=1)
     gives_up = ScriptedPolicy(lambda messages, rng: call_message("submit", answer="7"), name="gives up")
 
-    async def judged() -> tuple[Trace, Verdict]:
+    async def judged(name: str) -> tuple[Trace, Verdict]:
         with opened(folder) as project:
             try:
-                stage, tasks = await begin(project, "run"), project.suite.split(Split.heldout)
+                stage, tasks = await begin(project, name), project.suite.split(Split.heldout)
                 done = await stage.gather(tasks, gives_up, purpose=Purpose.run, version=0)
             finally:
                 await project.pool.close()
         (attempt,) = done
         return attempt.trace, attempt.verdict
 
-    _, without = asyncio.run(judged())
+    _, without = asyncio.run(judged("run"))
     assert without.critical
     assert without.critical.detector != DETECTOR
     assert scorer.categories
     always = scorer.categories.trust.model_copy(update={"cut": 0.0})
     sure = scorer.model_copy(update={"categories": scorer.categories.model_copy(update={"trust": always})})
     sure.save(folder / SCORER)
-    made, verdict = asyncio.run(judged())
+    made, verdict = asyncio.run(judged("another"))
     (guessed,) = sure.guess(Reading(TASK, made))
     assert verdict.critical == guessed.model_copy(update={"critical": True})
     (folder / SCORER).write_text("{")

@@ -222,6 +222,8 @@ STEPS: tuple[Step, ...] = (
     Step("keys revoke {key}"),
     Step("keys revoke {key}"),
     Step("keys rotate-local"),
+    Step("upgrade --json"),
+    Step("upgrade nowhere --json"),
     Step("store upgrade --json", compare="shape"),
     Step("store check --json", compare="shape"),
     Step("traces prune --json"),

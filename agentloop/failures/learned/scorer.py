@@ -187,6 +187,7 @@ class Scorer(Frozen):
 
     def save(self, path: Path) -> None:
         """Write JSON: numbers and names, nothing that runs. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @classmethod
