@@ -91,6 +91,7 @@ def test_labels_that_are_none_are_one_line(labels: Path, agentloop: Run, line: s
 
 @pytest.mark.slow
 def test_a_file_that_is_no_scorer_stops_judging_with_a_word(labels: Path, agentloop: Run) -> None:
+    (labels.parent / ".agentloop").mkdir(exist_ok=True)
     (labels.parent / ".agentloop" / "scorer.json").write_text("{")
     done = agentloop("judge")
     assert done.returncode == 2

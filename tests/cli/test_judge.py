@@ -55,7 +55,7 @@ def test_from_a_dispute_to_the_agreement_of_its_verifiers(mini: Path, agentloop:
     assert (wrong.returncode, "from 0 to 1" in wrong.stderr) == (2, True)
     for _ in range(2):
         assert agentloop(*word).returncode == 0
-    assert "nobody is asked" in agentloop("judge", "queue", *at).stderr
+    assert "no trace needs a person" in agentloop("judge", "queue", *at).stderr
     past = json.loads(agentloop("judge", "history", asked["id"], *at, "--json").stdout)["history"]
     assert [(row["by"], row["why"], row["verdict"]["state"]) for row in past] == [
         ("judge", "", "disputed"),
