@@ -234,4 +234,4 @@ def test_the_table_says_unknown_by_a_dash(project: Path, monkeypatch: pytest.Mon
 def test_nothing_to_show_and_nothing_there(project: Path, tmp_path: Path) -> None:
     empty = CliRunner().invoke(app, ["costs", "version:9", "-p", str(project)])
     assert (empty.exit_code, empty.stdout) == (0, "")
-    assert "no such traces" in empty.stderr
+    assert "no trace matches" in empty.stderr

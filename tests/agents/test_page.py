@@ -64,7 +64,8 @@ def test_its_environment_is_a_task(tmp_path: Path) -> None:
 
 
 def test_its_tool_works(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    programs = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (program,) = (text for text in programs if "class Count" in text)
     (tmp_path / "mine.py").write_text(program)
     loop = tool_loop(AgentSection(tools=("shell", "mine.py:Count")), tmp_path)
     write, count = asks("shell", command="echo one two > /work/a"), asks("count", path="/work/a")
