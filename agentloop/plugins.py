@@ -28,9 +28,10 @@ import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from agentloop.errors import AgentLoopError, PluginError, did_you_mean, extra
@@ -239,10 +240,17 @@ def _contained(what: str, *, besides: tuple[type[BaseException], ...] = ()) -> I
         raise PluginError(f"{what}: {type(error).__name__}: {error}") from error
 
 
+class _FileLoader(SourceFileLoader):
+    """Compiles the file anew: Python's cache compares seconds and sizes, and an edit can keep both."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _file_module(path: Path) -> ModuleType:
     """The file as a module of its own, entered in `sys.modules` because dataclasses and pickle look there."""
     name = f"{FILE_MODULE}{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FileLoader(name, str(path)))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

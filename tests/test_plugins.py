@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -232,3 +233,14 @@ def test_a_file_that_ends_python_ends_no_command(tmp_path: Path, text: str) -> N
     (tmp_path / "ends_part.py").write_text(text)
     with pytest.raises(PluginError, match="cannot be loaded"):
         load_object("verifiers", "ends_part.py:Part", base=tmp_path)
+
+
+def test_an_edit_that_keeps_size_and_second_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    file = tmp_path / "part.py"
+    seen = []
+    for limit in (1, 2):
+        file.write_text(f"class Part:\n    limit = {limit}\n    async def score(self, trace, sandbox): return 1.0\n")
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+        seen.append(load_object("verifiers", f"{file}:Part", base=tmp_path).limit)
+    assert seen == [1, 2]
