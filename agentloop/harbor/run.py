@@ -112,7 +112,7 @@ async def run_tasks(
 
     What the whole took is stored, too, with its energy where that is known.
     """
-    run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    run = f"{agent.name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%f}"
     slots = asyncio.Semaphore(n_concurrent)
 
     async def one(place: int, task: HarborTask) -> Attempt:

@@ -60,9 +60,9 @@ def left(gateway: Gateway) -> None:
 
 WAYS = [
     (refused, "status 500", "", "answered 500"),
-    (hangs, "hang", "", "said nothing"),
+    (hangs, "hang", "", "sent nothing"),
     (breaks_off, "half", "You", "broke off"),
-    (left, "slow 0.05", "You", "the client went away"),
+    (left, "slow 0.05", "You", "the client disconnected"),
 ]
 
 

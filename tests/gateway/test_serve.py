@@ -74,7 +74,7 @@ def test_from_the_command_line_and_by_key(agentloop: Run, model: ModelServer, tm
     (key,) = json.loads(agentloop("keys", "ls", *where, "--json").stdout)["keys"]
     assert key["budget"] == {"n_calls": 3, "n_tokens": None, "cost_usd": 0.5, "calls_per_minute": 60}
     assert key["spent"] == {"n_calls": 2, "n_tokens": 32, "cost_usd": 0.0}
-    assert "name a bound" in agentloop("keys", "budget", made["id"], *where).stderr
+    assert "name a limit" in agentloop("keys", "budget", made["id"], *where).stderr
     assert agentloop("keys", "budget", made["id"], "--max-tokens", "900", *where).returncode == 0
     (key,) = json.loads(agentloop("keys", "ls", "--json", *where).stdout)["keys"]
     assert key["budget"] == {"n_calls": 3, "n_tokens": 900, "cost_usd": 0.5, "calls_per_minute": 60}, "the others stay"

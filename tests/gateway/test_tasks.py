@@ -84,7 +84,7 @@ def test_a_gateway_that_was_restarted_knows_what_the_first_call_named(tmp_path: 
 def test_no_task_is_called_that(path: str, headers: dict[str, str], gateway: Gateway, model: ModelServer) -> None:
     answer = httpx.post(gateway.url + path, json={"model": "m", "messages": [user("say no")]}, headers=headers)
     assert (answer.status_code, model.asked) == (400, [])
-    assert "the name of a task has 1 to 200 characters" in answer.json()["error"]["message"]
+    assert "the name of a task must have 1 to 200 characters" in answer.json()["error"]["message"]
 
 
 @pytest.mark.slow
