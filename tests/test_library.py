@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from agentloop.errors import ConfigError, StoreError
 from agentloop.gate.outcomes import GateVerdict
 from agentloop.library import stores
 from agentloop.plugins import load_part
-from agentloop.policies.scripted import call_message
+from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Sandbox
 from agentloop.suites.suite import write_suite
 from agentloop.types import Graded, Message, RewardState
@@ -138,7 +139,7 @@ def test_a_run_works_in_an_event_loop_that_runs() -> None:
 SLOW = """
 import sys, time
 import agentloop as al
-from agentloop.policies.scripted import call_message
+from agentloop.policies.scripted import ScriptedPolicy, call_message
 
 def slow(messages, rng):
     if messages[-1].role != "tool":
@@ -208,6 +209,27 @@ def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pyte
     assert (attempt.trace.answer, len(attempt.trace.steps)) == ("4", 1)
     [attempt] = al.run([TASK], Model().policy(), agent="my_agent.py:four")
     assert "no call arrived" in str(attempt.trace.error)
+
+
+def test_agents_and_policies_that_share_a_file_a_type_or_a_name_are_not_the_same_version(folder: Path) -> None:
+    for name, answer in (("one", "4"), ("two", "5")):
+        (folder / f"agent_{name}.py").write_text(f"def run(task):\n    return {answer!r}\n")
+    (folder / "both.py").write_text("def four(task):\n    return '4'\n\n\ndef five(task):\n    return '5'\n")
+    agents = ("agent_one:run", "agent_two:run", "both.py:four", "both.py:five")
+    assert [al.run([TASK], agent=one)[0].trace.answer for one in agents] == ["4", "5", "4", "5"]
+
+    def plays(text: str) -> Any:
+        def play(messages: Sequence[Message], rng: random.Random) -> str:
+            return text
+
+        return play
+
+    policies: list[Any] = [al.policy(plays("4")), al.policy(plays("5"))]
+    policies += [al.policy(lambda messages, rng: "4"), al.policy(lambda messages, rng: "5")]
+    policies += [ScriptedPolicy(lambda messages, rng: Message(role="assistant"), "same") for _ in range(2)]
+    stages = [al.run([TASK], one, **HERE).stage for one in policies]
+    assert len({*stages}) == len(stages)
+    assert al.run([TASK], al.policy(plays("4")), **HERE).stage == stages[0], "the same function and value"
 
 
 def test_what_cannot_act_is_refused() -> None:

@@ -76,10 +76,10 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
         return named if agent is None else replace(named, agent=_agent(agent, project))
     acting = _agent(agent, project, expects_calls=chosen is not None)
     ref, model, parts, cost = _policy(chosen, suite, project)
-    if agent is None:
-        parts |= agent_parts(AgentSection(), project, suite.tasks)
+    if agent is None or isinstance(agent, str):
+        parts |= agent_parts(_section(agent), project, suite.tasks)
     else:
-        parts["agent"] = Value({"kind": agent}) if isinstance(agent, str) and ":" not in agent else _content(agent)
+        parts["agent"] = _content(agent)
     return Actor(ref, acting, model, identity(parts), cost)
 
 
@@ -118,31 +118,60 @@ def _agent(agent: AgentLike, project: Path, *, expects_calls: bool = True) -> Ag
     )
 
 
-def _content(part: object) -> IdentityPart:
-    """Functions, also those of tools, by the files that define them; what these import is not looked at.
+def _section(agent: str | None) -> AgentSection:
+    """The table `[agent]` that names the same agent."""
+    if agent is None:
+        return AgentSection()
+    kind = {"kind": "python", "target": agent} if ":" in agent else {"kind": agent}
+    return AgentSection.model_validate(kind)
 
-    Any other object, and a function of no file, is a version of its own in this process alone.
+
+def _content(part: object) -> IdentityPart:
+    """Functions, also those of tools, by name, by the files that define them, and by the values that they hold.
+
+    What these files import is not looked at. Any other object, and a function of no file, is a version of its own in
+    this process alone.
     """
     functions = [getattr(one, "function", one) for one in part] if isinstance(part, list | tuple) else [part]
     label = ", ".join(getattr(one, "__name__", type(one).__name__) for one in functions)
     try:
         sources = [_file_of(one).read_bytes() for one in functions]
-    except (OSError, TypeError):
-        return Outside({"object": label, "process": _PROCESS}, f"the object {label}")
+        names = [_name(one) for one in functions]
+    except (OSError, TypeError, ValueError):
+        numbers = [_number(one) for one in functions]
+        return Outside({"object": label, "numbers": numbers}, f"the object {label}")
     digest = hashlib.sha256(b"\0".join(sources)).hexdigest()
-    return Outside({"function": label, "source": digest}, f"what {label} imports")
+    return Outside({"functions": names, "source": digest}, f"what {label} imports")
 
 
 def _file_of(function: object) -> Path:
-    """The file of a function, or of one that is named `file.py:name`. Raises TypeError for what has none."""
-    if isinstance(function, str):
-        return Path(function.rpartition(":")[0])
-    if not inspect.isfunction(function):
-        raise TypeError(f"{type(function).__name__} is no function")
+    """The file of a function. Raises TypeError for what has none, and for a lambda, which has no name in its file."""
+    if not inspect.isfunction(function) or function.__name__ == "<lambda>":
+        raise TypeError(f"{function!r} has no name in a file")
     return Path(inspect.getfile(function))
 
 
+def _name(function: Any) -> list[object]:
+    """A function in its file: functions that another one makes differ by the values that they hold.
+
+    Raises ValueError where it holds a variable that has no value yet.
+    """
+    values = [cell.cell_contents for cell in function.__closure__ or ()]
+    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    plain = [one if isinstance(one, str | int | float | None) else _number(one) for one in values]
+    return [function.__qualname__, function.__code__.co_firstlineno, plain]
+
+
+def _number(part: object) -> list[object]:
+    """Name of an object, in this process alone. It stays in memory, so that no other gets its number."""
+    number = next((n for n, other in enumerate(_OBJECTS) if other is part), len(_OBJECTS))
+    if number == len(_OBJECTS):
+        _OBJECTS.append(part)
+    return [_PROCESS, number]
+
+
 _PROCESS = token_hex(8)
+_OBJECTS: list[object] = []
 
 
 def _messages(script: Callable[..., Message | str]) -> Callable[[Sequence[Message], random.Random], Message]:
