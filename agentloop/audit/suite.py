@@ -1,7 +1,7 @@
 """Can a suite's rewards be believed? Its solutions, nobody, chance and cheats try for them, judged as in the loop.
 
 Most verifiers look at the answer alone, so most cheats are answers. Where one takes files out of the
-agent's box, the commands of `judge/cheats.toml` are tried, too. A verifier that pays for a judge model
+agent's box, the commands of `audit/cheats.toml` are tried, too. A verifier that pays for a judge model
 pays here as well.
 """
 

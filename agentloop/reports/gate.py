@@ -1,6 +1,6 @@
 """What one gate found, as one HTML file that CI keeps and a reviewer understands in a minute.
 
-Like the loop's report (`report.py`) it refers to nothing outside itself, runs no script, and escapes whatever an agent
+Like the loop's report (`loop.py`) it refers to nothing outside itself, runs no script, and escapes whatever an agent
 wrote. Traces are shown where somebody has them: the baseline's beside the candidate's, from the first difference on.
 """
 
