@@ -265,6 +265,21 @@ def test_functions_are_verifiers_with_options() -> None:
     assert at_most.part().kind == f"{Path(__file__).resolve()}:at_most"
 
 
+def test_verifiers_that_a_function_makes_are_told_apart_by_their_values() -> None:
+    def equals(text: str) -> Any:
+        @al.verifier
+        def right(trace: al.Trace) -> bool:
+            return trace.answer == text
+
+        return right
+
+    three, four = equals("3"), equals("4")
+    assert three.kind != four.kind
+    assert equals("4").kind == four.kind
+    trace = al.Trace(id="t", answer="4", stop_reason="submitted", steps=(), messages=())
+    assert [al.judge(trace, verifiers=(one,)).reward for one in (three, four)] == [0.0, 1.0]
+
+
 def test_a_verifier_is_found_by_its_file(folder: Path) -> None:
     (folder / "checks.py").write_text(
         "import agentloop as al\n\n@al.verifier\ndef never(trace, *, why=''):\n    return 0.0\n"

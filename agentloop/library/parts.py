@@ -25,12 +25,14 @@ import typing
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any, ClassVar, cast
 
 from pydantic import TypeAdapter, create_model
 
 from agentloop.agents.tools.toolset import Place, Tool
 from agentloop.errors import ConfigError
+from agentloop.library.functions import held
 from agentloop.plugins import provide
 from agentloop.protocols import Sandbox
 from agentloop.types import Graded, Part, ToolCall, ToolSpec, Trace
@@ -166,7 +168,7 @@ def _schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _kind(function: Callable[..., Any]) -> str:
-    """`FILE.py:NAME` for a function in a file, so that another process finds it; else its name with a hash of it."""
+    """`FILE.py:NAME` for a function in a file, which another process finds; else its name, with a hash of its code."""
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if file and file.endswith(".py") and "." not in function.__qualname__:
@@ -175,4 +177,5 @@ def _kind(function: Callable[..., Any]) -> str:
         source = inspect.getsource(function).encode()
     except (OSError, TypeError):
         source = function.__code__.co_code
+    source += repr(held(cast("FunctionType", function))).encode()
     return f"{function.__name__}@{hashlib.sha256(source).hexdigest()[:12]}"

@@ -21,6 +21,7 @@ from agentloop.costs.totals import Price, free, price
 from agentloop.errors import ConfigError
 from agentloop.identity import Outside, Value, identity
 from agentloop.identity import Part as IdentityPart
+from agentloop.library.functions import held, number
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Agent, Policy
 from agentloop.registry.parts import agent_parts
@@ -137,9 +138,9 @@ def _content(part: object) -> IdentityPart:
     try:
         sources = [_file_of(one).read_bytes() for one in functions]
         names = [_name(one) for one in functions]
-    except (OSError, TypeError, ValueError):
-        numbers = [_number(one) for one in functions]
-        return Outside({"object": label, "numbers": numbers}, f"the object {label}")
+    except (OSError, TypeError):
+        numbers = [number(one) for one in functions]
+        return Outside({"object": label, "process": _PROCESS, "numbers": numbers}, f"the object {label}")
     digest = hashlib.sha256(b"\0".join(sources)).hexdigest()
     return Outside({"functions": names, "source": digest}, f"what {label} imports")
 
@@ -152,26 +153,13 @@ def _file_of(function: object) -> Path:
 
 
 def _name(function: Any) -> list[object]:
-    """A function in its file: functions that another one makes differ by the values that they hold.
-
-    Raises ValueError where it holds a variable that has no value yet.
-    """
-    values = [cell.cell_contents for cell in function.__closure__ or ()]
-    values += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    plain = [one if isinstance(one, str | int | float | None) else _number(one) for one in values]
-    return [function.__qualname__, function.__code__.co_firstlineno, plain]
-
-
-def _number(part: object) -> list[object]:
-    """Name of an object, in this process alone. It stays in memory, so that no other gets its number."""
-    number = next((n for n, other in enumerate(_OBJECTS) if other is part), len(_OBJECTS))
-    if number == len(_OBJECTS):
-        _OBJECTS.append(part)
-    return [_PROCESS, number]
+    """A function in its file: functions that another one makes differ by the values that they hold."""
+    values = held(function)
+    process = _PROCESS if any(isinstance(one, dict) for one in values) else None
+    return [function.__qualname__, function.__code__.co_firstlineno, values, process]
 
 
 _PROCESS = token_hex(8)
-_OBJECTS: list[object] = []
 
 
 def _messages(script: Callable[..., Message | str]) -> Callable[[Sequence[Message], random.Random], Message]:
