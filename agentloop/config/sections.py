@@ -1,7 +1,7 @@
 """The tables of `agentloop.toml`: what can be set, with its unit and the reason of its default, said here and once.
 
 A value with `${NAME}` in it is read from the environment, here; which file and which variable outranks which is
-`config.py`.
+`settings.py`.
 """
 
 from __future__ import annotations

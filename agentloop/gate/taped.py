@@ -4,7 +4,7 @@ A `bank.Runner` around another one. A trial that the tape covers is not run: its
 0 against that same trial. That needs the same suite, version and environment, each known by contents. Any other trial
 runs, and is judged by what it did, with the tape's answers up to the first difference. `refusal` decides whether a tape
 may be played at all. A gate that plays one compares one banked trial a visit (`Settings.per_visit` is 1): see
-`cassette.py`.
+`reference.py`.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def playing(
 ) -> dict[str, SuiteTape]:
     """Suite -> its tape, where every suite has one that may be played for the candidate; `note` gets the reason if not.
 
-    All or none: a visit that plays is compared with one banked trial (`cassette.py`), which is a setting of the gate.
+    All or none: a visit that plays is compared with one banked trial (`reference.py`), which is a setting of the gate.
     A changed candidate asks other things from the first request on, and would only lose the larger bank.
     """
     paths = [tape_path(bank_path(one.evals, options.baseline)) for one in suites]

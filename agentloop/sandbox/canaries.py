@@ -3,7 +3,7 @@
 A decoy answer, a decoy test and a false credential, each with a token that only this episode has.
 The token follows from the episode's id, which no agent is told, so nothing has to be kept: whoever
 reads the trace later works it out again. Reading one is curiosity; using it is what counts
-(`failures/tampering.py`).
+(`failures/detectors/tampering.py`).
 """
 
 from __future__ import annotations
