@@ -30,3 +30,9 @@ def test_the_command_imports_a_file_by_its_content(agentloop: Run, tmp_path: Pat
     listed = agentloop("traces", "ls", "source:who_when", "--json")
     assert listed.returncode == 0
     assert "id-1" in listed.stdout
+
+
+def test_it_requires_the_engine_by_the_name_of_the_distribution() -> None:
+    engine = tomllib.loads((RESEARCH_FORMATS.parents[1] / "pyproject.toml").read_text())["project"]
+    package = tomllib.loads((RESEARCH_FORMATS / "pyproject.toml").read_text())["project"]
+    assert package["dependencies"] == [engine["name"]], "the index has another package called agentloop"
