@@ -249,7 +249,12 @@ def test_it_installs_agentloop_from_its_own_folder(tmp_path: Path) -> None:
     assert ran.outputs["exit-code"] == "2", ran.log
     assert "evals/coin" in ran.log, "it ran, and found no such suite"
     shown = subprocess.run(
-        [tmp_path / "agentloop/bin/python", "-P", "-c", "import agentloop.reports; print(agentloop.reports.__path__[0])"],
+        [
+            tmp_path / "agentloop/bin/python",
+            "-P",
+            "-c",
+            "import agentloop.reports; print(agentloop.reports.__path__[0])",
+        ],
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin"},
