@@ -285,11 +285,11 @@ def test_a_tool_of_ones_own_is_a_file(bubblewrap: BubblewrapBackend, tmp_path: P
 
 
 def test_a_tool_that_is_installed_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "loud_tool.py").write_text(MINE)
     metadata = tmp_path / "mine-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text("[agentloop.tools]\nshout = mine:Shout\n")
+    (metadata / "entry_points.txt").write_text("[agentloop.tools]\nshout = loud_tool:Shout\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert load_part("tools", "shout").name == "shout"
 
