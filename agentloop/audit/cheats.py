@@ -1,6 +1,6 @@
 """What an audit of rewards found, and the ways in which it tries to fool them.
 
-Who tries them is told by what a task is: `audit/harbor.py` and `audit/suite.py`. A task's own solution
+`audit/harbor.py` and `audit/suite.py` try them, each for its kind of task. A task's own solution
 must score 1 every time, doing nothing and random commands 0, and no cheat anything. A trial that gives
 no reward fools nobody; what a task's tests cannot know is not looked for here. An attempt that ended for
 infrastructure, such as a missing image, says nothing about its task.

@@ -51,7 +51,10 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
         path = project / ref
         policy, agent = load_policy(path)
         if policy.kind == "tiny":
-            raise ConfigError(f"{path}: [policy] kind is 'tiny': name a version of the project, such as v1")
+            raise ConfigError(
+                f"{path}: [policy] kind is 'tiny', which is also the default: name a version of the project, such as "
+                "v1, or add a [policy] of another kind"
+            )
         return _fixed(ref, policy, agent, path.parent, tasks, suite, load_prices(project))
     if ref == "live" or re.fullmatch(r"v[0-9]+", ref):
         return _version(ref, project, tasks, suite)

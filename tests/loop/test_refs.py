@@ -85,7 +85,10 @@ def test_a_file_with_a_policy_and_an_agent(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[policy]\nkind = "tiny"\n', "kind is 'tiny': name a version of the project, such as v1"),
+        (
+            '[policy]\nkind = "tiny"\n',
+            "which is also the default: name a version of the project, such as v1, or add",
+        ),
         ('[policy]\nkind = "scrpted"\n', "kind is 'scrpted'"),
         ('[policy]\nkind = "openai"\nmodle = "x"\n', "modle: no such key in this table .* did you mean 'model'"),
         ('[train]\nmax_turns = 3\n[policy]\nkind = "scripted"\n', "'train' has no place here .tables: policy, agent."),
