@@ -8,7 +8,7 @@
 - schemas: calls that break the schema of an offered tool, by recall and precision. The oracle is the library
   `jsonschema` as it comes, on schemas that are JSON Schema as they were recorded. We validate with the same library, so
   this tests that schemas are read, found and applied, and not the library. Schemas in other dialects are counted and
-  left to `tests/judge/test_label_goals.py`, whose calls were labelled by hand. Few recorded calls break a schema, so
+  left to `tests/failures/test_label_goals.py`, whose calls were labelled by hand. Few recorded calls break a schema, so
   each recorded call is also broken in four ways.
 - signs on successes: how often each sign would hold of a run that succeeded, if it were treated as failed. It is no
   bound: a sign says where a wrong answer came from, and a right one comes from somewhere, too.

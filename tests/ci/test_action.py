@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.gate.forge import TOKEN, Comments, forge
-from tests.gate.test_report import Page
+from tests.reports.forge import TOKEN, Comments, forge
+from tests.reports.test_report import Page
 
 from .runner import ROOT, Ran, action, run
 from .scratch import change, commit, git, make

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from judge.test_learned import runs
+from failures.test_learned import runs
 
 from agentloop.store.store import Store
 from agentloop.types import Imported, RewardState, Trace, Verdict

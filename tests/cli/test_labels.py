@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from judge.test_learned import run as labelled_run
+from failures.test_learned import run as labelled_run
 
 from agentloop.judge.labels import put_label
 from agentloop.store.store import Store

@@ -10,14 +10,13 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reports.example import NOW, eval_report
 from scipy.stats import binomtest, norm
 
 from agentloop.errors import ConfigError
 from agentloop.gate.decide import GRID, charged, decide, difference_ci95, paired_differences, sign_flip_p, success
 from agentloop.intervals import wilson
 from agentloop.types import Action, Decision, EvalReport
-
-from .example import NOW, eval_report
 
 SWAPPED = {Action.promote: Action.roll_back, Action.roll_back: Action.promote, Action.hold: Action.hold}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from reports.results import failing, inconclusive, infra, line, looks, passing, result
 from scipy.stats import binom
 
 from agentloop.gate.findings import (
@@ -26,8 +27,6 @@ from agentloop.gate.findings import (
 from agentloop.gate.outcomes import GateVerdict, SuiteResult
 from agentloop.reports.gate import render
 from agentloop.reports.markdown import markdown
-
-from .results import failing, inconclusive, infra, line, looks, passing, result
 
 
 def ids(found) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from agentloop_cli.main import app
 from damaged import DEEP, PROFILE, damaged_json, damaged_toml, must_hold
 from hypothesis import given
+from mining.test_case import TRACE, case
 from typer.testing import CliRunner
 
 from agentloop.config.settings import known_secrets, load_config, load_policy
@@ -28,8 +29,6 @@ from agentloop.mining.case import read_case, read_cases
 from agentloop.mining.offline import recheck
 from agentloop.suites.suite import load_suite
 from agentloop.types import Imported, Message, RewardState, Trace
-
-from .test_case import TRACE, case
 
 TASKS: list[Any] = [
     {"id": "a", "instruction": "How many?", "split": "heldout", "pool": "p", "solution": ["wc -l < a"],

@@ -17,7 +17,7 @@ from tests.gateway.conftest import model as model
 from tests.gateway.test_failures import PATHS, body_of
 from tests.gateway.upstream import ModelServer
 
-PAGE = (Path(__file__).parent.parent / "docs" / "03-gateway.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "03-gateway.md").read_text()
 
 
 def blocks(section: str = "") -> list[str]:

@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from reports.example import step
 
 from agentloop.errors import ConfigError
 from agentloop.mining.case import MinedCase, case_id, case_task, drafted, put_case, read_case, read_cases, write_case
 from agentloop.suites.suite import load_suite
 from agentloop.types import FailureType, Part, SandboxSpec, Task, Trace
 
-from .example import step
 from .planted import seven
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from reports.example import attempt, critical, step
 
 from agentloop.errors import ConfigError
 from agentloop.failures.taxonomy import OURS
 from agentloop.mining.failed import Pinned, pin, read_failed
 from agentloop.suites.suite import Suite, load_suite, write_suite
 from agentloop.types import FailureType, Limits, Part, RewardState, SandboxSpec, Split, Task
-
-from .example import attempt, critical, step
 
 
 @pytest.fixture

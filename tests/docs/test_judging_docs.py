@@ -23,7 +23,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import load_suite, write_suite
 from agentloop.types import Part, RewardState
 
-PAGE = (Path(__file__).parent.parent / "docs" / "05-judging.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "05-judging.md").read_text()
 EXAMPLES = {row["kind"]: row for row in map(json.loads, re.findall(r"```json\n(.*?)\n```", PAGE, re.DOTALL))}
 
 

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LEASE = {("rollout/attempt.py", "_leased")}
 VERIFIERS = {("judge/artifacts.py", "fresh"), ("harbor/verification.py", "verified")}
 """Make sandboxes without an agent, from what one left."""

@@ -24,7 +24,7 @@ from agentloop.store.query import KEYS
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, RewardState, Score, Split, Step
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "04-traces.md").read_text()
 ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 LABEL = Failure(type=FailureType.call_malformed, step=0, evidence="x", detector="ann", critical=True)

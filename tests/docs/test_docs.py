@@ -26,7 +26,7 @@ from agentloop.store.verdicts import REWARDS
 from tests.api.serving import serving
 from tests.formats.samples import SHARED
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PROJECT = (ROOT / "docs" / "01-project.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "11-architecture.md").read_text()

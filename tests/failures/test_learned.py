@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judge.scenes import TASK, shell, submit, trace
 from loop.mini import make_mini, opened
 
 from agentloop.errors import ConfigError
@@ -49,8 +50,6 @@ from agentloop.types import (
     Trace,
     Verdict,
 )
-
-from .scenes import TASK, shell, submit, trace
 
 WORDS = ["north", "south", "ledger", "carbon", "violet", "window", "marble", "thirteen", "copper", "garden"]
 

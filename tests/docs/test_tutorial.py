@@ -19,7 +19,7 @@ import yaml
 
 from tests.ci.runner import action
 
-PAGE = (Path(__file__).parent.parent / "docs" / "00-tutorial.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "00-tutorial.md").read_text()
 HOSTED = "https://api.openai.com/v1"
 BLOCK = re.compile(
     r"(?:^`(?P<file>[\w./-]+)`:\n\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE

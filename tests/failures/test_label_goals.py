@@ -12,7 +12,7 @@ import pytest
 from agentloop.failures.closing import blamable
 from agentloop.failures.imported import classify_imported
 from agentloop.types import Failure, Imported
-from tests.judge.test_signs import quoted_at_its_step, run, step
+from tests.failures.test_signs import quoted_at_its_step, run, step
 
 MAX_UNINFORMATIVE, MAX_FALSE = 0.30, 0.02
 MIN_RECALL, MIN_PRECISION = 0.95, 0.98

@@ -435,7 +435,7 @@ def test_traces_are_judged_by_their_task_or_by_what_is_named() -> None:
 
 @pytest.mark.slow
 def test_the_page_is_a_script_that_runs(folder: Path, bubblewrap: object) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "13-python.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "13-python.md").read_text()
     blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
     [agent] = [block for block in blocks if block.startswith("# my_agent.py")]
     (folder / "my_agent.py").write_text(agent)

@@ -8,17 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from agentloop.agents.tools.shell import argument, refused
-from agentloop.failures.critical import classify
-from agentloop.failures.evidence import MAX_QUOTE, quote, texts
-from agentloop.failures.reference import is_reference, prints_answer
-from agentloop.faults import fault_in
-from agentloop.judge.score import judge
-from agentloop.judge.verifiers.exact import Exact
-from agentloop.types import Failure, FailureType, RewardState, Step, StopReason, Task, ToolCall, Trace
-
-from .scenes import (
+from judge.scenes import (
     REFERENCE,
     TASK,
     Turn,
@@ -31,6 +21,15 @@ from .scenes import (
     trace,
     words,
 )
+
+from agentloop.agents.tools.shell import argument, refused
+from agentloop.failures.critical import classify
+from agentloop.failures.evidence import MAX_QUOTE, quote, texts
+from agentloop.failures.reference import is_reference, prints_answer
+from agentloop.faults import fault_in
+from agentloop.judge.score import judge
+from agentloop.judge.verifiers.exact import Exact
+from agentloop.types import Failure, FailureType, RewardState, Step, StopReason, Task, ToolCall, Trace
 
 SUBMITTED, LIMIT, CONTEXT, ERROR = (
     StopReason.submitted,
