@@ -91,7 +91,7 @@ class Streams(Protocol):
 class LeasedStreams(Protocol):
     """`Streams` of a sandbox that several episodes use."""
 
-    def start(self, command: str, *, lease: str = "box") -> LiveProcess:
+    def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
         """`lease` names the scratch folder; "" is the environment that the image sets, without one."""
         ...
 
@@ -150,12 +150,12 @@ class WholeSandbox(FileSandbox, Protocol):
     """A sandbox in which a Harbor task can be done: files, streams, and commands in the image's own environment."""
 
     async def exec(
-        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
         """See `protocols.Sandbox`; `lease` as in `LeasedStreams`."""
         ...
 
-    def start(self, command: str, *, lease: str = "box") -> LiveProcess:
+    def start(self, command: str, *, lease: str = "sandbox") -> LiveProcess:
         """See `LeasedStreams`."""
         ...
 

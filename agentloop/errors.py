@@ -9,11 +9,11 @@ AgentLoopError
 │   ├── AttemptConflict                 another attempt has the same id
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
 ├── SandboxError (OSError)              the sandbox failed                               exit 4
-│   ├── SandboxUnavailable              no backend can make a box here
+│   ├── SandboxUnavailable              no backend can make a sandbox here
 │   ├── CapabilityError                 this backend cannot hold a limit that was asked for
 │   ├── ImageError                      an image that is not there, or cannot be made
-│   ├── PathError                       a path in the box that is not what it should be
-│   ├── TransferLimit                   files from a box that are more than was allowed
+│   ├── PathError                       a path in the sandbox that is not what it should be
+│   ├── TransferLimit                   files from a sandbox that are more than was allowed
 │   ├── ReplayMismatch                  an episode that is replayed did something else
 │   └── SandboxGone                     the sandbox ended while it was in use
 ├── NotYet (LookupError)                an outcome that will be known later, or only to a person
@@ -81,7 +81,7 @@ class SandboxError(AgentLoopError, OSError):
 
 
 class SandboxUnavailable(SandboxError):
-    """No backend can create a box on this machine; the message carries the remedy."""
+    """No backend can create a sandbox on this machine; the message carries the remedy."""
 
 
 class CapabilityError(SandboxError):
@@ -93,7 +93,7 @@ class ImageError(SandboxError):
 
 
 class PathError(SandboxError):
-    """A path in the box that is missing, or leads elsewhere."""
+    """A path in the sandbox that is missing, or leads elsewhere."""
 
 
 class TransferLimit(SandboxError):

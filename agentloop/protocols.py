@@ -31,7 +31,7 @@ from agentloop.types import (
 
 
 class Sandbox(Protocol):
-    """A box in which commands run; one lease of it belongs to one episode.
+    """A sandbox in which commands run; one lease of it belongs to one episode.
 
     `abilities.py` has what a sandbox may offer beyond this: `Streams`, `Files`, `Folders`, `LeadsToGateway`, ...
     """
@@ -42,7 +42,7 @@ class Sandbox(Protocol):
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
         """Run `command` with `sh -c` in the working directory and wait for it.
 
-        A failing command and a timeout are results. Raises SandboxGone when the box died.
+        A failing command and a timeout are results. Raises SandboxGone when the sandbox died.
         """
         ...
 
@@ -52,44 +52,44 @@ class Sandbox(Protocol):
 
 
 class SandboxBackend(Protocol):
-    """A way to make boxes on this machine."""
+    """A way to make sandboxes on this machine."""
 
     name: str
     isolation: str
-    """What its boxes are made of: container, namespaces, or none."""
+    """What its sandboxes are made of: container, namespaces, or none."""
 
     def probe(self) -> str | None:
-        """None when boxes can be made here, else one line with the reason and the remedy."""
+        """None when sandboxes can be made here, else one line with the reason and the remedy."""
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
-        """A new box. Raises CapabilityError when `spec` asks for what this backend cannot hold."""
+        """A new sandbox. Raises CapabilityError when `spec` asks for what this backend cannot hold."""
         ...
 
 
 class Pool(Protocol):
-    """Where boxes come from (`sandbox/pool.py`)."""
+    """Where sandboxes come from (`sandbox/pool.py`)."""
 
     @property
     def isolation(self) -> str:
-        """What its boxes are made of."""
+        """What its sandboxes are made of."""
         ...
 
     @property
-    def max_boxes(self) -> int:
-        """How many boxes of their own episodes can have at once."""
+    def max_sandboxes(self) -> int:
+        """How many sandboxes of their own episodes can have at once."""
         ...
 
     def lease(self, spec: SandboxSpec, lease_id: str) -> AbstractAsyncContextManager[Sandbox]:
-        """A box for one episode."""
+        """A sandbox for one episode."""
         ...
 
     async def renew(self) -> None:
-        """End shared boxes, so that nothing is left in them."""
+        """End shared sandboxes, so that nothing is left in them."""
         ...
 
     async def close(self) -> None:
-        """End every box."""
+        """End every sandbox."""
         ...
 
 
@@ -130,7 +130,7 @@ class Agent(Protocol):
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Scores a finished trace; runs outside the box and never sees what it cannot trust.
+    """Scores a finished trace; runs outside the sandbox and never sees what it cannot trust.
 
     `abilities.py` has what a verifier may offer beyond this: `JudgesArtifacts`, `TakesTime`, `Paid`, `Waits`.
     """

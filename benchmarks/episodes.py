@@ -68,7 +68,7 @@ class Nowhere:
 class NoBoxes:
     """An `episode.Pool` of them."""
 
-    isolation, max_boxes = "none", GROUP
+    isolation, max_sandboxes = "none", GROUP
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:

@@ -104,7 +104,7 @@ class AtOnce:
 class NoBoxes:
     """See `episode.Pool`."""
 
-    isolation, max_boxes = "none", 64
+    isolation, max_sandboxes = "none", 64
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:

@@ -1,6 +1,6 @@
-"""Any agent program, run in a box whose only network is the gateway: what it asks of models becomes the trace.
+"""Any agent program, run in a sandbox whose only network is the gateway: its model calls become the trace.
 
-    the box: program ─▶ 127.0.0.1:3128 ─▶ the box's one connection ─▶ egress ─▶ unix socket ─▶ gateway ─▶ the policy
+    program ─▶ 127.0.0.1:3128 ─▶ the sandbox's one connection ─▶ egress ─▶ unix socket ─▶ gateway ─▶ policy
 
 The gateway lives in this process, while any episode of this agent does. How its calls become steps: `calls.py`.
 """
@@ -21,7 +21,7 @@ from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.sandbox.inside.frames import PROXY_PORT
 from agentloop.types import Message, StopReason, Task, Trace
 
-INSTRUCTION = "/tmp/instruction.md"  # noqa: S108 - the box's own
+INSTRUCTION = "/tmp/instruction.md"  # noqa: S108 - the sandbox's own
 MAX_VARIABLE = 16_384
 """Characters of an instruction that is a variable, too: programs with one of 128 KiB cannot be started."""
 
@@ -40,9 +40,9 @@ class Command:
         env: Mapping[str, str] | None = None,
         timeout_s: float = 3600.0,
     ) -> None:
-        """command: for `sh -c`, in the task's folder of the box.
+        """command: for `sh -c`, in the task's folder of the sandbox.
 
-        files: folder that its boxes show at /agent, read-only. answer_file: a path in the box that
+        files: folder that its sandboxes show at /agent, read-only. answer_file: a path in the sandbox that
         holds the answer at the end; without one that is what the model said last. env: further variables of the
         program's. timeout_s: where the task sets no time.
         """
@@ -70,7 +70,7 @@ class Command:
         """
         if not isinstance(sandbox, ProgramSandbox):
             raise CapabilityError(
-                "agent 'command' needs a box of its own that leads to the gateway: docker or bubblewrap, "
+                "agent 'command' needs a sandbox of its own that leads to the gateway: docker or bubblewrap, "
                 "and a task without `read_only = true`"
             )
         limit_s, ran = min(self._timeout_s, task.limits.max_wall_s or math.inf), None
@@ -90,9 +90,9 @@ class Command:
                 record_calls(calls, ran, self.name, {"command": self._command}, record)
         return await self._outcome(ran, grant, calls, sandbox)
 
-    async def _prepared(self, task: Task, box: ProgramSandbox, grant: Grant) -> str:
+    async def _prepared(self, task: Task, sandbox: ProgramSandbox, grant: Grant) -> str:
         """Bring what it needs; the line that starts it."""
-        await box.write(INSTRUCTION, task.instruction.encode())
+        await sandbox.write(INSTRUCTION, task.instruction.encode())
         variables = {
             **sdk_variables(f"http://127.0.0.1:{PROXY_PORT}", grant),
             "AGENTLOOP_INSTRUCTION_FILE": INSTRUCTION,
@@ -102,7 +102,7 @@ class Command:
         return "".join(f"export {k}={shlex.quote(v)}; " for k, v in variables.items()) + self._command
 
     async def _outcome(
-        self, ran: Ran, grant: Grant, calls: Trace | None, box: ProgramSandbox
+        self, ran: Ran, grant: Grant, calls: Trace | None, sandbox: ProgramSandbox
     ) -> tuple[StopReason, str | None]:
         stop = stop_of(ran, grant)
         if stop is None and (ran.exit_code or ran.flooded):
@@ -111,13 +111,13 @@ class Command:
             stop = StopReason.context_limit
         if stop is not None:
             return stop, None
-        answer = await self._answer(calls, box)
+        answer = await self._answer(calls, sandbox)
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 
-    async def _answer(self, calls: Trace | None, box: ProgramSandbox) -> str | None:
+    async def _answer(self, calls: Trace | None, sandbox: ProgramSandbox) -> str | None:
         if self._answer_file is not None:
             try:
-                return (await box.read(self._answer_file, max_bytes=1 << 20)).decode(errors="replace").rstrip("\n")
+                return (await sandbox.read(self._answer_file, max_bytes=1 << 20)).decode(errors="replace").rstrip("\n")
             except PathError:
                 return None
         said = (step.completion.message.content for step in reversed(calls.steps if calls else ()))

@@ -1,4 +1,4 @@
-"""Sub-agents: a part of the task is given to a fresh agent with the same tools, in the same box.
+"""Sub-agents: a part of the task is given to a fresh agent with the same tools, in the same sandbox.
 
 It has a context of its own, and its own limits within what its parent has left of time and money. Its run becomes a
 child of the parent's trace. How deep agents may call agents is bounded; at the last level the tool is not there.

@@ -1,8 +1,8 @@
-"""Tools of an MCP server: a program in the box that is spoken to over stdio, or a URL that the host asks.
+"""Tools of an MCP server: a program in the sandbox, called over stdio, or a URL that the host calls.
 
-The protocol is the official SDK's; ours is the way into the box (`mcp_pipe.py`), and what a policy is shown. A server
-is started for each episode and ends with it. What it does wrong in a call is a failed result. A server is a part of
-the agent: one that cannot be started, or a URL that cannot be asked any more, is AgentCrashed.
+The official SDK implements the protocol; this package adds the way into the sandbox (`mcp_pipe.py`) and the tools that
+a policy sees. Each episode starts the server, which ends with the episode. An error of the server within a call is a
+failed result. The server is a part of the agent: one that cannot be started or reached raises AgentCrashed.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Mcp:
         url: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """command: of a server over stdio, run with `sh -c` in the box. url: of one by streamable HTTP, outside of it.
+        """command: starts a stdio server with `sh -c` in the sandbox. url: of a streamable-HTTP server outside it.
 
         Raises ConfigError for both or neither, and PluginError when the SDK is not installed.
         """
         if (command is None) == (url is None):
-            raise ConfigError(f"MCP server {name!r} needs a command (in the box) or a url (outside); give it one")
+            raise ConfigError(f"MCP server {name!r} needs a command (in the sandbox) or a url (outside); give it one")
         try:
             import mcp  # noqa: F401
         except ImportError:

@@ -1,4 +1,4 @@
-"""The way to an MCP server in the box: a process of the box, one JSON-RPC message a line, as the SDK's streams.
+"""The way to an MCP server in the sandbox: a process of the sandbox, one JSON-RPC message a line, as the SDK's streams.
 
 What a server prints that is no message is skipped. One whose line does not end is killed, and so is what is left when
 the connection closes.
@@ -32,22 +32,22 @@ class Pipe:
     def __init__(self, process: LiveProcess) -> None:
         self._process, self._said, self._problem = process, b"", ""
         self.gone: SandboxGone | None = None
-        """Set when it was the box that ended."""
+        """Set when it was the sandbox that ended."""
         self.is_over = False
-        """True when it ended by itself, or with its box."""
+        """True when it ended by itself, or with its sandbox."""
         self._stderr_read = anyio.Event()
 
     @asynccontextmanager
     async def streams(self) -> AsyncIterator[tuple[Any, Any]]:
         """What `mcp.Client` takes for a transport."""
-        to_session, from_box = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-        to_box, from_session = anyio.create_memory_object_stream[SessionMessage](0)
-        async with to_session, from_box, to_box, from_session, anyio.create_task_group() as group:
+        to_session, from_sandbox = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        to_sandbox, from_session = anyio.create_memory_object_stream[SessionMessage](0)
+        async with to_session, from_sandbox, to_sandbox, from_session, anyio.create_task_group() as group:
             group.start_soon(self._read, to_session)
             group.start_soon(self._write, from_session)
             group.start_soon(self._listen)
             try:
-                yield from_box, to_box
+                yield from_sandbox, to_sandbox
             finally:
                 if self.is_over:
                     # Its last words may arrive after its output has ended; a child of it may hold stderr open.

@@ -34,7 +34,7 @@ class ToolLoop:
     ) -> None:
         """compaction: what to do when there is no more room; left out, that ends the episode.
 
-        files: a folder that the box shows at /agent.
+        files: a folder that the sandbox shows at /agent.
         """
         self._toolsets, self._compaction, self.files = toolsets, compaction or Stop(), files
 

@@ -34,7 +34,7 @@ SANDBOXES = """\
 # Sandboxes
 
 This project uses the image `host`: the machine's own /usr, read-only, so nothing is pulled or built.
-What runs in a box sees no network, no home folder and no environment of yours; it can write only to a
+What runs in a sandbox sees no network, no home folder and no environment of yours; it can write only to a
 tmpfs of limited size, which is discarded with the episode.
 """
 TRACES = """\

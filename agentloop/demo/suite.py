@@ -40,7 +40,7 @@ OPERATIONS = (
 
 
 def answers(numbers: list[int]) -> dict[str, int]:
-    """The ground truth of each operation, worked out here and never in the box."""
+    """The ground truth of each operation, worked out here and never in the sandbox."""
     return {
         "sum": sum(numbers),
         "max": max(numbers),
@@ -65,7 +65,7 @@ def make_numbers(rng: random.Random) -> list[int]:
 def make_tasks(folder: Path, seed: int) -> list[Task]:
     """Write the 150 files to `folder`, by split, and ask six questions on each: 690 train, 60 validation, 150 held-out.
 
-    A box sees the files of its own split alone: even a slip cannot open a held-out file in training.
+    A sandbox sees the files of its own split alone: even a slip cannot open a held-out file in training.
     """
     names = NAMES.copy()
     random.Random(f"splits {seed}").shuffle(names)

@@ -179,7 +179,7 @@ def prepare_template(folder: Path) -> None:
 
 
 def make_tasks(files: Path) -> list[Task]:
-    """Three questions on each of 150 notes, which are written to `files`, by split: a box sees those of its own."""
+    """Three questions on each of 150 notes, which are written to `files`, by split: a sandbox sees those of its own."""
     rng = random.Random("notes")
     drawn = rng.sample(NAMES, N_HELDOUT + N_VALIDATION)
     splits = dict.fromkeys(NAMES, Split.train)
@@ -189,9 +189,9 @@ def make_tasks(files: Path) -> list[Task]:
 
 
 def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[Task]:
-    words, box = rng.sample(WORDS, rng.randint(3, 8)), files / split.value
-    box.mkdir(parents=True, exist_ok=True)
-    (box / name).write_text("\n".join(words) + "\n")
+    words, sandbox = rng.sample(WORDS, rng.randint(3, 8)), files / split.value
+    sandbox.mkdir(parents=True, exist_ok=True)
+    (sandbox / name).write_text("\n".join(words) + "\n")
     same_word = f"{files.parent / 'verifier.py'}:SameWord"
     questions = (
         ("count", f"How many words are in {name}?", f"wc -w < {name}", "exact", str(len(words))),
@@ -204,7 +204,7 @@ def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[
             instruction=instruction,
             split=split,
             pool=pool,
-            sandbox=SandboxSpec(files=box, read_only=True),
+            sandbox=SandboxSpec(files=sandbox, read_only=True),
             limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
             verifiers=(Part(kind=kind, options={"expected": expected}),),
             solution=(command,),

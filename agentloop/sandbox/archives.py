@@ -1,6 +1,6 @@
 """The tar archives that files travel in, read as if an enemy had made them.
 
-Only plain files and folders leave a box, with modes 0644 and 0755. A file with several names arrives
+Only plain files and folders leave a sandbox, with modes 0644 and 0755. A file with several names arrives
 under each of them. Whatever would lead out of the destination, or cost more than its limits, ends the reading at the
 entry that says so.
 """
@@ -37,7 +37,7 @@ class Manifest(Frozen):
 
 
 class ArchiveSource:
-    """What arrives from a box, as a file that a thread reads forward; `seek` skips."""
+    """What arrives from a sandbox, as a file that a thread reads forward; `seek` skips."""
 
     def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, max_bytes: int, max_entries: int) -> None:
         self._incoming, self._loop = incoming, loop
@@ -47,14 +47,14 @@ class ArchiveSource:
     def read(self, n: int) -> bytes:
         """Exactly `n` bytes, fewer at the end. Raises TransferLimit."""
         if not 0 <= n <= MAX_READ:
-            raise TransferLimit(f"a header of {n:,} bytes in an archive from the box")
+            raise TransferLimit(f"a header of {n:,} bytes in an archive from the sandbox")
         while len(self._buffer) < n and not self._ended:
             data = asyncio.run_coroutine_threadsafe(self._incoming.read(), self._loop).result()
             self._buffer += data
             self._ended = not data
             self._left -= len(data)
             if self._left < 0:
-                raise TransferLimit("an archive from the box is longer than what may be in it")
+                raise TransferLimit("an archive from the sandbox is longer than what may be in it")
         data_read = bytes(self._buffer[:n])
         del self._buffer[:n]
         self._at += len(data_read)
@@ -73,14 +73,14 @@ class ArchiveSource:
     def seek(self, to: int, whence: int = 0) -> int:
         """Skip to a place that is ahead. Raises TransferLimit for any other."""
         if whence or to < self._at:
-            raise TransferLimit("an archive from the box leads backwards")
+            raise TransferLimit("an archive from the sandbox leads backwards")
         while self._at < to and self.read(min(MAX_READ, to - self._at)):
             pass
         return self._at
 
 
 class ArchiveSink:
-    """What goes into a box, as a file that a thread writes."""
+    """What goes into a sandbox, as a file that a thread writes."""
 
     def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
         self._outgoing, self._loop = outgoing, loop
@@ -121,7 +121,7 @@ def pack(source: Path, sink: ArchiveSink) -> None:
             for entry in entries:
                 archive.add(entry, arcname=entry.name, filter=owned_by_nobody)
     except BrokenPipeError:
-        return  # the box's side says why
+        return  # the sandbox's side says why
     except SandboxError:
         raise
     except OSError as error:
@@ -159,9 +159,9 @@ def unpack(stream: ArchiveSource, draft: Path, max_bytes: int, max_entries: int)
     except SandboxError:
         raise
     except OSError as error:
-        raise PathError(f"an entry of the box's archive cannot be written: {error}") from error
+        raise PathError(f"an entry of the sandbox's archive cannot be written: {error}") from error
     except (tarfile.TarError, EOFError, ValueError, LookupError, RecursionError) as error:
-        raise PathError(f"what the box sent is no archive that can be read: {error}") from error
+        raise PathError(f"what the sandbox sent is no archive that can be read: {error}") from error
     return Manifest(n_files=n_files, n_bytes=n_bytes, skipped=tuple(skipped))
 
 
@@ -184,7 +184,7 @@ def _size(entry: tarfile.TarInfo, first: Path | None) -> int:
 def _place(draft: Path, name: str) -> Path:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
-        raise PathError(f"an archive from the box names {name[:200]!r}, which leads out of it")
+        raise PathError(f"an archive from the sandbox names {name[:200]!r}, which leads out of it")
     if len(path.parts) > MAX_DEPTH:
         raise TransferLimit(f"folders more than {MAX_DEPTH} deep at {name[:200]!r}")
     return draft.joinpath(*path.parts)

@@ -1,4 +1,4 @@
-"""Boxes from Linux namespaces, with bubblewrap: no engine, no image, no privilege.
+"""Sandboxes from Linux namespaces, with bubblewrap: no engine, no image, no privilege.
 
 Holds: own process, network, mount, IPC and host-name namespaces; no way to the network but the
 proxy; our system-call filter; a sized tmpfs for everything that can be written; wall time and
@@ -25,11 +25,11 @@ from pathlib import Path
 
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import cgroups, host, images, memory, privileges, scratch, seccomp
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import MAX_PROCESSES
 from agentloop.sandbox.door import Door
 from agentloop.sandbox.egress import Egress, Secret
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
 USER = "1000"
@@ -53,7 +53,7 @@ class BubblewrapBackend:
         self._secrets = secrets
 
     def probe(self) -> str | None:
-        """Starts a real box that does nothing; None when that worked, else the reason and the remedy."""
+        """Starts a real sandbox that does nothing; None when that worked, else the reason and the remedy."""
         if not sys.platform.startswith("linux"):
             return f"bubblewrap needs Linux namespaces, this is {sys.platform}; use docker"
         program = _program()
@@ -75,8 +75,8 @@ class BubblewrapBackend:
             os.close(filter_fd)
         return None if done.returncode == 0 else _explained(done.stderr.strip() or f"exit code {done.returncode}")
 
-    async def create(self, spec: SandboxSpec) -> Box:
-        """A box with the host's /usr, or a root folder. Raises CapabilityError, ImageError, SandboxUnavailable."""
+    async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
+        """A sandbox with the host's /usr, or a root folder. Raises CapabilityError, ImageError, SandboxUnavailable."""
         program = _program()
         if program is None:
             raise SandboxUnavailable(self.probe())
@@ -86,13 +86,13 @@ class BubblewrapBackend:
         door, name, process, group = Door(spec.lifetime_s), uuid.uuid4().hex[:8], None, None
         try:
             group = cgroups.make(_bounded(spec), name)
-            with boundary(SandboxUnavailable, "bubblewrap cannot start a box"):
+            with boundary(SandboxUnavailable, "bubblewrap cannot start a sandbox"):
                 await door.open()
                 process = _start(program, spec, root, door.folder, group)
             connection = await _entered(door, process)
             end = lambda: _end(process, door, group)  # noqa: E731
             watch = cgroups.Watch(group) if group else None
-            return Box(f"bwrap-{name}", self.isolation, connection, end, watch=watch, egress=egress)
+            return SupervisedSandbox(f"bwrap-{name}", self.isolation, connection, end, watch=watch, egress=egress)
         except BaseException as error:
             door.remove()
             output = _kill(process) if process else ""
@@ -124,7 +124,7 @@ def _start(
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=(filter_fd, gate),
-            start_new_session=True,  # Ctrl-C is for the host, which then closes its boxes in order
+            start_new_session=True,  # Ctrl-C is for the host, which then closes its sandboxes in order
         )
         try:
             if group:
@@ -139,7 +139,7 @@ def _start(
 
 
 def _scratch(door: Path) -> Path:
-    """Beside the door, because that is removed with the box."""
+    """Beside the door, because that is removed with the sandbox."""
     return door.with_name("scratch")
 
 
@@ -174,7 +174,7 @@ def _end(process: subprocess.Popen[bytes], door: Door, group: cgroups.Group | No
 
 
 def _root(spec: SandboxSpec, program: str) -> Path | None:
-    """The folder that becomes the box's root; None for the host's own /usr. Raises CapabilityError, ImageError."""
+    """The folder that becomes the sandbox's root; None for the host's own /usr. Raises CapabilityError, ImageError."""
     if spec.image != "host":
         root = images.root_folder(spec.image)
         if _version(program) < OVERLAYS_SINCE:
@@ -216,13 +216,13 @@ def _version(program: str) -> tuple[int, ...]:
 
 
 def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | None, filter_fd: int) -> list[str]:
-    """bwrap's own arguments; what runs in the box follows them."""
+    """bwrap's own arguments; what runs in the sandbox follows them."""
     user = "0" if spec.root else USER
     is_wrapped = door is not None and scratch.is_needed(spec)
     arguments = [program, *(NAMESPACES if is_wrapped else ("--unshare-all",))]
     arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--hostname", "sandbox", "--seccomp", str(filter_fd)]
-    arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a box all of them
+    arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a sandbox all of them
     for name in privileges.ROOT_MAY if spec.root else ():
         arguments += ["--cap-add", f"CAP_{name}"]
     counted = _scratch(door) if door is not None and is_wrapped else None
@@ -245,14 +245,14 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
     arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/inside"]
     if door is not None:
         arguments += ["--ro-bind", str(door), f"{host.INSIDE}/door"]
-    # /proc too: a box that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
+    # /proc too: a sandbox that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
     for path in ("/dev", "/proc") if spec.root else ("/dev", "/proc", "/"):
         arguments += ["--remount-ro", path]
     return [*arguments, "--chdir", "/work"]
 
 
 def _bounded(spec: SandboxSpec) -> SandboxSpec:
-    """With a number of processes where one can be held, so that a fork bomb fills its box and not this machine."""
+    """With a number of processes where one can be held, so that a fork bomb fills its sandbox and not this machine."""
     if spec.n_processes is not None or cgroups.find(cgroups.LIMITS["n_processes"]) is None:
         return spec
     return spec.model_copy(update={"n_processes": MAX_PROCESSES})

@@ -1,7 +1,7 @@
-"""Memory, CPU and number of processes of a bubblewrap box, held by the kernel's cgroups.
+"""Memory, CPU and number of processes of a bubblewrap sandbox, held by the kernel's cgroups.
 
 Version 1 and 2, as root or where a folder of the tree is ours to write (a user's own systemd
-slice). Docker boxes are held by the engine, and only watched from here. A box's groups are removed
+slice). Docker sandboxes are held by the engine, and only watched from here. A sandbox's groups are removed
 when it is closed; those of a process that was killed, by a shell that waits for its end (`_Watch`).
 """
 
@@ -42,7 +42,7 @@ while [ $n -lt 100 ]; do
     n=$((n + 1))
 done
 """
-"""Waits until nobody can write to its input any more, then for the boxes to end: ten seconds at most."""
+"""Waits until nobody can write to its input any more, then for the sandboxes to end: ten seconds at most."""
 _watched_by = 0
 REMEDY = (
     "run as root, or as `systemd-run --user --scope -p Delegate=yes agentloop …`, or use docker, or leave the limit out"
@@ -51,7 +51,7 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Group:
-    """The folders of one box's groups: one in each tree of version 1, a single one in version 2."""
+    """The folders of one sandbox's groups: one in each tree of version 1, a single one in version 2."""
 
     folders: tuple[Path, ...]
 
@@ -61,7 +61,7 @@ class Group:
             try:
                 (folder / "cgroup.procs").write_text(str(pid))
             except OSError as error:
-                raise CapabilityError(f"bubblewrap cannot limit a box by {folder}: {error}; {REMEDY}") from error
+                raise CapabilityError(f"bubblewrap cannot limit a sandbox by {folder}: {error}; {REMEDY}") from error
 
     def kills(self) -> int:
         """How often the kernel ended a process of the sandbox because its memory was used up."""

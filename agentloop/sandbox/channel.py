@@ -1,4 +1,4 @@
-"""The host's end of a box's one connection: many commands at once, each with a future of its own.
+"""The host's end of a sandbox's one connection: many commands at once, each with a future of its own.
 
 When the connection ends, everything that waits on it and everything that comes after gets SandboxGone.
 `door.py` is how it begins.
@@ -59,7 +59,7 @@ SLACK = 1 << 16
 
 
 class SandboxConnection(Protocol):
-    """A way to the first process of a box: `Channel`, or `fifo.Fifos` where that is a shell."""
+    """A way to the first process of a sandbox: `Channel`, or `fifo.Fifos` where that is a shell."""
 
     gone: End | None
     """Why it ended; None while it stands."""
@@ -79,11 +79,11 @@ class SandboxConnection(Protocol):
         ...
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
-        """From now on the box can connect to the proxy. Raises CapabilityError where that is not possible."""
+        """From now on the sandbox can connect to the proxy. Raises CapabilityError where that is not possible."""
         ...
 
     def close(self, reason: str = "it was closed") -> None:
-        """End the connection, and with it the box."""
+        """End the connection, and with it the sandbox."""
         ...
 
 
@@ -107,10 +107,10 @@ class Channel(asyncio.Protocol):
         self._next = 0
 
     async def exec(self, command: str, *, lease: str, timeout_s: float, max_output: int) -> ExecResult:
-        """Run one command in the box. Raises SandboxGone when the box is or goes away.
+        """Run one command in the sandbox. Raises SandboxGone when the sandbox is or goes away.
 
-        Cancelling the call kills the command. Its time counts from when the box starts it: more than
-        the box runs at once wait there in order.
+        Cancelling the call kills the command. Its time counts from when the sandbox starts it: more than
+        the sandbox runs at once wait there in order.
         """
         ident, future = self._request(
             command, lease, timeout_ms=min(max(0.0, timeout_s) * 1000, NO_TIMEOUT - 1), keep=max_output
@@ -155,17 +155,17 @@ class Channel(asyncio.Protocol):
         )
 
     def discard(self, lease: str) -> None:
-        """End and remove what a lease left, or without a name all; a box that is gone has nothing left."""
+        """End and remove what a lease left, or without a name all; a sandbox that is gone has nothing left."""
         if self.gone is None:
             self._write(0, DISCARD, lease.encode())
 
     def listen(self, on_open: Callable[[Incoming, Outgoing], Awaitable[None]]) -> None:
-        """Let the box connect to the proxy: `on_open` serves each connection, and closes it."""
+        """Let the sandbox connect to the proxy: `on_open` serves each connection, and closes it."""
         self._on_open = on_open
         self._write(0, LISTEN, b"")
 
     def close(self, reason: str = "it was closed") -> None:
-        """End the connection, and with it the box."""
+        """End the connection, and with it the sandbox."""
         self._lost(End(reason))
         if self._transport:
             self._transport.close()
@@ -270,7 +270,7 @@ class Channel(asyncio.Protocol):
             elif outgoing:
                 outgoing.stop()
         elif kind == OPEN and self._on_open:
-            # Its channels at once: what the box says on them may be in the same piece.
+            # Its channels at once: what the sandbox says on them may be in the same piece.
             incoming, outgoing = self._in(ident, STDOUT), self._out(ident, STDIN)
             serving = asyncio.ensure_future(self._serve(ident, self._on_open, incoming, outgoing))
             self._serving.add(serving)
@@ -298,7 +298,7 @@ class Channel(asyncio.Protocol):
 
     def _ready(self, problem: str) -> None:
         if problem:
-            self.ready.set_exception(SandboxUnavailable(f"the box cannot be used: {problem}"))
+            self.ready.set_exception(SandboxUnavailable(f"the sandbox cannot be used: {problem}"))
         else:
             self.ready.set_result(None)
 
@@ -315,7 +315,7 @@ class Channel(asyncio.Protocol):
                 outgoing.stop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The box died, or was closed."""
+        """The sandbox died, or was closed."""
         if self.gone is None:
             self._lost(End(str(exc) if exc else "its supervisor ended", self.cause(False)))
 

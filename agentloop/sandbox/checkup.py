@@ -1,4 +1,4 @@
-"""What each backend holds on this machine, found out by trying: a box with a small limit, and a command against it."""
+"""The limits that each backend holds on this machine, tested by commands that exceed a small one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.sandbox.ladder import LADDER
 from agentloop.types import ExecResult, SandboxSpec
 
 NOT_TRIED = ("replay", "unconfined")
-"""Backends that make no box."""
+"""Backends that make no sandbox."""
 IMAGES = {
     "docker": "host, Dockerfile folder, root folder or tar, local tag",
     "bubblewrap": "host, root folder or tar",
@@ -28,7 +28,7 @@ TIMEOUT_S = 20.0
 
 @dataclass(frozen=True)
 class LimitTrial:
-    """One thing that a box should hold."""
+    """One thing that a sandbox should hold."""
 
     name: str
     limit: dict[str, Any]
@@ -132,7 +132,7 @@ class Checkup:
     problem: str | None
     """Why it does not work, with the remedy; None when it does."""
     start_s: float | None = None
-    """What a box took to start."""
+    """What a sandbox took to start."""
     held: dict[str, LimitResult] = field(default_factory=dict)
 
 
@@ -163,9 +163,9 @@ async def check(backend: SandboxBackend) -> Checkup:
         return Checkup(backend.name, backend.isolation, problem)
     started = time.monotonic()
     try:
-        box = await backend.create(SandboxSpec())
+        sandbox = await backend.create(SandboxSpec())
         took = time.monotonic() - started
-        await box.close()
+        await sandbox.close()
     except SandboxError as error:
         return Checkup(backend.name, backend.isolation, str(error))
     tried = await asyncio.gather(*(_try(backend, trial) for trial in TRIALS))
@@ -175,12 +175,12 @@ async def check(backend: SandboxBackend) -> Checkup:
 
 async def _try(backend: SandboxBackend, trial: LimitTrial) -> LimitResult:
     try:
-        box = await backend.create(SandboxSpec(**trial.limit))
+        sandbox = await backend.create(SandboxSpec(**trial.limit))
         try:
             timeout_s = 0.3 if trial.name == "wall time" else TIMEOUT_S
-            done = await box.exec(trial.attempt, timeout_s=timeout_s)
+            done = await sandbox.exec(trial.attempt, timeout_s=timeout_s)
         finally:
-            await box.close()
+            await sandbox.close()
     except SandboxError as error:
         return LimitResult(False, str(error))
     if trial.is_held(done):

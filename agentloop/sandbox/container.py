@@ -1,4 +1,4 @@
-"""What a Docker Engine is told of a box: its command, what it sees, and its limits."""
+"""What a Docker Engine is told of a sandbox: its command, what it sees, and its limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentloop.sandbox.engine import labels
 from agentloop.types import SandboxSpec
 
 MAX_PROCESSES = 1024
-"""Processes and threads of a box that names no limit: enough for a build, too few to stop the machine."""
+"""Processes and threads of a sandbox that names no limit: enough for a build, too few to stop the machine."""
 PERIOD_US = 100_000
 NOBODY_SPECIAL = "1000:1000"
 
@@ -85,7 +85,7 @@ def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
 
 def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
     """Folders in memory: all that can be written; with a root that can be, /dev/shm and the files' alone."""
-    folders = ["/dev/shm"]  # noqa: S108 - the box's own, as is /tmp
+    folders = ["/dev/shm"]  # noqa: S108 - the sandbox's own, as is /tmp
     if not spec.root:  # an image's volumes would be folders of the host, without a bound
         folders += ["/tmp", *(settings["Config"].get("Volumes") or {})]  # noqa: S108
     if not (spec.files is not None and spec.read_only) and (spec.files is not None or not spec.root):
@@ -97,7 +97,7 @@ def _tmpfs(spec: SandboxSpec, settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _user(spec: SandboxSpec) -> str:
-    """uid:gid of the box: root, the files' owner when nobody else may read them, else one that owns nothing."""
+    """uid:gid of the sandbox: root, the files' owner when nobody else may read them, else one that owns nothing."""
     if spec.root:
         return "0:0"
     if spec.files is not None:

@@ -1,4 +1,4 @@
-"""Boxes from a Docker Engine (API 1.41 or newer) on this machine, through the docker SDK.
+"""Sandboxes from a Docker Engine (API 1.41 or newer) on this machine, through the docker SDK.
 
 Commands go to the supervisor over a socket in a read-only mount, never through `docker exec`.
 Holds: own namespaces, no network but the proxy, no capabilities, no new privileges, our system-call
@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 
 from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxGone, SandboxUnavailable, boundary
 from agentloop.sandbox import builds, cgroups, host, images, memory, privileges
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import options
 from agentloop.sandbox.door import Door, is_alive
@@ -40,15 +39,16 @@ from agentloop.sandbox.engine import (
     remove,
     sweep,
 )
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
 T = TypeVar("T")
 MIN_API = (1, 41)
 PROBE_TIMEOUT_S = 2
-PROBE_BOX_S = 10.0
-"""When a first box counts as one that does not start; a busy machine takes seconds."""
+PROBE_SANDBOX_S = 10.0
+"""When a first sandbox counts as one that does not start; a busy machine takes seconds."""
 END_S = 2.0
-"""How long a box may take to end with its connection; then the engine ends it."""
+"""How long a sandbox may take to end with its connection; then the engine ends it."""
 CANNOT_HOLD = ("memory limit", "storage-opt", "storage opt")
 """Words of an engine that refuses a container for its limits."""
 SWAPS = Path("/proc/swaps")
@@ -57,7 +57,7 @@ SWAPS = Path("/proc/swaps")
 @dataclass(frozen=True)
 class _Started:
     pid: int
-    """Of the box's first process, as the engine sees it; 0 when it has ended."""
+    """Of the sandbox's first process, as the engine sees it; 0 when it has ended."""
     watch: cgroups.Watch | None
 
 
@@ -73,7 +73,7 @@ class DockerBackend:
         self._swept = False
 
     def probe(self) -> str | None:
-        """Asks the engine and starts a real box; None when that worked, else the reason and the remedy."""
+        """Asks the engine and starts a real sandbox; None when that worked, else the reason and the remedy."""
         if not sys.platform.startswith("linux"):
             return (
                 f"on {sys.platform} the Docker Engine runs in a machine of its own, without this one's files; use Linux"
@@ -88,28 +88,28 @@ class DockerBackend:
         if url != LOCAL:
             return f"the Docker Engine at {url} is not on this machine and cannot see its files; use a local engine"
         with ThreadPoolExecutor(1) as aside:  # because the caller may be in an event loop
-            return aside.submit(asyncio.run, self._try_box()).result()
+            return aside.submit(asyncio.run, self._try_sandbox()).result()
 
-    async def _try_box(self) -> str | None:
+    async def _try_sandbox(self) -> str | None:
         remedy = "see the engine's log, or use bubblewrap"
         try:
-            async with asyncio.timeout(PROBE_BOX_S):
-                box = await self._create(SandboxSpec(), PROBE_BOX_S)
-            await box.close()
+            async with asyncio.timeout(PROBE_SANDBOX_S):
+                sandbox = await self._create(SandboxSpec(), PROBE_SANDBOX_S)
+            await sandbox.close()
         except TimeoutError:
-            return f"the Docker Engine answers, but no box starts in {PROBE_BOX_S:g} s; {remedy}"
+            return f"the Docker Engine answers, but no sandbox starts in {PROBE_SANDBOX_S:g} s; {remedy}"
         except (SandboxError, OSError) as error:
-            return f"the Docker Engine answers, but no box starts ({' '.join(str(error).split())[:300]}); {remedy}"
+            return f"the Docker Engine answers, but no sandbox starts ({' '.join(str(error).split())[:300]}); {remedy}"
         return None
 
-    async def create(self, spec: SandboxSpec) -> Box:
+    async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
         """A started container with its supervisor connected; an image of one's own is made first.
 
         Raises CapabilityError, ImageError, SandboxUnavailable, ConfigError.
         """
         return await self._create(spec, TIMEOUT_S)
 
-    def list_boxes(self) -> list[Container]:
+    def list_sandboxes(self) -> list[Container]:
         """Containers of every agentloop on this engine. Raises SandboxUnavailable when none answers."""
         with boundary(SandboxUnavailable, "docker"), engine() as client:
             return containers(client)
@@ -131,7 +131,7 @@ class DockerBackend:
         with boundary(SandboxUnavailable, "docker"), engine() as client, suppress(APIError):
             client.api.remove_image(tag)
 
-    async def _create(self, spec: SandboxSpec, timeout_s: float) -> Box:
+    async def _create(self, spec: SandboxSpec, timeout_s: float) -> SupervisedSandbox:
         host.check_files(spec)
         _check(spec)
         egress = Egress(spec.allowed_hosts, self._secrets)
@@ -144,12 +144,12 @@ class DockerBackend:
             remove(name)
 
         try:
-            with boundary(SandboxUnavailable, "docker cannot start a box", image=spec.image):
+            with boundary(SandboxUnavailable, "docker cannot start a sandbox", image=spec.image):
                 await door.open()
                 arguments = options(spec, settings, name, door.folder)
                 started = await _to_its_end(lambda: self._start(image, arguments, timeout_s))
             channel = await _entered(door, name, started, timeout_s)
-            return Box(name, self.isolation, channel, end, watch=started.watch, egress=egress)
+            return SupervisedSandbox(name, self.isolation, channel, end, watch=started.watch, egress=egress)
         except BaseException as error:
             door.remove()
             await _to_its_end(lambda: remove(name))
@@ -172,7 +172,7 @@ class DockerBackend:
                 container = client.api.create_container(image, host_config=limits, **arguments)
                 ignored = _ignored(container.get("Warnings") or ())
                 if ignored:
-                    raise CapabilityError(f"docker cannot hold a limit of this box here: {ignored}; leave it out")
+                    raise CapabilityError(f"docker cannot hold a limit of this sandbox here: {ignored}; leave it out")
                 client.api.start(container["Id"])
             except APIError as error:
                 raise _blamed(error, image) from error
@@ -241,7 +241,7 @@ async def _entered(door: Door, name: str, started: _Started, timeout_s: float) -
 
 
 def _wait_for_end(pid: int) -> None:
-    """Until the first process of a box, which ends with its connection, is gone; for END_S at most."""
+    """Until the first process of a sandbox, which ends with its connection, is gone; for END_S at most."""
     end = time.monotonic() + END_S
     while pid and is_alive(pid) and time.monotonic() < end:
         time.sleep(0.005)
@@ -279,9 +279,9 @@ def _blamed(error: Any, image: str) -> SandboxError:
     words = " ".join(str(error.explanation or error).split())
     if any(word in words.lower() for word in CANNOT_HOLD):
         return CapabilityError(
-            f"docker cannot hold this box's limits: {words}; change the limit, or use an engine "
+            f"docker cannot hold this sandbox's limits: {words}; change the limit, or use an engine "
             "whose data lies on xfs with pquota, or bubblewrap with memory_mb, which counts what is written too"
         )
     if "executable file not found" in words or ("no such file or directory" in words and "exec" in words):
         return ImageError(f"the image {image!r} does not start: it has no shell at /bin/sh ({words[-200:]})")
-    return SandboxUnavailable(f"docker cannot start a box (image {image}): {words}")
+    return SandboxUnavailable(f"docker cannot start a sandbox (image {image}): {words}")

@@ -1,6 +1,6 @@
-"""How the first process of a box comes to its one connection.
+"""How the first process of a sandbox comes to its one connection.
 
-The host listens on a unix socket whose folder the box sees read-only, accepts exactly one peer, and
+The host listens on a unix socket whose folder the sandbox sees read-only, accepts exactly one peer, and
 removes the socket before any command runs. A first process that is a shell comes by a named pipe.
 """
 
@@ -22,17 +22,17 @@ from agentloop.sandbox.fifo import Fifos
 START_TIMEOUT_S = 30.0
 """Creating a container on a busy machine takes seconds; this is when it counts as failed."""
 WATCH_S, LOOK_S = 0.1, 0.005
-"""How often a box that is starting is asked whether it ended instead, and whether a shell waits at its door."""
+"""How often a sandbox that is starting is asked whether it ended instead, and whether a shell waits at its door."""
 DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 
 
 class Door:
-    """A private folder that a box sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
+    """A private folder that a sandbox sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
 
     def __init__(self, lifetime_s: float | None = None) -> None:
-        """lifetime_s: when a box ends whose first process is a shell; another one keeps that itself."""
+        """lifetime_s: when a sandbox ends whose first process is a shell; another one keeps that itself."""
         self._lifetime_s = lifetime_s
-        # Private, because whoever connects first is the box; the inner folder is what the box sees.
+        # Private, because whoever connects first is the sandbox; the inner folder is what the sandbox sees.
         self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=DOORS))
         self.folder = self._private / "door"
         self.folder.mkdir()
@@ -70,7 +70,7 @@ class Door:
     async def entered(self, ended: Callable[[], Awaitable[bool]]) -> SandboxConnection:
         """The connection, once the first process is there; nobody else can enter after that.
 
-        ended: whether what was started to make the box is over. Raises SandboxGone when it is, or
+        ended: whether what was started to make the sandbox is over. Raises SandboxGone when it is, or
         when nobody came in START_TIMEOUT_S.
         """
         if self._channel is None:
@@ -121,7 +121,7 @@ class Door:
                 raise SandboxGone("its first process ended at once")
             await asyncio.sleep(LOOK_S)
         if problem := greeting.decode(errors="replace").strip():
-            raise SandboxUnavailable(f"the box cannot be used: {problem}")
+            raise SandboxUnavailable(f"the sandbox cannot be used: {problem}")
         return self._fifos
 
     def _shut(self) -> None:

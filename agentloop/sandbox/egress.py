@@ -1,6 +1,6 @@
-"""The way out of a box: a proxy on the host, reached through the box's own connection.
+"""The way out of a sandbox: a proxy on the host, reached through the sandbox's own connection.
 
-No bridge and no route: the box has a loopback and nothing else, its first process leads connections
+No bridge and no route: the sandbox has a loopback and nothing else, its first process leads connections
 to 127.0.0.1:3128 here, and this decides. Names are resolved here, and what was checked is what is
 connected to, so a name that changes its address gains nothing. An entry of `allowed_hosts` is
 
@@ -9,12 +9,12 @@ connected to, so a name that changes its address gains nothing. An entry of `all
     10.1.0.0/16          addresses, which may be private
 
 A name that leads to a private, link-local or loopback address is refused unless the address is
-listed itself. A secret is added here to requests for its host, and is never in the box: a client in
+listed itself. A secret is added here to requests for its host, and is never in the sandbox: a client in
 there asks for `http://host/…`, and this asks for `https://host/…`. Inside a TLS tunnel (`https://`)
 nothing is read or added. What is sent to a host that was allowed is not looked at, nor what it answers:
-one that repeats its request's headers tells the box the secret.
+one that repeats its request's headers tells the sandbox the secret.
 
-A request that names no host (`GET /path`) is for the gateway, where the box was given one: a unix socket of this
+A request that names no host (`GET /path`) is for the gateway, where the sandbox was given one: a unix socket of this
 machine. That connection goes there unread, and leads to nothing else.
 """
 
@@ -70,7 +70,7 @@ class HostRefused(Exception):
 
 
 class Egress:
-    """The proxy of one box, and what it allows at present."""
+    """The proxy of one sandbox, and what it allows at present."""
 
     def __init__(self, allowed_hosts: tuple[str, ...] = (), secrets: Mapping[str, Secret] | None = None) -> None:
         """secrets: host name -> what is added to its requests. Raises ConfigError for what is no host."""
@@ -82,7 +82,7 @@ class Egress:
         self._ended: dict[asyncio.Task[None], None] = {}
         """Connections whose program has sent everything, or is gone; the oldest first."""
         self._tls: ssl.SSLContext | None = None
-        # Its own, because a name server can be slow, and the loop's threads are every box's.
+        # Its own, because a name server can be slow, and the loop's threads are every sandbox's.
         self._lookups = ThreadPoolExecutor(MAX_LOOKUPS)
         self._n = 0
 
@@ -106,7 +106,7 @@ class Egress:
                 task.cancel()
 
     async def serve(self, incoming: Incoming, outgoing: Outgoing) -> None:
-        """One connection from the box, to its end."""
+        """One connection from the sandbox, to its end."""
         self._n += 1
         try:
             async with asyncio.timeout(HEAD_S):

@@ -1,6 +1,6 @@
 """A Docker Engine on this machine: reaching it, and telling our containers from others'.
 
-Every container of ours carries the process that made it, and its end when it has one. A box that was
+Every container of ours carries the process that made it, and its end when it has one. A sandbox that was
 started ends by itself when its owner does; the sweep is for those that never started, for what an
 engine that was away could not remove, and for what cannot happen.
 """
@@ -21,7 +21,7 @@ from agentloop.errors import SandboxUnavailable
 TIMEOUT_S = 60.0
 REMOVE_TIMEOUT_S = 10.0
 LATE_S = 30.0
-"""Grace after a deadline: a box counts its time from its own start, which on a busy machine takes seconds."""
+"""Grace after a deadline: a sandbox counts its time from its own start, which on a busy machine takes seconds."""
 LOCAL = "http+docker://localhost"
 """How the SDK writes an engine behind a unix socket."""
 OWNER, DEADLINE = "agentloop.owner", "agentloop.deadline"
@@ -104,7 +104,7 @@ def containers(client: Any) -> list[Container]:
 def sweep(client: Any) -> list[str]:
     """Remove what has lost its owner or is past its time, running or not; the names.
 
-    Boxes of owners that cannot be seen from here (another machine's or container's processes, or a
+    Sandboxes of owners that cannot be seen from here (another machine's or container's processes, or a
     label of someone else's) are left alone until their time is up.
     """
     from docker.errors import APIError
@@ -133,7 +133,7 @@ def has_ended(name: str, timeout_s: float) -> bool:
 def remove(name: str, timeout_s: float = REMOVE_TIMEOUT_S) -> None:
     """End and remove a container; one that is going by itself is waited for, one that is not there is no error.
 
-    Where no engine answers nothing is done: a box ends with its connection, and an engine that comes
+    Where no engine answers nothing is done: a sandbox ends with its connection, and an engine that comes
     back removes what ended meanwhile.
     """
     from docker.errors import APIError, DockerException, NotFound

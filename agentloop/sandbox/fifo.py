@@ -1,4 +1,4 @@
-"""The host's end of a box whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
+"""The host's end of a sandbox whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
 
 Orders go in as lines; every command has named pipes of its own in the door (`pipes.py`). It offers what
 `channel.Channel` does but for a terminal and a proxy. A command costs some milliseconds, not one.
@@ -26,7 +26,7 @@ NO_MOVE = "its first process does not end what runs"
 NEEDS_PYTHON = "needs python3 in the image, whose first process is a shell; use an image with Python 3.6 or newer"
 END_ALL, ENDED = "end", "its first process ended"
 MOVE_S = 10.0
-"""How long its first process may take to end everything and take orders by another pipe; then the box is gone."""
+"""How long its first process may take to end everything and take orders by another pipe; then the sandbox is gone."""
 
 
 class _Move:
@@ -35,7 +35,7 @@ class _Move:
     def __init__(self, path: Path, timer: asyncio.TimerHandle) -> None:
         self.path, self._timer = path, timer
         os.mkfifo(path)
-        path.chmod(0o666)  # the box may be another user
+        path.chmod(0o666)  # the sandbox may be another user
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def end(self) -> None:
@@ -51,7 +51,7 @@ class Fifos:
     def __init__(self, door: Path, orders: int, lifetime_s: float | None = None) -> None:
         """orders: the write end of the pipe that the shell reads, not blocking.
 
-        lifetime_s: after that the box ends, which its shell cannot see to.
+        lifetime_s: after that the sandbox ends, which its shell cannot see to.
         """
         self.gone: End | None = None
         self.cause: Callable[[bool], str | None] = lambda _: None
@@ -93,7 +93,7 @@ class Fifos:
         if any(output.total > cap for output in outputs):
             err += f"[killed: it printed more than {cap} bytes]\n".encode()
         if done.exit_code == CANNOT_START and not running.began:
-            err += b"cannot start: the box has no room for another process\n"
+            err += b"cannot start: the sandbox has no room for another process\n"
         texts = {"stdout": out.decode(errors="replace"), "stderr": err.decode(errors="replace")}
         return done.model_copy(update={**texts, "dropped": lost_out + lost_err})
 

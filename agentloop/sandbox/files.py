@@ -1,9 +1,9 @@
-"""Files into a box and out of it, through its own connection, with every limit held while they stream.
+"""Files into a sandbox and out of it, through its own connection, with every limit held while they stream.
 
-A box's files are its agent's: what comes out is taken as hostile. Nothing is written outside the
-destination, no link, device or special mode leaves the box, and a limit ends the transfer at once,
-before a sparse file or a bomb has been read to its end. The box needs a shell, `cat`, `head` and
-`tar`; with a box whose programs the agent may have replaced, what they say is wrong, no more.
+A sandbox's files are its agent's: what comes out is taken as hostile. Nothing is written outside the
+destination, no link, device or special mode leaves the sandbox, and a limit ends the transfer at once,
+before a sparse file or a bomb has been read to its end. The sandbox needs a shell, `cat`, `head` and
+`tar`; with a sandbox whose programs the agent may have replaced, what they say is wrong, no more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 MAX_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
 TIMEOUT_S = 120.0
-"""A transfer that takes longer has met a pipe nobody writes to, or programs that are not the box's own any more."""
+"""A transfer that takes longer has met a pipe nobody writes to, or programs that are not the sandbox's own any more."""
 NOT_A_FILE, IS_LINK = 96, 97
 """Exit codes of our own commands."""
 
@@ -67,9 +67,9 @@ async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
 
 
 async def upload(start: Start, source: Path, target: str) -> None:
-    """Copy a folder's contents (or one file) into the folder `target` of the box, which is made.
+    """Copy a folder's contents (or one file) into the folder `target` of the sandbox, which is made.
 
-    Owners become the box's user; links are copied as links. Raises PathError where a link is in the way
+    Owners become the sandbox's user; links are copied as links. Raises PathError where a link is in the way
     of a folder, and for a source that cannot be read.
     """
     folder = _absolute(target)
@@ -88,14 +88,14 @@ async def upload(start: Start, source: Path, target: str) -> None:
 
 
 async def download(start: Start, path: str, target: Path, *, max_bytes: int, max_entries: int) -> archives.Manifest:
-    """Copy a file or a folder of the box to `target`, which must not be there yet: whole, or not at all.
+    """Copy a file or a folder of the sandbox to `target`, which must not be there yet: whole, or not at all.
 
     Raises PathError, and TransferLimit before more than `max_bytes` were written.
     """
     source = _absolute(path)
     folder, name = os.path.split(source)
     if not name:
-        raise PathError("the whole box cannot be copied; name a folder in it")
+        raise PathError("the whole sandbox cannot be copied; name a folder in it")
     if os.path.lexists(target):  # noqa: ASYNC240 - a glance
         raise PathError(f"{target} is there already; name a path that is not")
     command = (
@@ -110,7 +110,7 @@ async def download(start: Start, path: str, target: Path, *, max_bytes: int, max
             manifest = await _beside(process, lambda: archives.unpack(stream, draft, max_bytes, max_entries))
             await _rest(process.stdout)
         if not (draft / name).exists():
-            raise PathError(f"{path} in the box is neither a file nor a folder")
+            raise PathError(f"{path} in the sandbox is neither a file nor a folder")
         (draft / name).rename(target)
         return manifest
     finally:
@@ -128,7 +128,7 @@ async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Proc
             _must_have_worked((await process.wait()).exit_code, await message, path)
     except TimeoutError:
         raise TransferLimit(
-            f"{path} in the box: not done in {TIMEOUT_S:g} s; move less at once, or look at what is there"
+            f"{path} in the sandbox: not done in {TIMEOUT_S:g} s; move less at once, or look at what is there"
         ) from None
     finally:
         process.kill()
@@ -137,7 +137,7 @@ async def _transfer(start: Start, command: str, path: str) -> AsyncIterator[Proc
 
 async def _beside(process: Process, work: Callable[[], T]) -> T:
     """Run `work` in a thread to its end, which is brought about when the caller gives up."""
-    # A thread of its own: a box that says nothing keeps it for as long as TIMEOUT_S, and the loop's few are everyone's.
+    # Not a thread of the loop's shared pool: a silent sandbox would occupy it for TIMEOUT_S.
     thread = ThreadPoolExecutor(1)
     running = asyncio.get_running_loop().run_in_executor(thread, work)
     thread.shutdown(wait=False)
@@ -162,11 +162,13 @@ async def _beginning(incoming: Incoming) -> str:
 
 def _must_have_worked(code: int, message: str, path: str) -> None:
     if code == NOT_A_FILE:
-        raise PathError(f"{path} in the box is not there, or not a file")
+        raise PathError(f"{path} in the sandbox is not there, or not a file")
     if code == IS_LINK:
-        raise PathError(f"{path} in the box leads through a link, which whoever works there may have put in the way")
+        raise PathError(
+            f"{path} in the sandbox leads through a link, which whoever works there may have put in the way"
+        )
     if code:
-        raise PathError(f"{path} in the box: {message or f'exit code {code}'}")
+        raise PathError(f"{path} in the sandbox: {message or f'exit code {code}'}")
 
 
 async def _rest(incoming: Incoming) -> None:
@@ -174,12 +176,12 @@ async def _rest(incoming: Incoming) -> None:
     for _ in range(16):
         if not await incoming.read():
             return
-    raise TransferLimit("the archive does not end; its program may not be the box's own any more")
+    raise TransferLimit("the archive does not end; its program may not be the sandbox's own any more")
 
 
 def _absolute(path: str) -> str:
     if not path.startswith("/") or "\0" in path or ".." in PurePosixPath(path).parts:
-        raise PathError(f"{path!r} must be an absolute path in the box, without '..'")
+        raise PathError(f"{path!r} must be an absolute path in the sandbox, without '..'")
     return "/" + str(PurePosixPath(path)).lstrip("/")
 
 

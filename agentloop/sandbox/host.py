@@ -1,4 +1,4 @@
-"""The `host` image: what of this machine a box needs to see, read-only, so that no image must be fetched.
+"""The `host` image: what of this machine a sandbox needs to see, read-only, so that no image must be fetched.
 
 /usr and what belongs to it, the alternatives that name awk and its like, and the Python that runs
 the supervisor. Nothing of /home, /root, /var, the rest of /etc, or this process's environment.
@@ -21,14 +21,14 @@ SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
-"""Where the box finds its supervisor and the door."""
+"""Where the sandbox finds its supervisor and the door."""
 AGENT = "/agent"
 """Where it finds the agent's own files."""
 PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
 
 
 def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
-    """The command line of a box's first process; without an interpreter, an image's own python3 or its shell."""
+    """The command line of a sandbox's first process; without an interpreter, an image's own python3 or its shell."""
     _compile()
     folder = spec.workdir or ("." if spec.root else "/work")
     lifetime = "inf" if spec.lifetime_s is None else str(spec.lifetime_s)
@@ -40,18 +40,18 @@ def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
 
 @cache
 def _compile() -> None:
-    """Once: a box cannot keep the byte code of its first process, and compiling it would double its start."""
+    """Once: a sandbox cannot keep the byte code of its first process, and compiling it would double its start."""
     compileall.compile_dir(str(SUPERVISOR), quiet=2)
 
 
 def python() -> str:
-    """The interpreter under any virtual environment, with links followed: it exists in the box at the same path."""
+    """The interpreter under any virtual environment, with links followed: it exists in the sandbox at the same path."""
     base: str = getattr(sys, "_base_executable", "") or sys.executable
     return os.path.realpath(base)
 
 
 def read_only_paths() -> list[str]:
-    """Folders and files that a box sees at the same path."""
+    """Folders and files that a sandbox sees at the same path."""
     paths = ["/usr", *(p for p in SYSTEM if os.path.isdir(p) and not os.path.islink(p))]
     paths += [p for p in NEEDED_ETC if os.path.exists(p)]
     prefix = os.path.realpath(sys.base_prefix)
@@ -62,10 +62,10 @@ def read_only_paths() -> list[str]:
 
 @cache
 def listing() -> str:
-    """A hash (hex) of what is installed here, by name, kind, mode, size and time of change of everything a box sees.
+    """A hash (hex) of the software installed here: name, kind, mode, size and change time of each file sandboxes see.
 
-    Not of the bytes, which would take a minute. Equal listings are equal software; the same software that was installed
-    at another time may have another listing. Byte code does not count. Takes about a second, once a process.
+    Hashing the bytes would take a minute. Equal listings are equal software; the same software, installed at another
+    time, may have another listing. Byte code does not count. Takes about a second, once a process.
     """
     digest = hashlib.sha256()
     waiting = sorted(read_only_paths(), reverse=True)
@@ -97,4 +97,6 @@ def check_files(spec: SandboxSpec) -> None:
         if not spec.agent_files.is_dir():
             raise SandboxUnavailable(f"no folder {spec.agent_files} to show as {AGENT}; name the agent's own")
         if spec.agent_files.stat().st_mode & 0o005 != 0o005:
-            raise SandboxUnavailable(f"{spec.agent_files} cannot be read in a box; `chmod -R a+rX {spec.agent_files}`")
+            raise SandboxUnavailable(
+                f"{spec.agent_files} cannot be read in a sandbox; `chmod -R a+rX {spec.agent_files}`"
+            )

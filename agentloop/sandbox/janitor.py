@@ -1,8 +1,8 @@
-"""What boxes have on this machine, and the removal of what has lost its owner or outlived its time.
+"""What sandboxes have on this machine, and the removal of what has lost its owner or outlived its time.
 
-A box ends by itself when its owner dies; this is for what could not: a first process that hangs, an
+A sandbox ends by itself when its owner dies; this is for what could not: a first process that hangs, an
 engine that was away, a power cut. Only what a process of this machine made and no longer owns goes,
-and of the images that were made for boxes those that none had for long: they are made anew when needed.
+and of the images that were made for sandboxes those that none had for long: they are made anew when needed.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ END_S = 2.0
 
 @dataclass(frozen=True)
 class Find:
-    """A box, or a trace of one."""
+    """A sandbox, or a trace of one."""
 
     kind: str
-    """`docker` or `bubblewrap` box, `folder` (of a box's connection), `cgroup`, or `image` of an engine."""
+    """`docker` or `bubblewrap` sandbox, `folder` (of a sandbox's connection), `cgroup`, or `image` of an engine."""
     name: str
     owner: int | None
     """The process that made it; None when that is another machine's or container's."""
@@ -55,10 +55,10 @@ class Findings:
 
 
 def look(image_days: float = IMAGE_DAYS) -> Findings:
-    """Boxes, what boxes that are gone left behind, and images that none had for so many days."""
+    """Sandboxes, what sandboxes that are gone left behind, and images that none had for so many days."""
     containers, no_docker = _containers()
     images = _images(image_days) if no_docker is None else ()
-    return Findings((*containers, *_bubblewrap_boxes(), *_folders(), *_groups(), *images), no_docker)
+    return Findings((*containers, *_bubblewrap_sandboxes(), *_folders(), *_groups(), *images), no_docker)
 
 
 def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
@@ -83,10 +83,12 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
 
 def _containers() -> tuple[list[Find], str | None]:
     try:
-        boxes = DockerBackend().list_boxes()
+        sandboxes = DockerBackend().list_sandboxes()
     except SandboxUnavailable as error:
         return [], str(error)
-    return [Find("docker", box.name, _pid(box.owner), box.status, box.is_orphan) for box in boxes], None
+    return [
+        Find("docker", sandbox.name, _pid(sandbox.owner), sandbox.status, sandbox.is_orphan) for sandbox in sandboxes
+    ], None
 
 
 def _images(days: float) -> Iterator[Find]:
@@ -102,7 +104,7 @@ def _pid(owner: str) -> int | None:
     return int(parts[2]) if is_here and len(parts) > 2 and parts[2].isdecimal() else None
 
 
-def _bubblewrap_boxes() -> Iterator[Find]:
+def _bubblewrap_sandboxes() -> Iterator[Find]:
     """By their door, which is an argument of bwrap."""
     for pid, words in _processes():
         if os.path.basename(words[0]) != "bwrap":
@@ -123,7 +125,7 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _lifetime_s(words: list[str]) -> float:
-    """How long a box may live, as its first process is told: after the door and the folder."""
+    """How long a sandbox may live, as its first process is told: after the door and the folder."""
     with suppress(ValueError, IndexError):
         return float(words[len(words) - words[::-1].index(f"{host.INSIDE}/door") + 1])
     return float("inf")
@@ -137,7 +139,7 @@ def _age_s(pid: int) -> float:
 
 
 def _folders() -> Iterator[Find]:
-    """Those of boxes that live are no find of their own."""
+    """Those of sandboxes that live are no find of their own."""
     for folder in door.DOORS.glob("agentloop-*-*"):
         owner = _owner(folder.name)
         if owner is not None and not door.is_alive(owner):

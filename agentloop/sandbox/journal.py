@@ -1,11 +1,11 @@
-"""Journals: what each lease of a box asked for, in order, and what it was given.
+"""Journals: what each lease of a sandbox asked for, in order, and what it was given.
 
-    FOLDER/recording.json           the backend's name and what its boxes were made of
+    FOLDER/recording.json           the backend's name and what its sandboxes were made of
     FOLDER/LEASE.jsonl              a lease's first attempt; LEASE.2.jsonl is the second
-    FOLDER/blobs/SHA256             bytes that came out of boxes
+    FOLDER/blobs/SHA256             bytes that came out of sandboxes
 
 A line is {seq, op, asks, request, result or error, sha256}: `asks` hashes the request, `sha256` what
-was given. Line 0 is the box's spec, the last one `close`. A line is written when its answer is
+was given. Line 0 is the sandbox's spec, the last one `close`. A line is written when its answer is
 there, whole and at once: a recorder that is killed leaves at most a last line that was cut off.
 """
 
@@ -41,7 +41,7 @@ def journal_path(folder: Path, lease: str, attempt: int) -> Path:
 
 
 def lease_name(lease: str) -> str:
-    """What does not belong in a file name, replaced; as `box.Lease` does."""
+    """What does not belong in a file name, replaced; as `sandbox.Lease` does."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", lease)[:200]
 
 
@@ -49,11 +49,11 @@ class Journal(Protocol):
     """One lease's journal, being written (`JournalWriter`) or being played (`JournalReader`)."""
 
     def begin(self, request: Request) -> None:
-        """The box, as it was asked for; before anything else."""
+        """The sandbox, as it was asked for; before anything else."""
         ...
 
     async def call(self, op: str, request: Request, do: Callable[[], Awaitable[Any]]) -> Any:
-        """The answer to a request, as JSON; `do` gets it from the box. Raises what it raises."""
+        """The answer to a request, as JSON; `do` gets it from the sandbox. Raises what it raises."""
         ...
 
     def tell(self, op: str, request: Request, do: Callable[[], None]) -> None:
@@ -66,7 +66,7 @@ class Journal(Protocol):
 
 
 class JournalWriter:
-    """Writes a new journal beside a box that works."""
+    """Writes a new journal beside a sandbox that works."""
 
     def __init__(self, folder: Path, lease: str) -> None:
         """Raises SandboxError when the folder cannot be written."""
@@ -105,7 +105,7 @@ class JournalWriter:
 
     @contextmanager
     def _line(self, op: str, request: Request) -> Iterator[dict[str, Any]]:
-        """The answer is put into what this yields; a box that fails is an answer too, and so is no answer."""
+        """The answer is put into what this yields; a sandbox that fails is an answer too, and so is no answer."""
         seq, self._n = self._n, self._n + 1
         answer: dict[str, Any] = {}
         try:

@@ -1,4 +1,4 @@
-"""Which backend makes the boxes: docker when an engine answers, else bubblewrap, else none.
+"""Which backend makes the sandboxes: docker when an engine answers, else bubblewrap, else none.
 
 There is no third step down: commands of an agent are never run unconfined because nothing better
 was found. `unconfined` and `replay` are had by name alone.
@@ -25,7 +25,7 @@ def choose_backend(
 ) -> SandboxBackend:
     """The backend named `kind`, or for `auto` the first of the ladder that works here.
 
-    recording: the folder that `replay` plays. secrets: what the boxes' proxies add to requests. Raises
+    recording: the folder that `replay` plays. secrets: what the sandboxes' proxies add to requests. Raises
     SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed, ConfigError for a
     recording that is not there.
     """
@@ -55,7 +55,7 @@ def make_backend(
 ) -> SandboxBackend:
     """The backend that a user named. Raises ConfigError for a `kind` that is not known, with `where` it was set.
 
-    recording: folder that `replay` plays. secrets: what the boxes' proxies add to requests. is_needed: False for an
+    recording: folder that `replay` plays. secrets: what the sandboxes' proxies add to requests. is_needed: False for an
     agent that acts on this machine; where no sandbox can be made, `auto` is then AbsentBackend.
     """
     names = list(dict.fromkeys(["auto", *LADDER, *sorted(installed("sandboxes"))]))
@@ -70,7 +70,7 @@ def make_backend(
 
 
 def refuse_unconfined(backend: SandboxBackend, *, allowed: bool) -> None:
-    """Raises ConfigError for boxes that hold nothing, unless that is allowed: what learns tries everything."""
+    """Raises ConfigError for sandboxes that hold nothing, unless that is allowed: what learns tries everything."""
     if backend.isolation == "none" and backend.name != AbsentBackend.name and not allowed:
         raise ConfigError(
             f"the sandbox {backend.name!r} runs what a policy tries on this machine itself, as you; use docker or "

@@ -1,4 +1,4 @@
-"""One command of a box whose first process is a shell, and the host's ends of its named pipes.
+"""One command of a sandbox whose first process is a shell, and the host's ends of its named pipes.
 
 The shell opens its ends and tells so; then the names are removed, and nobody else can open them. What
 a command prints is read only while somebody takes it, so a slow reader holds up the command.
@@ -59,7 +59,7 @@ class PipedCommand:
         except OSError as error:
             self.close()
             raise SandboxError(
-                f"cannot make a pipe in {path.parent}: {error.strerror}; close boxes that are not used"
+                f"cannot make a pipe in {path.parent}: {error.strerror}; close sandboxes that are not used"
             ) from error
         for name in outward:
             self._loop.add_reader(self._fds[name], self._read, name)
@@ -165,7 +165,7 @@ class PipedCommand:
             self.kill(numbers[0])
 
     def lose(self, end: End) -> None:
-        """The box is gone."""
+        """The sandbox is gone."""
         self._lost = True
         for incoming in self.incoming.values():
             incoming.lose(end)
@@ -188,7 +188,7 @@ class PipedCommand:
     def _make(self, name: str) -> None:
         path = f"{self.path}.{name}"
         os.mkfifo(path)
-        os.chmod(path, 0o666)  # noqa: S103 - the box may be another user
+        os.chmod(path, 0o666)  # noqa: S103 - the sandbox may be another user
         # What is to be written is opened both ways at first, because nobody reads it yet.
         mode = os.O_RDWR if name in self.outgoing else os.O_RDONLY
         self._fds[name] = os.open(path, mode | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -236,7 +236,7 @@ class PipedCommand:
         if not self._fds and not self.closed.done():
             self.closed.set_result(None)
 
-    # ---------------------------------------------------------------- out of the box
+    # ---------------------------------------------------------------- out of the sandbox
 
     def _grant(self, name: str, n: int) -> None:
         self._unread[name] -= n
@@ -276,7 +276,7 @@ class PipedCommand:
             self._drain(name)
         return all(self._unread[name] < WINDOW for name in ("out", "err") if name in self._fds)
 
-    # -------------------------------------------------------------------- into the box
+    # -------------------------------------------------------------------- into the sandbox
 
     def _send(self, name: str, data: bytes) -> None:
         if name == "orders":

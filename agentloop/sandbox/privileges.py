@@ -1,11 +1,11 @@
-"""What every backend takes from a box besides system calls (`seccomp.py`): capabilities, and sight of the kernel."""
+"""Privileges that every backend removes besides system calls (`seccomp.py`): capabilities and files of the kernel."""
 
 from __future__ import annotations
 
 ROOT_MAY = ["CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID"]
-"""Capabilities of a box with root: what packages and tests need for files and users, and to end what became another.
+"""Capabilities of a sandbox with root: packages and tests need them for files, users and other users' processes.
 
-Any other box has none. None of these reaches PID 1's memory, or the network's rules.
+Any other sandbox has none. None of these reaches PID 1's memory, or the network's rules.
 """
 HIDDEN = (
     "/proc/acpi",
@@ -25,7 +25,7 @@ HIDDEN = (
     "/proc/vmallocinfo",
     "/sys/firmware",
 )
-"""Of the machine, not of the box; readable to the kernel's user 0, who a root box is, and any box that root starts."""
+"""Files of the machine, hidden from the sandbox: a sandbox with root, or one that root starts, could read them."""
 READ_ONLY = (
     "/proc/bus",
     "/proc/fs",

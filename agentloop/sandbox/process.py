@@ -28,10 +28,10 @@ class End:
 
 
 class Incoming:
-    """Bytes from the box. What is not read here is, beyond a window, not read there either."""
+    """Bytes from the sandbox. What is not read here is, beyond a window, not read there either."""
 
     def __init__(self, grant: Callable[[int], None]) -> None:
-        """grant: tells the box that so many bytes more may be sent."""
+        """grant: tells the sandbox that so many bytes more may be sent."""
         self._grant, self._waiting, self._ended = grant, bytearray(), False
         self._gone: End | None = None
         self._wake = asyncio.Event()
@@ -45,7 +45,7 @@ class Incoming:
         self._wake.set()
 
     def lose(self, end: End) -> None:
-        """The box is gone: what came is still read, then SandboxGone is raised."""
+        """The sandbox is gone: what came is still read, then SandboxGone is raised."""
         self._gone = self._gone or end
         self._wake.set()
 
@@ -55,7 +55,7 @@ class Incoming:
         return len(self._waiting)
 
     async def read(self) -> bytes:
-        """The next bytes, at most CHUNK; b"" at the end. Raises SandboxGone when the box died before it."""
+        """The next bytes, at most CHUNK; b"" at the end. Raises SandboxGone when the sandbox died before it."""
         while not self._waiting:
             if self._ended:
                 return b""
@@ -74,7 +74,7 @@ class Incoming:
 
 
 class Outgoing:
-    """Bytes into the box, as fast as they are taken there."""
+    """Bytes into the sandbox, as fast as they are taken there."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         """send: puts one piece on its way; b"" is the end."""
@@ -85,7 +85,7 @@ class Outgoing:
         self._wake = asyncio.Event()
 
     def grant(self, n: int) -> None:
-        """The box has taken `n` bytes."""
+        """The sandbox has taken `n` bytes."""
         self._room += n
         self._wake.set()
 
@@ -95,7 +95,7 @@ class Outgoing:
         self._wake.set()
 
     def lose(self, end: End) -> None:
-        """The box is gone."""
+        """The sandbox is gone."""
         self._gone = self._gone or end
         self._wake.set()
 
@@ -145,7 +145,7 @@ class Process:
         self._control, self._done = control, done
 
     async def wait(self) -> ExecResult:
-        """Its end; the output is on the channels. Raises SandboxGone when the box dies first."""
+        """Its end; the output is on the channels. Raises SandboxGone when the sandbox dies first."""
         return await asyncio.shield(self._done)
 
     def signal(self, number: int) -> None:

@@ -1,7 +1,7 @@
-"""Record what episodes do in their boxes, and run them again without any box.
+"""Record what episodes do in their sandboxes, and run them again without any sandbox.
 
-`Recording` wraps a backend; its boxes work as before and keep a journal of each lease. `ReplayBackend`
-makes boxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an
+`Recording` wraps a backend; its sandboxes work as before and keep a journal of each lease. `ReplayBackend`
+makes sandboxes that answer from those journals, byte for byte, and raise ReplayMismatch as soon as an
 episode asks for something else than it did. What is recorded: commands, sessions, files in and out,
 the network's opening and closing. Not recorded, and refused: processes and terminals with streams.
 """
@@ -25,23 +25,23 @@ from agentloop.errors import CapabilityError, ConfigError, PathError, ReplayMism
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.journal import Blobs, Journal, JournalReader, JournalWriter, journal_path, lease_name
 from agentloop.sandbox.process import Process
 from agentloop.sandbox.session import ShellSession
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
 ABOUT = "recording.json"
 FORMAT = 1
-NO_LEASE = "box"
-"""Journal of a box that is used without a lease."""
+NO_LEASE = "sandbox"
+"""Journal of a sandbox that is used without a lease."""
 NO_STREAMS = (
-    "a box that is recorded or replayed has commands, sessions and files, but no streams; run without a journal"
+    "a sandbox that is recorded or replayed has commands, sessions and files, but no streams; run without a journal"
 )
 
 
 class Recording:
-    """A backend whose boxes keep journals in `folder`. See `protocols.SandboxBackend`."""
+    """A backend whose sandboxes keep journals in `folder`. See `protocols.SandboxBackend`."""
 
     def __init__(self, backend: SandboxBackend, folder: Path) -> None:
         """Raises ConfigError when the folder has the recording of another backend, or cannot be written."""
@@ -63,18 +63,18 @@ class Recording:
         return self._backend.probe()
 
     async def create(self, spec: SandboxSpec) -> RecordedBox:
-        """See `protocols.SandboxBackend`. Raises CapabilityError for boxes that are not of our making."""
-        box = await self._backend.create(spec)
-        if not isinstance(box, Box):
-            await box.close()
-            raise CapabilityError(f"boxes of {self.name} cannot be recorded; use docker or bubblewrap")
+        """See `protocols.SandboxBackend`. Raises CapabilityError for sandboxes that are not of our making."""
+        sandbox = await self._backend.create(spec)
+        if not isinstance(sandbox, SupervisedSandbox):
+            await sandbox.close()
+            raise CapabilityError(f"sandboxes of {self.name} cannot be recorded; use docker or bubblewrap")
         return RecordedBox(
-            box.id, self.isolation, spec, self._folder, lambda lease: JournalWriter(self._folder, lease), box
+            sandbox.id, self.isolation, spec, self._folder, lambda lease: JournalWriter(self._folder, lease), sandbox
         )
 
 
 class ReplayBackend:
-    """Boxes without an engine, which answer from the journals in `folder`. See `protocols.SandboxBackend`."""
+    """Sandboxes without an engine, which answer from the journals in `folder`. See `protocols.SandboxBackend`."""
 
     name = "replay"
 
@@ -83,7 +83,7 @@ class ReplayBackend:
         self._folder = Path(folder)
         self.isolation: str = _about(self._folder)["isolation"]
         self._attempts: Counter[str] = Counter()
-        self._n_boxes = 0
+        self._n_sandboxes = 0
 
     def probe(self) -> str | None:
         """A recording can be replayed wherever it can be read."""
@@ -91,8 +91,8 @@ class ReplayBackend:
 
     async def create(self, spec: SandboxSpec) -> RecordedBox:
         """See `protocols.SandboxBackend`; whether the spec is the recorded one is seen when a lease begins."""
-        self._n_boxes += 1
-        return RecordedBox(f"replay-{self._n_boxes}", self.isolation, spec, self._folder, self._play)
+        self._n_sandboxes += 1
+        return RecordedBox(f"replay-{self._n_sandboxes}", self.isolation, spec, self._folder, self._play)
 
     def _play(self, lease: str) -> JournalReader:
         """A lease's next attempt; after the last one, that one again."""
@@ -105,33 +105,33 @@ class ReplayBackend:
 
 
 class RecordedBox:
-    """What a `Box` is to its users; every answer goes into a journal, or comes out of one when there is no box."""
+    """A sandbox whose answers are written to a journal, or read from one when no sandbox runs."""
 
     def __init__(
         self,
-        box_id: str,
+        sandbox_id: str,
         isolation: str,
         spec: SandboxSpec,
         folder: Path,
         open_journal: Callable[[str], Journal],
-        box: Box | None = None,
+        sandbox: SupervisedSandbox | None = None,
     ) -> None:
         """open_journal: the journal of a lease, to be written or played."""
-        self.id, self.isolation = box_id, isolation
+        self.id, self.isolation = sandbox_id, isolation
         # Where the files are is this machine's business; what is in them shows in what commands print.
         self._spec = spec.model_dump(mode="json", exclude={"files", "agent_files"})
-        self._blobs, self._open_journal, self._box = Blobs(folder), open_journal, box
+        self._blobs, self._open_journal, self._sandbox = Blobs(folder), open_journal, sandbox
         self._journals: dict[str, Journal] = {}
         self._lease, self._n_sessions = NO_LEASE, 0
 
     @property
     def gone(self) -> bool:
-        """See `box.SharedBox`."""
-        return self._box is not None and self._box.gone
+        """See `sandbox.SharedBox`."""
+        return self._sandbox is not None and self._sandbox.gone
 
     @contextmanager
     def leased(self, lease: str) -> Iterator[None]:
-        """For the length of the block the box, or that share of it, is `lease`'s. See `pool.KnowsLeases`.
+        """For the length of the block the sandbox, or that share of it, is `lease`'s. See `pool.KnowsLeases`.
 
         Raises ReplayMismatch when the lease has no journal, and when it ends well before its journal does.
         """
@@ -147,7 +147,7 @@ class RecordedBox:
     async def exec(
         self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = NO_LEASE
     ) -> ExecResult:
-        """See `box.SharedBox`. Raises ReplayMismatch."""
+        """See `sandbox.SharedBox`. Raises ReplayMismatch."""
 
         async def run() -> Any:
             done = await self._real.exec(command, timeout_s=timeout_s, max_output=max_output, lease=lease)
@@ -166,13 +166,13 @@ class RecordedBox:
         raise CapabilityError(NO_STREAMS)
 
     def session(self) -> RecordedSession:
-        """See `Box`."""
+        """See `SupervisedSandbox`."""
         self._n_sessions += 1
-        session = self._box.session() if self._box else None
+        session = self._sandbox.session() if self._sandbox else None
         return RecordedSession(self._journal(), self._n_sessions, session)
 
     async def read(self, path: str, *, max_bytes: int = files.MAX_BYTES) -> bytes:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
 
         async def read() -> str:
             return self._blobs.put(await self._real.read(path, max_bytes=max_bytes))
@@ -180,12 +180,12 @@ class RecordedBox:
         return self._blobs.get(await self._journal().call("read", {"path": path, "max_bytes": max_bytes}, read))
 
     async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
         request = {"path": path, "mode": mode, "data": hashlib.sha256(data).hexdigest()}
         await self._journal().call("write", request, lambda: self._real.write(path, data, mode=mode))
 
     async def upload(self, source: Path, target: str) -> None:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
         request = {"target": target, "files": hashlib.sha256(_packed(source)).hexdigest()}
         await self._journal().call("upload", request, lambda: self._real.upload(source, target))
 
@@ -197,7 +197,7 @@ class RecordedBox:
         max_bytes: int = files.MAX_BYTES,
         max_entries: int = files.MAX_ENTRIES,
     ) -> Manifest:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
 
         async def download() -> Any:
             manifest = await self._real.download(path, target, max_bytes=max_bytes, max_entries=max_entries)
@@ -205,38 +205,38 @@ class RecordedBox:
 
         request = {"path": path, "max_bytes": max_bytes, "max_entries": max_entries}
         answer = await self._journal().call("download", request, download)
-        if self._box is None:
+        if self._sandbox is None:
             _unpack(self._blobs.get(answer["files"]), target)
         return Manifest(**answer["manifest"])
 
     def set_network(self, allowed_hosts: tuple[str, ...]) -> None:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
         request = {"allowed_hosts": list(allowed_hosts)}
         self._journal().tell("set_network", request, lambda: self._real.set_network(allowed_hosts))
 
     def kill_all(self) -> None:
-        """See `Box`. Raises ReplayMismatch."""
+        """See `SupervisedSandbox`. Raises ReplayMismatch."""
         self._journal().tell("kill_all", {}, lambda: self._real.kill_all())
 
     def discard(self, lease: str) -> None:
-        """See `box.SharedBox`."""
-        if self._box:
-            self._box.discard(lease)
+        """See `sandbox.SharedBox`."""
+        if self._sandbox:
+            self._sandbox.discard(lease)
 
     async def close(self) -> None:
         """See `protocols.Sandbox`."""
-        if self._box:
-            await self._box.close()
+        if self._sandbox:
+            await self._sandbox.close()
         for journal in self._journals.values():
             journal.close(is_whole=False)
 
     @property
-    def _real(self) -> Box:
-        assert self._box is not None, "a journal that is played calls nothing"  # noqa: S101
-        return self._box
+    def _real(self) -> SupervisedSandbox:
+        assert self._sandbox is not None, "a journal that is played calls nothing"  # noqa: S101
+        return self._sandbox
 
     def _journal(self, lease: str = NO_LEASE) -> Journal:
-        """Leases of a shared box have one each; a box with a single lease says that one's name to nobody."""
+        """Leases of a shared sandbox have one each; a sandbox with a single lease says that one's name to nobody."""
         name = self._lease if lease in (NO_LEASE, "") else lease
         return self._journals[name] if name in self._journals else self._begin(name)
 

@@ -15,7 +15,7 @@ from agentloop.errors import CapabilityError
 from agentloop.sandbox import memory
 from agentloop.types import SandboxSpec
 
-PLACES = {"tmp": "/tmp", "shm": "/dev/shm", "work": "/work"}  # noqa: S108 - the box's own
+PLACES = {"tmp": "/tmp", "shm": "/dev/shm", "work": "/work"}  # noqa: S108 - the sandbox's own
 ROOT = "root"
 """Beside those, for a root file system that can be written: what is written, and overlayfs' own folder."""
 PROGRAMS = ("unshare", "mount", "mkdir")

@@ -1,7 +1,7 @@
-"""Which system calls a box may not make: one list, as a BPF program for bubblewrap and as JSON for Docker.
+"""Which system calls a sandbox may not make: one list, as a BPF program for bubblewrap and as JSON for Docker.
 
-A list of what is refused, because a box runs whatever an agent brings: what is left out here are
-doors of the kernel that no program in a box needs and that escapes have come through. Refused calls
+A list of what is refused, because a sandbox runs whatever an agent brings: what is left out here are
+doors of the kernel that no program in a sandbox needs and that escapes have come through. Refused calls
 give EPERM, as if a capability were missing; `clone3` gives ENOSYS, because its flags lie in memory
 that a filter cannot read, and programs then use `clone`. Namespaces cannot be made. Of sockets only
 the four families are left that programs use: the others load rarely used drivers into the kernel, or

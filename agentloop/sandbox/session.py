@@ -38,7 +38,7 @@ STOP_S = 0.4
 
 
 class ShellSession:
-    """One shell of a box; commands run one after the other."""
+    """One shell of a sandbox; commands run one after the other."""
 
     def __init__(self, start: Callable[[], Process]) -> None:
         """start: begins the shell; called again for a new one."""

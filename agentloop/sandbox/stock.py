@@ -1,7 +1,7 @@
-"""Boxes that are made before they are asked for: a few of each spec that was asked for before.
+"""Sandboxes that are made before they are asked for: a few of each spec that was asked for before.
 
-A box of the stock was never used. A refill that fails ends there; the next lease finds nothing ready,
-makes a box itself, and so either says what is wrong or shows that all is well again.
+A sandbox of the stock was never used. A refill that fails ends there; the next lease finds nothing ready,
+makes a sandbox itself, and so either says what is wrong or shows that all is well again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agentloop.protocols import Sandbox
-from agentloop.sandbox.box import SharedBox
+from agentloop.sandbox.lease import SharedSandbox
 from agentloop.types import SandboxSpec
 
 MIN_IDLE = 2
-"""Boxes kept ready of a spec; the first lease of one is followed by one, as it may be the last, too."""
+"""Sandboxes kept ready of a spec; the first lease of one is followed by one, as it may be the last, too."""
 MAX_IDLE = 4 * (os.cpu_count() or 1)
-"""Boxes kept ready of all specs; beyond that, those of the spec whose last lease is longest ago go."""
+"""Sandboxes kept ready of all specs; beyond that, those of the spec whose last lease is longest ago go."""
 PAUSE_S = 0.02
-"""A lease's first command comes before the making of the next box, which would slow it down."""
+"""A lease's first command comes before the making of the next sandbox, which would slow it down."""
 
 Key: TypeAlias = tuple[SandboxSpec, int]
 
@@ -34,12 +34,12 @@ class Shelf:
     """What is ready of one spec."""
 
     n_leases: int = 0
-    boxes: deque[Sandbox] = field(default_factory=deque)
+    sandboxes: deque[Sandbox] = field(default_factory=deque)
     refill: asyncio.Task[None] | None = None
 
 
 class Stock:
-    """Ready boxes, by the content of spec, files and recipe."""
+    """Ready sandboxes, by the content of spec, files and recipe."""
 
     def __init__(
         self,
@@ -51,29 +51,29 @@ class Stock:
         self._shelves: dict[Key, Shelf] = {}
 
     async def take(self, spec: SandboxSpec) -> Sandbox:
-        """A box that is ready and alive, else one that is made now; and then others for those who come next.
+        """A sandbox that is ready and alive, else one that is made now; and then others for those who come next.
 
-        Raises what the making of a box raises.
+        Raises what the making of a sandbox raises.
         """
         if self._min_idle < 1 or spec.lifetime_s is not None:  # whose time would pass on the shelf
             return await self._create(spec)
         key = (spec, await _contents(spec))
         shelf = self._shelves[key] = self._shelves.pop(key, Shelf())  # the last leased is the last in order
         shelf.n_leases += 1
-        while shelf.boxes:
-            box = shelf.boxes.popleft()
-            if not (isinstance(box, SharedBox) and box.gone):
+        while shelf.sandboxes:
+            sandbox = shelf.sandboxes.popleft()
+            if not (isinstance(sandbox, SharedSandbox) and sandbox.gone):
                 break
-            await self._end(box)
+            await self._end(sandbox)
         else:
-            box = await self._create(spec)
+            sandbox = await self._create(spec)
         if shelf.refill is None or shelf.refill.done():
             shelf.refill = asyncio.ensure_future(self._refill(key, shelf))
             shelf.refill.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next lease tells
-        return box
+        return sandbox
 
     async def close(self) -> None:
-        """No more refills; the boxes are the pool's to end."""
+        """No more refills; the sandboxes are the pool's to end."""
         refills = [shelf.refill for shelf in self._shelves.values() if shelf.refill]
         self._shelves.clear()
         for refill in refills:
@@ -82,22 +82,22 @@ class Stock:
 
     async def _refill(self, key: Key, shelf: Shelf) -> None:
         await asyncio.sleep(PAUSE_S)
-        while len(shelf.boxes) < min(self._min_idle, shelf.n_leases):
-            shelf.boxes.append(await self._create(key[0]))
+        while len(shelf.sandboxes) < min(self._min_idle, shelf.n_leases):
+            shelf.sandboxes.append(await self._create(key[0]))
             if await self._one_too_many() is shelf:
                 return
 
     async def _one_too_many(self) -> Shelf | None:
-        """Ends a box when there are too many; the shelf that it was on."""
-        if sum(len(shelf.boxes) for shelf in self._shelves.values()) <= MAX_IDLE:
+        """Ends a sandbox when there are too many; the shelf that it was on."""
+        if sum(len(shelf.sandboxes) for shelf in self._shelves.values()) <= MAX_IDLE:
             return None
-        oldest = next(shelf for shelf in self._shelves.values() if shelf.boxes)
-        await self._end(oldest.boxes.popleft())
+        oldest = next(shelf for shelf in self._shelves.values() if shelf.sandboxes)
+        await self._end(oldest.sandboxes.popleft())
         return oldest
 
 
 async def _contents(spec: SandboxSpec) -> int:
-    """Changes when a file does that the making of a box copies: a box is never older than what it was made of."""
+    """A number that changes with the files a new sandbox copies, so a ready sandbox is never older than its files."""
     copied = [] if spec.files is None or spec.read_only else [spec.files]
     image = Path(spec.image)
     if not copied and not image.is_absolute():
@@ -106,9 +106,9 @@ async def _contents(spec: SandboxSpec) -> int:
 
 
 def _stamps(sources: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
-    """Path, inode and time of the last change of every file; of a root file system the folder alone (no box copies it).
+    """Path, inode and change time of every file; for a root file system only the folder, as no sandbox copies it.
 
-    The time is that of the status, which follows every change and cannot be put back.
+    The change time (ctime) follows every change and cannot be set back.
     """
     stamps = []
     for source in sources:
@@ -116,7 +116,7 @@ def _stamps(sources: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
         below = () if is_root else os.walk(source)
         names = (os.path.join(folder, name) for folder, folders, files in below for name in [*folders, *files])
         for path in (str(source), *names):
-            with suppress(OSError):  # the making of the box will say so
+            with suppress(OSError):  # the making of the sandbox will say so
                 about = os.lstat(path)
                 stamps.append((path, about.st_ino, about.st_ctime_ns))
     return tuple(stamps)

@@ -1,4 +1,4 @@
-"""Commands on this machine itself, as this user: no box at all. Chosen by name only, never by the ladder.
+"""Commands on this machine itself, as this user: no sandbox at all. Chosen by name only, never by the ladder.
 
 It holds nothing: a command reads what you can read, deletes what you can delete and reaches what you
 can reach. For development where no sandbox can be had, with agents and tasks that you trust. Every
@@ -38,7 +38,7 @@ LIMITS = (
     "workdir",
     "agent_files",
 )
-"""What a spec may ask for and only a box can give."""
+"""What a spec may ask for and only a sandbox can give."""
 GRACE_S = 0.1
 """For a command whose time is up to end by itself, and for the last output of one that ended."""
 
@@ -53,7 +53,7 @@ class UnconfinedBackend:
         """Works on Linux, where /proc tells what a command left running."""
         return None if sys.platform.startswith("linux") else f"unconfined needs Linux, this is {sys.platform}"
 
-    async def create(self, spec: SandboxSpec) -> UnconfinedBox:
+    async def create(self, spec: SandboxSpec) -> UnconfinedSandbox:
         """A scratch folder. Raises CapabilityError for every limit that is asked for, as none is held."""
         unsupported = [name for name in LIMITS if getattr(spec, name)]
         if spec.image != "host" or unsupported:
@@ -61,11 +61,11 @@ class UnconfinedBackend:
             raise CapabilityError(f"unconfined cannot give {what}; use docker or bubblewrap, or leave it out")
         host.check_files(spec)
         with boundary(SandboxUnavailable, "no scratch folder can be made"):
-            return await asyncio.to_thread(UnconfinedBox, spec)
+            return await asyncio.to_thread(UnconfinedSandbox, spec)
 
 
-class UnconfinedBox:
-    """A folder with a copy of the files, in which commands start. See `box.SharedBox`."""
+class UnconfinedSandbox:
+    """A folder with a copy of the files, in which commands start. See `sandbox.SharedBox`."""
 
     isolation = "none"
 
@@ -87,9 +87,9 @@ class UnconfinedBox:
         return self._folder / "work"
 
     async def exec(
-        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
-        """See `box.SharedBox`."""
+        """See `sandbox.SharedBox`."""
         self._must_be_there()
         self._n += 1
         mark = f"{self.id}/{lease}.{self._n}."
@@ -128,8 +128,8 @@ class UnconfinedBox:
             raise SandboxGone("the sandbox is gone: it was closed")
 
     def _environment(self, lease: str, mark: str) -> dict[str, str]:
-        """As in a box: nothing of this process's own, whose secrets a command need not be handed."""
-        home = self._home(lease or "box")
+        """As in a sandbox: nothing of this process's own, whose secrets a command need not be handed."""
+        home = self._home(lease or "sandbox")
         home.mkdir(parents=True, exist_ok=True)
         return {"PATH": PATH, **FIXED, "HOME": str(home), "TMPDIR": str(home), MARK: mark}
 

@@ -6,7 +6,7 @@ Plain coroutines that raise AssertionError; no test framework is needed to impor
     def test_my_backend(law, tmp_path):
         asyncio.run(law(MyBackend(), tmp_path))
 
-They show that a box answers as the loop expects and that the obvious ways out are closed. They do
+They show that a sandbox answers as the loop expects and that the obvious ways out are closed. They do
 not show that it holds against an attacker.
 """
 
@@ -30,7 +30,7 @@ SandboxLaw: TypeAlias = Callable[[SandboxBackend, Path], Awaitable[None]]
 """Takes a backend whose probe() is None, and an empty folder of the host."""
 GRACE_S = 0.5
 """How long after its timeout a command's answer may come."""
-SECRET = "agentloop-contract-secret"  # noqa: S105 - planted on the host, looked for in the box
+SECRET = "agentloop-contract-secret"  # noqa: S105 - planted on the host, looked for in the sandbox
 
 
 def expect(truth: object, why: str) -> None:
@@ -41,12 +41,12 @@ def expect(truth: object, why: str) -> None:
 
 @asynccontextmanager
 async def opened(backend: SandboxBackend, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-    """A box of `backend` for the length of the block."""
-    box = await backend.create(spec or SandboxSpec())
+    """A sandbox of `backend` for the length of the block."""
+    sandbox = await backend.create(spec or SandboxSpec())
     try:
-        yield box
+        yield sandbox
     finally:
-        await box.close()
+        await sandbox.close()
 
 
 async def probe_is_one_line_in_time(backend: SandboxBackend, folder: Path) -> None:
@@ -59,59 +59,62 @@ async def probe_is_one_line_in_time(backend: SandboxBackend, folder: Path) -> No
 
 async def command_ends_are_results(backend: SandboxBackend, folder: Path) -> None:
     """Exit codes, both streams, a signal and a command that is not there: results, never errors."""
-    async with opened(backend) as box:
-        done = await box.exec("echo out; echo err >&2; exit 3")
+    async with opened(backend) as sandbox:
+        done = await sandbox.exec("echo out; echo err >&2; exit 3")
         expect((done.exit_code, done.stdout, done.stderr) == (3, "out\n", "err\n"), f"exit 3 came back as {done}")
         expect(not done.timed_out and done.dropped == 0, f"nothing was cut, but {done}")
-        expect((await box.exec("no-such-program-here")).exit_code == 127, "an unknown program exits 127")
-        expect((await box.exec("kill -9 $$")).exit_code == 137, "a shell killed by signal 9 exits 137")
-        expect((await box.exec("pwd")).stdout == "/work\n", "commands start in /work")
-        expect(box.isolation == backend.isolation, f"the box says {box.isolation!r}, its backend {backend.isolation!r}")
+        expect((await sandbox.exec("no-such-program-here")).exit_code == 127, "an unknown program exits 127")
+        expect((await sandbox.exec("kill -9 $$")).exit_code == 137, "a shell killed by signal 9 exits 137")
+        expect((await sandbox.exec("pwd")).stdout == "/work\n", "commands start in /work")
+        expect(
+            sandbox.isolation == backend.isolation,
+            f"the sandbox says {sandbox.isolation!r}, its backend {backend.isolation!r}",
+        )
 
 
 async def timeout_is_a_result(backend: SandboxBackend, folder: Path) -> None:
     """It comes soon after the limit, with what was printed, and what ran in the background is dead."""
-    async with opened(backend) as box:
+    async with opened(backend) as sandbox:
         started = time.monotonic()
-        done = await box.exec(
+        done = await sandbox.exec(
             "echo before; (while :; do echo x >> /tmp/alive; sleep 0.05; done) & sleep 60", timeout_s=0.5
         )
         late = time.monotonic() - started - 0.5
         expect(done.timed_out and done.exit_code != 0, f"a timeout must say so: {done}")
         expect(done.stdout == "before\n", f"what was printed before the timeout is kept: {done.stdout!r}")
         expect(0 <= late < GRACE_S, f"the answer came {late:.2f} s after the timeout")
-        sizes = [(await box.exec(f"sleep {pause}; wc -c < /tmp/alive")).stdout for pause in (0.1, 0.4)]
+        sizes = [(await sandbox.exec(f"sleep {pause}; wc -c < /tmp/alive")).stdout for pause in (0.1, 0.4)]
         expect(sizes[0] == sizes[1], f"a background child survived the timeout: {sizes}")
 
 
 async def background_child_does_not_delay(backend: SandboxBackend, folder: Path) -> None:
     """The answer belongs to the shell; a child that still holds its stdout is not waited for."""
-    async with opened(backend) as box:
+    async with opened(backend) as sandbox:
         started = time.monotonic()
-        done = await box.exec("sleep 30 & echo done", timeout_s=20.0)
+        done = await sandbox.exec("sleep 30 & echo done", timeout_s=20.0)
         expect(done.stdout == "done\n" and not done.timed_out, f"the shell was done: {done}")
         expect(time.monotonic() - started < 5.0, "the answer waited for a background child")
 
 
 async def output_is_bounded_and_counted(backend: SandboxBackend, folder: Path) -> None:
     """Head and tail are kept, the rest is counted, and an endless printer is ended."""
-    async with opened(backend) as box:
-        done = await box.exec("seq 1 20000; echo last", max_output=2_000)
+    async with opened(backend) as sandbox:
+        done = await sandbox.exec("seq 1 20000; echo last", max_output=2_000)
         expect(done.exit_code == 0 and len(done.stdout) < 2_100, f"{len(done.stdout)} characters came back")
         expect(done.stdout.startswith("1\n2\n") and done.stdout.endswith("last\n"), "head and tail are kept")
         n_printed = len("".join(f"{n}\n" for n in range(1, 20001))) + len("last\n")
         expect(done.dropped == n_printed - 2_000, f"dropped says {done.dropped} of {n_printed} bytes")
-        flood = await box.exec("yes", timeout_s=20.0, max_output=2_000)
+        flood = await sandbox.exec("yes", timeout_s=20.0, max_output=2_000)
         expect(not flood.timed_out and flood.exit_code != 0, f"an endless printer must be ended: {flood.exit_code}")
         expect(len(flood.stdout) < 2_100 and flood.dropped > 0, "the flood is bounded and counted")
 
 
 async def many_commands_at_once(backend: SandboxBackend, folder: Path) -> None:
     """Answers find their way back to who asked."""
-    async with opened(backend) as box:
+    async with opened(backend) as sandbox:
 
         async def ask(n: int) -> ExecResult:
-            return await box.exec(f"sleep 0.0{n % 10}; echo {n}; exit {n % 7}")
+            return await sandbox.exec(f"sleep 0.0{n % 10}; echo {n}; exit {n % 7}")
 
         answers = await asyncio.gather(*(ask(n) for n in range(100)))
         wrong = [n for n, a in enumerate(answers) if (a.stdout, a.exit_code) != (f"{n}\n", n % 7)]
@@ -120,14 +123,14 @@ async def many_commands_at_once(backend: SandboxBackend, folder: Path) -> None:
 
 async def odd_bytes_are_survived(backend: SandboxBackend, folder: Path) -> None:
     """Binary output, a NUL in a command, and a command longer than a kernel takes."""
-    async with opened(backend) as box:
-        done = await box.exec(r"printf '\377\376a\000b'")
+    async with opened(backend) as sandbox:
+        done = await sandbox.exec(r"printf '\377\376a\000b'")
         expect(done.stdout.endswith("a\0b") and done.exit_code == 0, f"binary output came back as {done.stdout!r}")
-        expect((await box.exec("echo a\0b")).exit_code == 0, "a NUL in a command is left out")
-        expect((await box.exec("echo \udc80")).exit_code == 0, "a lone surrogate is replaced")
-        huge = await box.exec("echo " + "x" * 300_000)
+        expect((await sandbox.exec("echo a\0b")).exit_code == 0, "a NUL in a command is left out")
+        expect((await sandbox.exec("echo \udc80")).exit_code == 0, "a lone surrogate is replaced")
+        huge = await sandbox.exec("echo " + "x" * 300_000)
         expect(huge.exit_code != 0 or len(huge.stdout) > 16_000, f"a huge command: {huge.exit_code}")
-        expect((await box.exec("echo still here")).stdout == "still here\n", "the box must survive all of that")
+        expect((await sandbox.exec("echo still here")).stdout == "still here\n", "the sandbox must survive all of that")
 
 
 async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
@@ -137,21 +140,21 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
     (folder / "private").write_text(SECRET)
     os.environ["AGENTLOOP_CONTRACT"] = SECRET
     try:
-        async with opened(backend) as box:
-            seen = await box.exec("env; cat /proc/*/environ 2>/dev/null")
+        async with opened(backend) as sandbox:
+            seen = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
             expect(SECRET not in seen.stdout, "the host's environment is visible")
             path = shlex.quote(str(folder / "private"))
-            expect((await box.exec(f"cat {path}")).exit_code != 0, f"{path} of the host can be read")
+            expect((await sandbox.exec(f"cat {path}")).exit_code != 0, f"{path} of the host can be read")
             home, interpreter = Path.home(), Path(sys.base_prefix)
             allowed = {interpreter.relative_to(home).parts[0]} if interpreter.is_relative_to(home) else set()
-            listed = (await box.exec(f"ls -A {shlex.quote(str(home))}")).stdout.split()
+            listed = (await sandbox.exec(f"ls -A {shlex.quote(str(home))}")).stdout.split()
             expect(set(listed) <= allowed, f"the home folder is visible: {listed}")
-            interfaces = (await box.exec("cat /proc/net/dev")).stdout.splitlines()[2:]
+            interfaces = (await sandbox.exec("cat /proc/net/dev")).stdout.splitlines()[2:]
             names = [line.split(":")[0].strip() for line in interfaces]
             expect([n for n in names if n in ("lo", "")] == names, f"network interfaces: {names}")
-            n_processes = (await box.exec("ls -d /proc/[0-9]* | wc -l")).stdout
+            n_processes = (await sandbox.exec("ls -d /proc/[0-9]* | wc -l")).stdout
             expect(int(n_processes) < 10, f"{n_processes.strip()} processes are visible")
-            expect((await box.exec("echo x > /usr/planted")).exit_code != 0, "/usr can be written")
+            expect((await sandbox.exec("echo x > /usr/planted")).exit_code != 0, "/usr can be written")
     finally:
         del os.environ["AGENTLOOP_CONTRACT"]
 
@@ -159,50 +162,50 @@ async def host_is_out_of_sight(backend: SandboxBackend, folder: Path) -> None:
 async def read_only_files_stay(backend: SandboxBackend, folder: Path) -> None:
     """The host's folder is /work, and nothing in it can be changed."""
     (folder / "data.txt").write_text("as it was\n")
-    async with opened(backend, SandboxSpec(files=folder, read_only=True)) as box:
-        expect((await box.exec("cat data.txt")).stdout == "as it was\n", "the files are not in /work")
+    async with opened(backend, SandboxSpec(files=folder, read_only=True)) as sandbox:
+        expect((await sandbox.exec("cat data.txt")).stdout == "as it was\n", "the files are not in /work")
         for attempt in ("echo x > data.txt", "echo x > new.txt", "rm data.txt", "mkdir d"):
-            expect((await box.exec(attempt)).exit_code != 0, f"{attempt!r} worked in a read-only folder")
-        expect((await box.exec('echo x > "$HOME/x" && echo y > /tmp/y')).exit_code == 0, "scratch must be writable")
+            expect((await sandbox.exec(attempt)).exit_code != 0, f"{attempt!r} worked in a read-only folder")
+        expect((await sandbox.exec('echo x > "$HOME/x" && echo y > /tmp/y')).exit_code == 0, "scratch must be writable")
     expect(os.listdir(folder) == ["data.txt"], "the host's folder was changed")
     expect((folder / "data.txt").read_text() == "as it was\n", "the host's file was changed")
 
 
 async def written_files_are_discarded(backend: SandboxBackend, folder: Path) -> None:
-    """A box that may write has a copy of its own: neither the host nor the next box sees a change."""
+    """A sandbox that may write has a copy of its own: neither the host nor the next sandbox sees a change."""
     (folder / "data.txt").write_text("as it was\n")
     spec = SandboxSpec(files=folder)
-    async with opened(backend, spec) as box:
-        done = await box.exec("echo changed > data.txt && echo x > new.txt && cat data.txt")
+    async with opened(backend, spec) as sandbox:
+        done = await sandbox.exec("echo changed > data.txt && echo x > new.txt && cat data.txt")
         expect(done.stdout == "changed\n", f"/work must be writable: {done.stderr}")
     expect(os.listdir(folder) == ["data.txt"], "the host's folder was changed")
-    async with opened(backend, spec) as box:
-        expect((await box.exec("cat *")).stdout == "as it was\n", "the next box sees what the last one wrote")
+    async with opened(backend, spec) as sandbox:
+        expect((await sandbox.exec("cat *")).stdout == "as it was\n", "the next sandbox sees what the last one wrote")
 
 
 async def closed_means_gone(backend: SandboxBackend, folder: Path) -> None:
     """After close, and for what was running at that moment, there is SandboxGone; closing twice is harmless."""
-    box = await backend.create(SandboxSpec())
-    running = asyncio.ensure_future(box.exec("sleep 60", timeout_s=60.0))
-    await box.exec("true")
-    await box.close()
-    await box.close()
-    for waiting in (running, asyncio.ensure_future(box.exec("true"))):
+    sandbox = await backend.create(SandboxSpec())
+    running = asyncio.ensure_future(sandbox.exec("sleep 60", timeout_s=60.0))
+    await sandbox.exec("true")
+    await sandbox.close()
+    await sandbox.close()
+    for waiting in (running, asyncio.ensure_future(sandbox.exec("true"))):
         try:
             done = await asyncio.wait_for(waiting, 5.0)
         except SandboxGone:
             continue
-        raise AssertionError(f"a closed box answered {done}")
+        raise AssertionError(f"a closed sandbox answered {done}")
 
 
 async def impossible_specs_are_refused(backend: SandboxBackend, folder: Path) -> None:
     """An image that is not there is refused, not replaced by another."""
     try:
-        box = await backend.create(SandboxSpec(image="agentloop-contract/no-such-image"))
+        sandbox = await backend.create(SandboxSpec(image="agentloop-contract/no-such-image"))
     except (CapabilityError, ImageError) as error:
         expect("agentloop-contract/no-such-image" in str(error), f"the message does not name the image: {error}")
         return
-    await box.close()
+    await sandbox.close()
     raise AssertionError("an unknown image was accepted")
 
 

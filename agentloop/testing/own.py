@@ -1,4 +1,4 @@
-"""A box and a tape for tests that have an agent of their own (`pytest_plugin.py`)."""
+"""A sandbox and a tape for tests that have an agent of their own (`pytest_plugin.py`)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agentloop.types import ExecResult, SandboxSpec
 
 
 class LeasedSandbox:
-    """A leased box, for tests that do not await."""
+    """A leased sandbox, for tests that do not await."""
 
     def __init__(self, runner: asyncio.Runner, pool: SandboxPool) -> None:
         self._runner, self._lease = runner, pool.lease(SandboxSpec(), f"pytest-{os.getpid()}-{token_bytes(4).hex()}")
-        self._box = runner.run(self._lease.__aenter__())
+        self._sandbox = runner.run(self._lease.__aenter__())
 
     def exec(self, command: str, *, timeout_s: float = 30.0) -> ExecResult:
         """See `protocols.Sandbox`."""
-        return self._runner.run(self._box.exec(command, timeout_s=timeout_s))
+        return self._runner.run(self._sandbox.exec(command, timeout_s=timeout_s))
 
     def close(self) -> None:
         """Discard it."""

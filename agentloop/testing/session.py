@@ -257,7 +257,7 @@ class Session:
 
     @cached_property
     def pool(self) -> SandboxPool:
-        """Boxes; none is made where a tape covers everything."""
+        """Sandboxes; none is made where a tape covers everything."""
         return SandboxPool(self.backend)
 
     @cached_property
@@ -371,7 +371,7 @@ class Session:
         return None
 
     def close(self) -> None:
-        """End boxes and files."""
+        """End sandboxes and files."""
         if "pool" in self.__dict__:
             self.runner.run(self.pool.close())
         self._open.close()

@@ -160,7 +160,7 @@ class LocalWork:
         sandbox: one that waited for a sandbox would keep those that hold the sandboxes waiting.
         """
         is_shared = all(task.sandbox.read_only for task, _ in ask.planned)
-        size = max(1, len(ask.planned)) if is_shared else self._pool.max_boxes
+        size = max(1, len(ask.planned)) if is_shared else self._pool.max_sandboxes
         return [list(planned[start : start + size]) for start in range(0, len(planned), size)]
 
     async def _in_lockstep(self, judging: Judging, cohort: Sequence[Planned], policy: BatchPolicy) -> None:

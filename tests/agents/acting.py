@@ -1,4 +1,4 @@
-"""The reference agent in a real box, with a policy that says what a test wants said."""
+"""The reference agent in a real sandbox, with a policy that says what a test wants said."""
 
 from __future__ import annotations
 
@@ -92,11 +92,11 @@ async def acting(
     """Raises what the loop raises."""
     task = Task(id="t", instruction="do it", limits=limits or Limits(tool_timeout_s=5.0))
     loop, recorded = ToolLoop((*toolsets, Submit()), compaction), list[Step | SubTrace]()
-    box = await backend.create(spec or SandboxSpec())
+    sandbox = await backend.create(spec or SandboxSpec())
     try:
-        stop, answer = await loop.run(task, player, box, seed=7, record=recorded.append)
+        stop, answer = await loop.run(task, player, sandbox, seed=7, record=recorded.append)
     finally:
-        await box.close()
+        await sandbox.close()
     trace = Trace(
         id="0" * 32,
         messages=loop.first_messages(task),

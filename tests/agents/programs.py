@@ -1,4 +1,4 @@
-"""Agent programs for boxes, and what they need there."""
+"""Agent programs for sandboxes, and what they need there."""
 
 from __future__ import annotations
 

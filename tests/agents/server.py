@@ -1,4 +1,4 @@
-"""An MCP server in plain Python, run in a box, that does wrong what it is told to: `python3 server.py HOW`."""
+"""An MCP server in plain Python, run in a sandbox, that does wrong what it is told to: `python3 server.py HOW`."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Real MCP servers: a public one made ready for a box, and one of the SDK's by HTTP in a process of its own."""
+"""Real MCP servers: a public one made ready for a sandbox, and one of the SDK's by HTTP in a process of its own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from agentloop.sandbox.absent import AbsentBackend, AbsentSandbox
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import AttemptPhase, Limits, Part, Purpose, SandboxSpec, StopReason, Task
 
-from .box import act
+from .sandbox import act
 from .scripted import Ended, Exact, echo
 
 pytestmark = pytest.mark.slow

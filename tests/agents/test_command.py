@@ -1,4 +1,4 @@
-"""Agent programs in real boxes: what they ask becomes the trace, whatever becomes of them."""
+"""Agent programs in real sandboxes: what they ask becomes the trace, whatever becomes of them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from agentloop.types import (
 )
 from tests.gateway.upstream import model_server
 
-from .box import MemoryBox, act
 from .programs import program
+from .sandbox import MemorySandbox, act
 from .scripted import Ended, Exact, echo
 
 pytestmark = pytest.mark.slow
@@ -67,12 +67,12 @@ def ran(
     ended, limits = ended or Ended(), limits or Limits(max_steps=20)
 
     async def go() -> None:
-        async with opened(backend, with_files(SandboxSpec(), agent)) as box:
+        async with opened(backend, with_files(SandboxSpec(), agent)) as sandbox:
             n_tasks = len(asyncio.all_tasks())
             try:
                 task = Task(id="t", instruction=instruction, limits=limits)
                 ended.stop, ended.answer = await asyncio.wait_for(
-                    agent.run(task, policy or Exact(echo), box, seed=7, record=ended.record), 60
+                    agent.run(task, policy or Exact(echo), sandbox, seed=7, record=ended.record), 60
                 )
             finally:
                 for _ in range(50):
@@ -147,7 +147,7 @@ ask([*messages, user("more")])
 def test_what_a_program_is_told(backend: SandboxBackend, tmp_path: Path) -> None:
     text = """
 names = [n for n in os.environ if n.startswith(("OPENAI", "ANTHROPIC", "AGENTLOOP", "EXTRA"))]
-names.remove("AGENTLOOP_COMMAND")  # the box's mark
+names.remove("AGENTLOOP_COMMAND")  # the sandbox's mark
 print(*sorted(names)); print(os.environ["EXTRA"])
 print(open(os.environ["AGENTLOOP_INSTRUCTION_FILE"]).read() == task, os.environ["AGENTLOOP_MODEL"])
 base = os.environ["OPENAI_BASE_URL"]
@@ -254,9 +254,9 @@ def test_episodes_at_once_keep_to_themselves(bubblewrap: BubblewrapBackend, tmp_
 
     async def one(n: int) -> Ended:
         ended = Ended()
-        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as box:
+        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as sandbox:
             task = Task(id=str(n), instruction=f"task {n}", limits=Limits(max_steps=20))
-            ended.stop, ended.answer = await agent.run(task, Exact(echo), box, seed=n, record=ended.record)
+            ended.stop, ended.answer = await agent.run(task, Exact(echo), sandbox, seed=n, record=ended.record)
         return ended
 
     async def go() -> list[Ended]:
@@ -286,14 +286,14 @@ if os.fork() == 0:
     agent = Command(RUN, files=program(tmp_path / "p", text))
 
     async def go() -> str:
-        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as box:
+        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as sandbox:
             task = Task(id="t", instruction="x", limits=Limits(max_steps=5))
-            ended.stop, _ = await agent.run(task, policy, box, seed=0, record=ended.record)
+            ended.stop, _ = await agent.run(task, policy, sandbox, seed=0, record=ended.record)
             n_asked = len(policy.asked)
             await asyncio.sleep(1.0)
             assert len(policy.asked) == n_asked
             ask = "import urllib.request; urllib.request.urlopen('http://127.0.0.1:3128/e/x/v1/models')"
-            return (await box.exec(f'python3 -c "{ask}"')).stderr
+            return (await sandbox.exec(f'python3 -c "{ask}"')).stderr
 
     assert "HTTP Error 400" in asyncio.run(go()), "the way is still there"
     assert ended.stop is StopReason.submitted
@@ -385,7 +385,7 @@ def test_the_task_s_time_outranks_the_agent_s_own(bubblewrap: BubblewrapBackend)
     assert ran(bubblewrap, Command("sleep 60", timeout_s=0.5)).stop is StopReason.time_limit
 
 
-def test_one_that_is_killed_by_the_box(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_one_that_is_killed_by_the_sandbox(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     text, ended = "ask([user(task)]); os.kill(os.getpid(), 9)", Ended()
     with pytest.raises(AgentCrashed, match="exit code 137"):
         ran(bubblewrap, Command(RUN, files=program(tmp_path / "p", text)), ended=ended)
@@ -470,15 +470,15 @@ while True: open("/work/alive", "a").write("x"); time.sleep(0.05)
     agent, ended = Command(RUN, files=program(tmp_path / "p", text)), Ended()
 
     async def go() -> None:
-        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as box:
+        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as sandbox:
             n_tasks = len(asyncio.all_tasks())
             task = Task(id="t", instruction="x")
-            running = asyncio.ensure_future(agent.run(task, Exact(echo), box, seed=0, record=ended.record))
-            await box.exec("until [ -e /work/asked ]; do sleep 0.01; done")
+            running = asyncio.ensure_future(agent.run(task, Exact(echo), sandbox, seed=0, record=ended.record))
+            await sandbox.exec("until [ -e /work/asked ]; do sleep 0.01; done")
             running.cancel()
             await asyncio.wait([running], timeout=10)
             assert running.cancelled()
-            sizes = [(await box.exec(f"sleep {pause}; wc -c < /work/alive")).stdout for pause in (0.2, 0.3)]
+            sizes = [(await sandbox.exec(f"sleep {pause}; wc -c < /work/alive")).stdout for pause in (0.2, 0.3)]
             assert sizes[0] == sizes[1], "the program goes on"
             assert len(asyncio.all_tasks()) <= n_tasks
             assert not agent._gateway._open
@@ -710,9 +710,9 @@ def test_an_endpoint_is_asked_as_the_policy_and_the_task_say(bubblewrap: Bubblew
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         policy = OpenAIPolicy(url, "m", api_key=SecretStr("sk-secret"), temperature=0.7, extra={"min_p": 0.1})
         agent = Command(RUN + "; env; cat /proc/*/environ; true", files=files)
-        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as box:
+        async with opened(bubblewrap, with_files(SandboxSpec(), agent)) as sandbox:
             task = Task(id="t", instruction="x", limits=Limits(max_tokens=50))
-            ended.stop, ended.answer = await agent.run(task, policy, box, seed=3, record=ended.record)
+            ended.stop, ended.answer = await agent.run(task, policy, sandbox, seed=3, record=ended.record)
         server.close()
 
     asyncio.run(go())
@@ -723,15 +723,17 @@ def test_an_endpoint_is_asked_as_the_policy_and_the_task_say(bubblewrap: Bubblew
     assert "max_completion_tokens" not in body
     assert body["return_token_ids"] is True, "vLLM gives its tokens when it is asked for them"
     assert "uthorization: Bearer sk-secret" in endpoint.heads[-1]
-    assert "sk-secret" not in ended.printed, "the key is in the box"
+    assert "sk-secret" not in ended.printed, "the key is in the sandbox"
 
 
 # -------------------------------------------------------------------------------- bad input
 
 
-def test_a_box_that_leads_nowhere_is_refused() -> None:
-    with pytest.raises(CapabilityError, match="needs a box of its own"):
-        asyncio.run(Command("true").run(Task(id="t", instruction="x"), Exact(echo), MemoryBox(), seed=0, record=print))
+def test_a_sandbox_that_leads_nowhere_is_refused() -> None:
+    with pytest.raises(CapabilityError, match="needs a sandbox of its own"):
+        asyncio.run(
+            Command("true").run(Task(id="t", instruction="x"), Exact(echo), MemorySandbox(), seed=0, record=print)
+        )
 
 
 def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
@@ -740,7 +742,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "words"), [(0o700, "chmod -R a\\+rX"), (None, "no folder")])
-def test_files_that_a_box_cannot_show_are_refused(
+def test_files_that_a_sandbox_cannot_show_are_refused(
     backend: SandboxBackend, tmp_path: Path, mode: int | None, words: str
 ) -> None:
     files = program(tmp_path / "p", "")

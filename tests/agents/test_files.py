@@ -1,4 +1,4 @@
-"""Files and search in a real box: what is read, written and found, and what a wrong call is told."""
+"""Files and search in a real sandbox: what is read, written and found, and what a wrong call is told."""
 
 from __future__ import annotations
 

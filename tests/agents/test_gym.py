@@ -42,7 +42,7 @@ from agentloop.types import (  # noqa: E402
 )
 
 from . import worlds  # noqa: E402
-from .box import MemoryPool, attempts, calls  # noqa: E402
+from .sandbox import MemoryPool, attempts, calls  # noqa: E402
 
 COUNTER, LAKE = f"{worlds.__name__}:Counter-v0", "FrozenLake-v1"
 CARTPOLE = EnvironmentSpec(id="CartPole-v1", seed=11)

@@ -1,4 +1,4 @@
-"""The OpenAI and Anthropic libraries inside a box, with nothing changed but the variables that they read."""
+"""The OpenAI and Anthropic libraries inside a sandbox, with nothing changed but the variables that they read."""
 
 from __future__ import annotations
 

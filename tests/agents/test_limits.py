@@ -23,7 +23,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.suites.suite import write_suite
 from agentloop.types import Completion, Limits, Message, Part, Purpose, StopReason, Task, ToolCall, ToolSpec
-from agents.box import act as rollout_of
+from agents.sandbox import act as rollout_of
 
 from .acting import Acted, act, asks, together
 
@@ -224,7 +224,7 @@ def family(bubblewrap: BubblewrapBackend, limits: Limits | None = None, **turns:
     return asyncio.run(main())
 
 
-def test_a_sub_agent_works_in_the_same_box_and_is_a_child_of_the_trace(bubblewrap: BubblewrapBackend) -> None:
+def test_a_sub_agent_works_in_the_same_sandbox_and_is_a_child_of_the_trace(bubblewrap: BubblewrapBackend) -> None:
     trace, policy = family(
         bubblewrap,
         top=[
@@ -279,7 +279,7 @@ def test_sub_agents_spend_what_their_parent_has(bubblewrap: BubblewrapBackend) -
     assert (child.trace.stop_reason, len(child.trace.steps)) == (StopReason.cost_limit, 2)
 
 
-def test_only_a_dead_box_raises(bubblewrap: BubblewrapBackend) -> None:
+def test_only_a_dead_sandbox_raises(bubblewrap: BubblewrapBackend) -> None:
     class Dies:
         name = "dies"
 

@@ -127,7 +127,7 @@ def test_a_server_that_does_not_start_is_the_agents_own_failure(
     assert "\n" not in str(raised.value)
 
 
-def test_a_box_that_dies_under_a_server_is_a_dead_box(bubblewrap: BubblewrapBackend, files: Path) -> None:
+def test_a_sandbox_that_dies_under_a_server_is_a_dead_sandbox(bubblewrap: BubblewrapBackend, files: Path) -> None:
     limits, spec = Limits(tool_timeout_s=30), SandboxSpec(files=files, lifetime_s=2)
     with pytest.raises(SandboxGone):
         act(bubblewrap, [Mcp("x", command="python3 server.py")], asks("x__hang"), limits=limits, spec=spec)

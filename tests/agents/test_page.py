@@ -37,7 +37,7 @@ def test_its_settings_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_its_server_in_the_box_answers(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_its_server_in_the_sandbox_answers(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """Installed into the folder that its settings name, by the command that it prints but for the version."""
     need("mcp")
     (package,) = re.findall(r"python3 -m pip install --target servers (\S+)\n", PAGE)
@@ -71,7 +71,7 @@ def test_its_tool_works(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     write, count = asks("shell", command="echo one two > /work/a"), asks("count", path="/work/a")
     done = act(bubblewrap, loop._toolsets[:-1], write, count, asks("count", path="/work/b"))
     assert done.said[1] == "2"
-    assert done.said[2].startswith("failed: /work/b in the box")
+    assert done.said[2].startswith("failed: /work/b in the sandbox")
 
 
 @pytest.mark.slow

@@ -42,9 +42,9 @@ def ran(kind: str, files: Path, policy: Policy, backend: BubblewrapBackend, **op
     agent, ended = choose_agent(section, files), Ended()
 
     async def go() -> None:
-        async with opened(backend, with_files(SandboxSpec(), agent)) as box:
+        async with opened(backend, with_files(SandboxSpec(), agent)) as sandbox:
             task = Task(id="t", instruction="say Hello.")
-            ended.stop, ended.answer = await agent.run(task, policy, box, seed=1, record=ended.record)
+            ended.stop, ended.answer = await agent.run(task, policy, sandbox, seed=1, record=ended.record)
 
     asyncio.run(go())
     return ended

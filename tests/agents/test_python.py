@@ -1,4 +1,4 @@
-"""The interpreter that stays, in a real box."""
+"""The interpreter that stays, in a real sandbox."""
 
 from __future__ import annotations
 
@@ -112,47 +112,47 @@ for fd in range(3, 9):
 
 
 def test_nothing_is_left_of_it(bubblewrap: BubblewrapBackend) -> None:
-    """What it started ends with it, though the box lives on."""
+    """What it started ends with it, though the sandbox lives on."""
 
     async def main() -> str:
-        box = await bubblewrap.create(SandboxSpec())
+        sandbox = await bubblewrap.create(SandboxSpec())
         try:
             player = Player([asks("python", code="import subprocess\np = subprocess.Popen(['sleep', '77'])")])
             task = Task(id="t", instruction="x", limits=LIMITS)
-            await ToolLoop([Python(), Submit()]).run(task, player, box, seed=0, record=lambda _: None)
+            await ToolLoop([Python(), Submit()]).run(task, player, sandbox, seed=0, record=lambda _: None)
             for _ in range(50):
-                alive = (await box.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
+                alive = (await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout
                 if "sleep 77" not in alive and "ast.parse" not in alive:
                     break
                 await asyncio.sleep(0.05)
             return alive
         finally:
-            await box.close()
+            await sandbox.close()
 
     alive = asyncio.run(main())
     assert "sleep 77" not in alive
     assert "ast.parse" not in alive
 
 
-def test_a_box_without_python_has_no_such_tool(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_a_sandbox_without_python_has_no_such_tool(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     root = busybox_root(tmp_path / "root")
     done = act(bubblewrap, [Shell(), Python()], asks("python", code="1"), spec=SandboxSpec(image=str(root)))
     assert done.player.offered[0] == ("shell", "submit")
     assert done.said == ["error: no tool 'python' (tools: shell, submit)"]
 
 
-def test_a_box_without_streams_says_what_to_do() -> None:
-    with pytest.raises(CapabilityError, match=r"use docker or bubblewrap, or leave them out"):
+def test_a_sandbox_without_streams_says_what_to_do() -> None:
+    with pytest.raises(CapabilityError, match=r"use docker or bubblewrap, or remove these tools"):
         act(UnconfinedBackend(), [Python()], asks("python", code="1"))
 
 
-def test_episodes_of_one_box_have_an_interpreter_each(bubblewrap: BubblewrapBackend) -> None:
+def test_episodes_of_one_sandbox_have_an_interpreter_each(bubblewrap: BubblewrapBackend) -> None:
     async def one(pool: SandboxPool, n: int) -> list[str]:
-        async with pool.lease(SandboxSpec(read_only=True), f"lease{n}") as box:
+        async with pool.lease(SandboxSpec(read_only=True), f"lease{n}") as sandbox:
             player = Player([asks("python", code=f"x = {n}"), asks("python", code="import os\nx, os.environ['HOME']")])
             steps: list[Step] = []
             task = Task(id="t", instruction="x", limits=LIMITS)
-            await ToolLoop([Python(), Submit()]).run(task, player, box, seed=0, record=steps.append)
+            await ToolLoop([Python(), Submit()]).run(task, player, sandbox, seed=0, record=steps.append)
             return [result.content for step in steps for result in step.results]
 
     async def main() -> list[list[str]]:

@@ -13,7 +13,7 @@ from agentloop.agents.tools.shell import TOOLS
 from agentloop.errors import SandboxGone
 from agentloop.types import Completion, Limits, Message, Step, StopReason, Task, ToolSpec
 
-from .box import MemoryBox, calls
+from .sandbox import MemorySandbox, calls
 
 TASK = Task(
     id="t", instruction="how many?", limits=Limits(max_steps=4, max_tokens=77, tool_timeout_s=2.0, max_output=9)
@@ -38,17 +38,17 @@ class Player:
         return turn if isinstance(turn, Completion) else Completion(message=turn, finish_reason="stop")
 
 
-def run(player: Player, box: MemoryBox | None = None) -> tuple[StopReason, str | None, list[Step]]:
+def run(player: Player, sandbox: MemorySandbox | None = None) -> tuple[StopReason, str | None, list[Step]]:
     steps: list[Step] = []
-    stop, answer = asyncio.run(ToolLoop().run(TASK, player, box or MemoryBox(), seed=100, record=steps.append))
+    stop, answer = asyncio.run(ToolLoop().run(TASK, player, sandbox or MemorySandbox(), seed=100, record=steps.append))
     return stop, answer, steps
 
 
 def test_a_conversation_from_the_instruction_to_the_answer() -> None:
-    player, box = Player([LOOK, SAY]), MemoryBox()
-    stop, answer, steps = run(player, box)
+    player, sandbox = Player([LOOK, SAY]), MemorySandbox()
+    stop, answer, steps = run(player, sandbox)
     assert (stop, answer) == (StopReason.submitted, "7")
-    assert box.ran == [("ls", 2.0, 9)]
+    assert sandbox.ran == [("ls", 2.0, 9)]
     assert [step.index for step in steps] == [0, 1]
     assert [step.completion.message for step in steps] == [LOOK, SAY]
     assert [[r.content for r in step.results] for step in steps] == [["ls"], []]
@@ -73,9 +73,9 @@ def test_an_empty_answer_is_an_answer() -> None:
     ],
 )
 def test_a_wrong_call_is_shown_and_can_be_recovered_from(wrong: Message, shown: str) -> None:
-    player, box = Player([wrong, SAY]), MemoryBox()
-    stop, answer, steps = run(player, box)
-    assert (stop, answer, box.ran) == (StopReason.submitted, "7", [])
+    player, sandbox = Player([wrong, SAY]), MemorySandbox()
+    stop, answer, steps = run(player, sandbox)
+    assert (stop, answer, sandbox.ran) == (StopReason.submitted, "7", [])
     (result,) = steps[0].results
     assert not result.ok
     assert result.content.startswith(shown)
@@ -111,17 +111,17 @@ def test_calls_are_made_in_order_and_none_after_the_answer() -> None:
         ("submit", '{"answer": "7"}'),
         ("shell", '{"command": "rm"}'),
     )
-    box = MemoryBox()
-    stop, answer, (step,) = run(Player([several]), box)
+    sandbox = MemorySandbox()
+    stop, answer, (step,) = run(Player([several]), sandbox)
     assert (stop, answer) == (StopReason.submitted, "7")
-    assert [command for command, *_ in box.ran] == ["a", "b"]
+    assert [command for command, *_ in sandbox.ran] == ["a", "b"]
     assert [(r.call_id, r.ok) for r in step.results] == [("call_0", True), ("call_1", False), ("call_2", True)]
 
 
-def test_a_dead_box_ends_it_with_the_steps_before() -> None:
+def test_a_dead_sandbox_ends_it_with_the_steps_before() -> None:
     steps: list[Step] = []
-    box = MemoryBox({"die": SandboxGone("the box died")})
+    sandbox = MemorySandbox({"die": SandboxGone("the sandbox died")})
     player = Player([LOOK, calls(("shell", '{"command": "die"}'))])
     with pytest.raises(SandboxGone):
-        asyncio.run(ToolLoop().run(TASK, player, box, seed=0, record=steps.append))
+        asyncio.run(ToolLoop().run(TASK, player, sandbox, seed=0, record=steps.append))
     assert [step.completion.message for step in steps] == [LOOK]

@@ -39,7 +39,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import AttemptPhase, Limits, Message, StopReason, ToolCall, ToolSpec
 
 from .acting import act, asks, together
-from .box import calls
+from .sandbox import calls
 
 LIMITS = Limits(tool_timeout_s=0.3, max_output=40)
 ADD = schema({"a": number("A number.", maximum=9), "b": number("Another.")}, {"how": text("In words.")})

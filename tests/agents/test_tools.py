@@ -10,7 +10,7 @@ from agentloop.agents.tools.shell import SHELL, STDERR_HIDDEN, SUBMIT, argument,
 from agentloop.errors import SandboxGone
 from agentloop.types import ExecResult, Limits, ToolCall, ToolResult
 
-from .box import MemoryBox
+from .sandbox import MemorySandbox
 
 
 def call(name: str, arguments: str, error: str | None = None) -> ToolCall:
@@ -74,9 +74,9 @@ def test_a_refusal_can_be_seen() -> None:
     ],
 )
 def test_what_a_command_shows(done: ExecResult, content: str, ok: bool) -> None:
-    box = MemoryBox({"go": done.model_copy(update={"duration_s": 0.25})})
-    result = asyncio.run(run_shell(call("shell", ""), "go", box, Limits(tool_timeout_s=2.5, max_output=99)))
-    assert box.ran == [("go", 2.5, 99)]
+    sandbox = MemorySandbox({"go": done.model_copy(update={"duration_s": 0.25})})
+    result = asyncio.run(run_shell(call("shell", ""), "go", sandbox, Limits(tool_timeout_s=2.5, max_output=99)))
+    assert sandbox.ran == [("go", 2.5, 99)]
     assert (result.content, result.ok, result.call_id, result.name) == (content, ok, "c", "shell")
     assert (result.exit_code, result.timed_out, result.duration_s) == (done.exit_code, done.timed_out, 0.25)
 
@@ -91,13 +91,13 @@ def test_what_a_command_shows(done: ExecResult, content: str, ok: bool) -> None:
     ],
 )
 def test_stderr_that_is_not_shown_is_still_known_of(done: ExecResult, content: str) -> None:
-    box, limits = MemoryBox({"go": done}), Limits(show_stderr=False)
-    assert asyncio.run(run_shell(call("shell", ""), "go", box, limits)).content == content
+    sandbox, limits = MemorySandbox({"go": done}), Limits(show_stderr=False)
+    assert asyncio.run(run_shell(call("shell", ""), "go", sandbox, limits)).content == content
 
 
-def test_a_dead_box_is_no_result() -> None:
+def test_a_dead_sandbox_is_no_result() -> None:
     with pytest.raises(SandboxGone, match="lost it"):
-        asyncio.run(run_shell(call("shell", ""), "go", MemoryBox({"go": SandboxGone("lost it")}), Limits()))
+        asyncio.run(run_shell(call("shell", ""), "go", MemorySandbox({"go": SandboxGone("lost it")}), Limits()))
 
 
 def test_what_a_policy_is_told_is_what_is_checked() -> None:

@@ -33,18 +33,18 @@ from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import SandboxBackend
 from agentloop.registry.policies import fixed_policy
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.store.redact import Redactor
 from agentloop.store.redactors import outside_redactors
 from agentloop.store.store import Store
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw, opened
 from agentloop.testing.agents import AGENT_LAWS, AgentLaw
-from agentloop.testing.boxes import files_come_back_as_they_went, kill_all_leaves_the_files
 from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
 from agentloop.testing.policies import POLICY_LAWS
+from agentloop.testing.supervised import files_come_back_as_they_went, kill_all_leaves_the_files
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
 from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
 
@@ -119,7 +119,7 @@ def test_a_sandbox_of_another_package_serves_files_artifacts_and_programs(
         policy = ScriptedPolicy(lambda messages, rng: Message(role="assistant", content="said"))
         try:
             async with pool.lease(SandboxSpec(agent_files=tmp_path), "e") as sandbox:
-                assert not isinstance(sandbox, Box)
+                assert not isinstance(sandbox, SupervisedSandbox)
                 assert isinstance(sandbox, FileSandbox)
                 assert isinstance(sandbox, WholeSandbox)
                 assert isinstance(sandbox, ProgramSandbox)

@@ -9,9 +9,9 @@ import pytest
 
 from agentloop.protocols import SandboxBackend
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw
-from agentloop.testing.boxes import BOX_LAWS
+from agentloop.testing.supervised import SUPERVISED_LAWS
 
 
-@pytest.mark.parametrize("law", SANDBOX_LAWS + BOX_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("law", SANDBOX_LAWS + SUPERVISED_LAWS, ids=lambda law: law.__name__)
 def test_backend_keeps(law: SandboxLaw, backend: SandboxBackend, tmp_path: Path) -> None:
     asyncio.run(law(backend, tmp_path))

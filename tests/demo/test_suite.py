@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from agents.box import attempts
+from agents.sandbox import attempts
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import STDERR_HIDDEN, run_shell
@@ -97,14 +97,14 @@ def test_a_seed_decides_the_suite(tmp_path: Path, tasks: list[Task], folder: Pat
     assert [task.split for task in other] != [task.split for task in tasks]
 
 
-def test_a_box_sees_the_files_of_its_own_split_alone(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
+def test_a_sandbox_sees_the_files_of_its_own_split_alone(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
     """So a slip of the policy cannot open a held-out file in training."""
 
     async def listed(split: Split) -> set[str]:
         pool = SandboxPool(bubblewrap)
         try:
-            async with pool.lease(next(task.sandbox for task in tasks if task.split is split), "look") as box:
-                return set((await box.exec("ls /work")).stdout.split())
+            async with pool.lease(next(task.sandbox for task in tasks if task.split is split), "look") as sandbox:
+                return set((await sandbox.exec("ls /work")).stdout.split())
         finally:
             await pool.close()
 
@@ -119,8 +119,8 @@ def test_what_a_pipeline_shows_repeats(bubblewrap: BubblewrapBackend) -> None:
     async def shown() -> set[str]:
         pool, call = SandboxPool(bubblewrap), ToolCall(id="c", name="shell", arguments="")
         try:
-            async with pool.lease(SandboxSpec(), "race") as box:
-                done = [await run_shell(call, "sort -n zz | head -n1 zz", box, LIMITS) for _ in range(200)]
+            async with pool.lease(SandboxSpec(), "race") as sandbox:
+                done = [await run_shell(call, "sort -n zz | head -n1 zz", sandbox, LIMITS) for _ in range(200)]
         finally:
             await pool.close()
         return {result.content for result in done}
@@ -135,7 +135,7 @@ def test_a_habit_is_always_another_operation() -> None:
 
 
 def demonstrated(tasks: list[Task], n: int, run: str) -> list[tuple[Task, Trace, Verdict]]:
-    """`n` episodes of the demonstrator on train tasks, in real boxes, judged."""
+    """`n` episodes of the demonstrator on train tasks, in real sandboxes, judged."""
     train = [task for task in tasks if task.split is Split.train]
     planned = plan(
         random.Random(run).choices(train, k=n), run=run, stage="s", purpose=Purpose.demonstrate, policy_version=0
@@ -154,7 +154,7 @@ def demonstrated(tasks: list[Task], n: int, run: str) -> list[tuple[Task, Trace,
 
 @pytest.mark.slow
 def test_the_demonstrator_is_right_less_than_half_the_time(tasks: list[Task], bubblewrap: BubblewrapBackend) -> None:
-    """400 episodes in a real box: between 0.30 and 0.45, wrong by habit, and no held-out file in the data."""
+    """400 episodes in a real sandbox: between 0.30 and 0.45, wrong by habit, and no held-out file in the data."""
     shown = demonstrated(tasks, 400, "seen")
     assert all(verdict.reward in (0.0, 1.0) for *_, verdict in shown)
     assert 0.30 <= sum(verdict.reward or 0.0 for *_, verdict in shown) / len(shown) <= 0.45

@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from agents.box import MemoryBox, MemoryPool, calls
+from agents.sandbox import MemoryPool, MemorySandbox, calls
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import SandboxGone
@@ -75,9 +75,9 @@ def stage() -> Stage:
 
 
 def test_what_is_covered_is_the_banked_outcome_and_nothing_runs(stage: Stage) -> None:
-    model, n_boxes = Model(1), len(stage.pool.boxes)
+    model, n_sandboxes = Model(1), len(stage.pool.sandboxes)
     outcomes = asyncio.run(stage.all(stage.gate(model, Mode.replay)))
-    assert (model.asked, len(stage.pool.boxes)) == (0, n_boxes)
+    assert (model.asked, len(stage.pool.sandboxes)) == (0, n_sandboxes)
     assert [o.reward for o in outcomes] == [o.reward for o in stage.bank]
     assert {(o.policy, o.played, o.cost_usd) for o in outcomes} == {(Side.candidate, True, 0.0)}
 
@@ -93,14 +93,14 @@ def test_played_trials_differ_by_nothing_where_a_visit_takes_their_own_banked_on
 
 
 def test_a_changed_suite_is_run_with_the_tape_s_answers_at_no_cost(stage: Stage) -> None:
-    model, n_boxes = Model(1), len(stage.pool.boxes)
+    model, n_sandboxes = Model(1), len(stage.pool.sandboxes)
     outcomes = asyncio.run(stage.all(stage.gate(model, Mode.auto, suite_hash="h2")))
-    assert (model.asked, len(stage.pool.boxes)) == (0, n_boxes + 8)
+    assert (model.asked, len(stage.pool.sandboxes)) == (0, n_sandboxes + 8)
     assert [(o.reward, o.played, o.cost_usd) for o in outcomes] == [(o.reward, True, 0.0) for o in stage.bank]
 
 
-def test_a_box_that_says_something_else_goes_live_from_there(stage: Stage) -> None:
-    stage.pool.make = lambda *_: MemoryBox({"look": ExecResult(exit_code=0, stdout="other\n", stderr="")})
+def test_a_sandbox_that_says_something_else_goes_live_from_there(stage: Stage) -> None:
+    stage.pool.make = lambda *_: MemorySandbox({"look": ExecResult(exit_code=0, stdout="other\n", stderr="")})
     model = Model(1)
     outcomes = asyncio.run(stage.all(stage.gate(model, Mode.auto, suite_hash="h2")))
     assert model.asked == 8  # the second answer of each
@@ -123,7 +123,7 @@ def test_a_difference_where_nobody_may_be_asked_is_lost_with_its_reason(stage: S
 
 
 def test_a_trial_that_broke_is_tried_again_from_its_start_and_recorded_once(stage: Stage) -> None:
-    stage.pool.make = lambda lease, attempt: MemoryBox({"look": SandboxGone("gone")} if attempt == 1 else {})
+    stage.pool.make = lambda lease, attempt: MemorySandbox({"look": SandboxGone("gone")} if attempt == 1 else {})
     before, model = dict(stage.tape.trials), Model(1)
     outcome = asyncio.run(stage.gate(model, Mode.record, pauses_s=(0.0,))("t", Side.baseline, 9))
     assert (outcome.state, model.asked) == (RewardState.scored, 3)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents.box import act
+from agents.sandbox import act
 from parts import Run
 
 from agentloop.agents.command import Command

@@ -19,8 +19,8 @@ from agentloop.harbor.run import why
 from agentloop.harbor.task import HarborTask, load_task
 from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import Step
 
 from .folders import make_task
@@ -81,7 +81,7 @@ def naive(folder: Path, image: Path, test: str) -> HarborTask:
 async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBackend) -> float:
     """The reward where nobody looks after it: the solution left behind, one box, a login shell, the first line."""
     box = await backend.create(sandbox_spec(task))
-    assert isinstance(box, Box)
+    assert isinstance(box, SupervisedSandbox)
     tests = task.folder / "tests"
     try:
         await box.exec(f"mkdir -p {FOLDERS}", lease="")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from agents.box import MemoryBox
+from agents.sandbox import MemorySandbox
 from pydantic import SecretStr
 
 from agentloop.agents.tool_loop import ToolLoop
@@ -222,7 +222,7 @@ def answering(*calls: tuple[str, str, str]) -> dict[str, object]:
 def roll_out(endpoint: Endpoint) -> tuple[tuple[StopReason, str | None], list[Step]]:
     steps: list[Step] = []
     policy, task = OpenAIPolicy(endpoint.url, "small"), Task(id="t", instruction="how many?")
-    ended = asyncio.run(ToolLoop().run(task, policy, MemoryBox(), seed=1, record=steps.append))
+    ended = asyncio.run(ToolLoop().run(task, policy, MemorySandbox(), seed=1, record=steps.append))
     return ended, steps
 
 
@@ -392,7 +392,7 @@ def test_money_is_limited_where_there_is_a_price(endpoint: Endpoint) -> None:
     task = Task(id="t", instruction="look", limits=Limits(max_cost_usd=2.5))
 
     def run(policy: OpenAIPolicy) -> StopReason:
-        return asyncio.run(ToolLoop().run(task, policy, MemoryBox(), seed=0, record=lambda step: None))[0]
+        return asyncio.run(ToolLoop().run(task, policy, MemorySandbox(), seed=0, record=lambda step: None))[0]
 
     own = price([PriceSection(model="small", input=1, output=1)])
     assert run(OpenAIPolicy(endpoint.url, "small", price=own)) is StopReason.cost_limit

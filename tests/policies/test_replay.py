@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from agents.box import MemoryPool, attempts, calls, playing
+from agents.sandbox import MemoryPool, attempts, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ConfigError, PolicyError
@@ -173,7 +173,7 @@ def but_for_times(known: Trace) -> Trace:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", ["store", "file", "memory"])
-def test_whole_episodes_run_again_without_a_model_and_without_a_box(
+def test_whole_episodes_run_again_without_a_model_and_without_a_sandbox(
     backend: SandboxBackend, tmp_path: Path, keep: str
 ) -> None:
     recorded = roll(Recording(backend, tmp_path / "journals"), Sampled())

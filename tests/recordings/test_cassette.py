@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from agents.box import MemoryPool, act, calls
+from agents.sandbox import MemoryPool, act, calls
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ConfigError

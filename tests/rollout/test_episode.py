@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from agents.box import MemoryBox, MemoryPool, act, attempts, calls, playing
+from agents.sandbox import MemoryPool, MemorySandbox, act, attempts, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
@@ -107,7 +107,7 @@ def test_an_episode_leaves_its_trace() -> None:
         ("shell", "ls"),
         ("submit", None),
     ]
-    assert [box.closed for box in pool.boxes] == [1]
+    assert [sandbox.closed for sandbox in pool.sandboxes] == [1]
 
 
 class Endpoint(ScriptedPolicy):
@@ -130,11 +130,11 @@ def broken(error: str, *, steps: int) -> Callable[[Rollout], None]:
     return check
 
 
-def test_a_box_that_dies_leaves_the_steps_before() -> None:
-    pool = MemoryPool(lambda *_: MemoryBox({"die": SandboxGone("the box died")}))
+def test_a_sandbox_that_dies_leaves_the_steps_before() -> None:
+    pool = MemoryPool(lambda *_: MemorySandbox({"die": SandboxGone("the sandbox died")}))
     done = one(pool, [LOOK, LOOK, calls(("shell", '{"command": "die"}'))])
-    broken("SandboxGone: the box died", steps=2)(done)
-    assert [box.closed for box in pool.boxes] == [1]
+    broken("SandboxGone: the sandbox died", steps=2)(done)
+    assert [sandbox.closed for sandbox in pool.sandboxes] == [1]
 
 
 def test_a_policy_that_fails_leaves_the_steps_before() -> None:
@@ -146,15 +146,15 @@ def test_a_policy_that_fails_leaves_the_steps_before() -> None:
     broken("UpstreamUnavailable: HTTP 503", steps=1)(one(MemoryPool(), policy=Endpoint(script)))
 
 
-def test_a_box_that_cannot_be_made_is_not_the_agents_fault() -> None:
-    def make(lease_id: str, attempt: int) -> MemoryBox:
+def test_a_sandbox_that_cannot_be_made_is_not_the_agents_fault() -> None:
+    def make(lease_id: str, attempt: int) -> MemorySandbox:
         raise SandboxUnavailable("no room")
 
     broken("SandboxUnavailable: no room", steps=0)(one(MemoryPool(make)))
 
 
-def test_an_answer_from_a_box_that_broke_at_its_end_does_not_count() -> None:
-    class Clinging(MemoryBox):
+def test_an_answer_from_a_sandbox_that_broke_at_its_end_does_not_count() -> None:
+    class Clinging(MemorySandbox):
         async def close(self) -> None:
             raise SandboxGone("did not close")
 
@@ -191,14 +191,14 @@ def test_a_refusal_of_the_model_is_the_agents_outcome() -> None:
 
 
 def test_a_sandbox_that_the_agent_ended_is_the_agents_outcome() -> None:
-    pool = MemoryPool(lambda *_: MemoryBox({"fill": SandboxGone("the sandbox is gone", cause="memory")}))
+    pool = MemoryPool(lambda *_: MemorySandbox({"fill": SandboxGone("the sandbox is gone", cause="memory")}))
     done = one(pool, [calls(("shell", '{"command": "fill"}'))])
     crashed(done, "SandboxGone: the sandbox is gone", steps=0)
     assert fault_in(done.trace) == (False, FailureType.budget_limit_reached)
 
 
 def test_an_attempt_that_outlives_its_sandbox_is_the_agents_outcome() -> None:
-    class Short(MemoryBox):
+    class Short(MemorySandbox):
         async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
             await asyncio.sleep(0.05)
             raise SandboxGone("its lifetime is over")
@@ -239,8 +239,8 @@ def test_what_gets_the_sandbox_ready_is_ours() -> None:
     broken("KeyError: 'a bug of ours'", steps=0)(asyncio.run(rolled()))
 
 
-def test_a_failing_command_is_not_a_failing_box() -> None:
-    done = one(MemoryPool(lambda *_: MemoryBox({"ls": ExecResult(exit_code=1, stdout="", stderr="no\n")})))
+def test_a_failing_command_is_not_a_failing_sandbox() -> None:
+    done = one(MemoryPool(lambda *_: MemorySandbox({"ls": ExecResult(exit_code=1, stdout="", stderr="no\n")})))
     assert done.episode.state is EpisodeState.finished
     assert done.trace.steps[0].results[0].content == "exit code 1\nno"
 
@@ -252,8 +252,8 @@ def test_odd_json_is_the_policys_own_fault(answer: str) -> None:
     done.trace.model_dump_json()
 
 
-def test_cancelling_an_episode_closes_its_box_and_is_not_recorded() -> None:
-    class Hanging(MemoryBox):
+def test_cancelling_an_episode_closes_its_sandbox_and_is_not_recorded() -> None:
+    class Hanging(MemorySandbox):
         async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
             await asyncio.Event().wait()
             raise AssertionError("never reached")
@@ -269,7 +269,7 @@ def test_cancelling_an_episode_closes_its_box_and_is_not_recorded() -> None:
             await running
         return pool
 
-    assert [box.closed for box in asyncio.run(cancelled()).boxes] == [1]
+    assert [sandbox.closed for sandbox in asyncio.run(cancelled()).sandboxes] == [1]
 
 
 # ---------------------------------------------------------------------------------- many together
@@ -298,11 +298,11 @@ def played(n: int, pool: MemoryPool, turns: Sequence[Message] = (LOOK, SAY), max
 
 
 def failing(broken_attempts: dict[str, int]) -> MemoryPool:
-    """Boxes of these leases die on their first so many attempts."""
+    """Sandboxes of these leases die on their first so many attempts."""
 
-    def make(lease_id: str, attempt: int) -> MemoryBox:
+    def make(lease_id: str, attempt: int) -> MemorySandbox:
         dies = attempt <= broken_attempts.get(lease_id, 0)
-        return MemoryBox({"ls": SandboxGone(f"died on attempt {attempt}")} if dies else None)
+        return MemorySandbox({"ls": SandboxGone(f"died on attempt {attempt}")} if dies else None)
 
     return MemoryPool(make)
 
@@ -318,7 +318,7 @@ def test_results_are_in_the_order_of_the_plan() -> None:
 def test_no_more_than_so_many_at_once() -> None:
     pool = MemoryPool()
     played(9, pool, max_concurrent=3)
-    assert (pool.most_open, len(pool.boxes)) == (3, 9)
+    assert (pool.most_open, len(pool.sandboxes)) == (3, 9)
 
 
 def test_nothing_planned_is_nothing_done() -> None:
@@ -447,12 +447,12 @@ def test_a_batched_policy_is_asked_once_a_round_in_episode_order() -> None:
     assert [len(r.trace.steps) for r in results] == [2, 1, 4, 2]
 
 
-def test_a_box_that_dies_gives_up_its_place_in_the_batch() -> None:
+def test_a_sandbox_that_dies_gives_up_its_place_in_the_batch() -> None:
     todo = planned(3)
     policy = Batched({episode.seed: 1 for _, episode in todo})
     results = asyncio.run(attempts(todo, ToolLoop(), policy, failing({todo[1][1].id: 1})))
     assert {r.episode.state for r in results} == {EpisodeState.finished}
-    # Two rounds without the second episode's box, then its own two.
+    # Two rounds without the second episode's sandbox, then its own two.
     assert policy.batches == [[0, 1, 2], [0, 2], [1], [1]]
 
 

@@ -1,4 +1,4 @@
-"""Opening a box for an attack, and attacks that need more than a shell."""
+"""Opening a sandbox for an attack, and attacks that need more than a shell."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import host
-from agentloop.sandbox.box import Box
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
 from .processes import Inmates, comes_true, with_word
@@ -31,19 +31,19 @@ def call(number, *arguments):
 
 
 @asynccontextmanager
-async def box_of(backend: SandboxBackend, spec: SandboxSpec | None = None) -> AsyncIterator[Box]:
-    """A box of `backend` for the length of the block."""
-    box = await backend.create(spec or SandboxSpec())
-    assert isinstance(box, Box)
+async def sandbox_of(backend: SandboxBackend, spec: SandboxSpec | None = None) -> AsyncIterator[SupervisedSandbox]:
+    """A sandbox of `backend` for the length of the block."""
+    sandbox = await backend.create(spec or SandboxSpec())
+    assert isinstance(sandbox, SupervisedSandbox)
     try:
-        yield box
+        yield sandbox
     finally:
-        await box.close()
+        await sandbox.close()
 
 
-async def python(box: Box, program: str, *, timeout_s: float = 20.0) -> ExecResult:
-    """Run a Python program in the box."""
-    return await box.exec(f"{host.python()} -I -c {shlex.quote(program)}", timeout_s=timeout_s)
+async def python(sandbox: SupervisedSandbox, program: str, *, timeout_s: float = 20.0) -> ExecResult:
+    """Run a Python program in the sandbox."""
+    return await sandbox.exec(f"{host.python()} -I -c {shlex.quote(program)}", timeout_s=timeout_s)
 
 
 def shell_python(program: str) -> str:
@@ -51,13 +51,13 @@ def shell_python(program: str) -> str:
     return f"{host.python()} -I -c {shlex.quote(program)}"
 
 
-async def inmates_of(box: Box) -> tuple[Inmates, set[int]]:
-    """(who is in the box, who is in it when nothing runs there), as the host sees it."""
+async def inmates_of(sandbox: SupervisedSandbox) -> tuple[Inmates, set[int]]:
+    """(who is in the sandbox, who is in it when nothing runs there), as the host sees it."""
     mark = uuid.uuid4().hex
-    process = box.start(f"exec sh -c 'sleep 60; :' {mark}")
+    process = sandbox.start(f"exec sh -c 'sleep 60; :' {mark}")
     assert await asyncio.to_thread(comes_true, lambda: bool(with_word(mark)), 20.0)
     inmates = Inmates.beside(with_word(mark)[0])
     process.kill()
     assert await asyncio.to_thread(comes_true, lambda: not with_word(mark), 20.0)
-    await box.exec("true")
+    await sandbox.exec("true")
     return inmates, inmates.now()

@@ -50,14 +50,14 @@ def python_tar() -> Iterator[Path]:
 def spec(
     request: pytest.FixtureRequest, python_tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> SandboxSpec:
-    """A box of the host's programs, and one of an image that is root in it, in turn."""
+    """A sandbox of the host's programs, and one of an image that is root in it, in turn."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return SandboxSpec(image=str(python_tar), root=True) if request.param else SandboxSpec()
 
 
 @pytest.fixture
 def tag(client: Any, python_tar: Path) -> Iterator[str]:
-    """A local image that has every setting which a box must not take over, and some that it must."""
+    """A local image that has every setting which a sandbox must not take over, and some that it must."""
     client.api.import_image(str(python_tar), repository=TAG, tag="latest", changes=SETTINGS)
     yield TAG
     client.images.remove(TAG, force=True)

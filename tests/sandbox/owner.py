@@ -1,7 +1,7 @@
-"""A process that owns boxes and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK [N [IMAGE]]`.
+"""A process that owns sandboxes and waits to be killed: `python -m tests.sandbox.owner BACKEND MARK [N [IMAGE]]`.
 
 The files of an IMAGE can be written. Prints `ready NAME...` once two commands that have MARK on their
-command line run in each box.
+command line run in each sandbox.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ async def main(kind: str, mark: str, n: str = "1", image: str = "host") -> None:
     if kind == "docker" or all(cgroups.find(name) for name in cgroups.LIMITS.values()):
         limits.update(memory_mb=256, n_processes=64, cpus=1.0)
     spec = SandboxSpec(image=image, **limits)
-    boxes: list[Sandbox] = await asyncio.gather(*(backend.create(spec) for _ in range(int(n))))
-    await asyncio.gather(*(box.exec(f"$(command -v setsid) sleep {mark} & sleep 0.1") for box in boxes))
-    print("ready", *(box.id for box in boxes), flush=True)
-    await asyncio.gather(*(box.exec(f"sleep {mark}", timeout_s=60.0) for box in boxes))
+    sandboxes: list[Sandbox] = await asyncio.gather(*(backend.create(spec) for _ in range(int(n))))
+    await asyncio.gather(*(sandbox.exec(f"$(command -v setsid) sleep {mark} & sleep 0.1") for sandbox in sandboxes))
+    print("ready", *(sandbox.id for sandbox in sandboxes), flush=True)
+    await asyncio.gather(*(sandbox.exec(f"sleep {mark}", timeout_s=60.0) for sandbox in sandboxes))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What runs on this machine, seen from outside the boxes."""
+"""What runs on this machine, seen from outside the sandboxes."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ def comes_true(truth: Callable[[], bool], within_s: float = DEADLINE_S) -> bool:
 
 @dataclass(frozen=True)
 class Inmates:
-    """The processes of one box that lives, as the kernel lists them: whatever they call themselves.
+    """The processes of one sandbox that lives, as the kernel lists them: whatever they call themselves.
 
-    Of one that is gone, another box may have the namespace's number.
+    Of one that is gone, another sandbox may have the namespace's number.
     """
 
     namespace: str
     groups: dict[str, Path]
-    """Controller -> folder of the box's own control group; empty where it has none."""
+    """Controller -> folder of the sandbox's own control group; empty where it has none."""
 
     @classmethod
     def beside(cls, pid: int) -> Inmates:
-        """Of the box that process `pid` is in."""
+        """Of the sandbox that process `pid` is in."""
         groups, ours = _groups(str(pid)), _groups("self")
         own = {name: folder for name, folder in groups.items() if folder != ours.get(name) and folder.is_dir()}
         return cls(os.readlink(f"/proc/{pid}/ns/pid"), own)

@@ -1,4 +1,4 @@
-"""Boxes of an image, and images with one shell or another."""
+"""Sandboxes of an image, and images with one shell or another."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
 
 class WithImage:
-    """A backend whose boxes are made of `image` where a spec names none."""
+    """A backend whose sandboxes are made of `image` where a spec names none."""
 
     def __init__(self, backend: SandboxBackend, image: Path) -> None:
         self._backend, self._image = backend, str(image)
@@ -25,11 +25,11 @@ class WithImage:
     def probe(self) -> str | None:
         return self._backend.probe()
 
-    async def create(self, spec: SandboxSpec) -> Box:
+    async def create(self, spec: SandboxSpec) -> SupervisedSandbox:
         own = {"image": self._image} if spec.image == "host" else {}
-        box = await self._backend.create(spec.model_copy(update=own))
-        assert isinstance(box, Box)
-        return box
+        sandbox = await self._backend.create(spec.model_copy(update=own))
+        assert isinstance(sandbox, SupervisedSandbox)
+        return sandbox
 
 
 def with_program(name: str, place: str, busybox: Path, root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Archives that no tar would make, on their way out of a real box."""
+"""Archives that no tar would make, on their way out of a real sandbox."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 
 from agentloop.errors import PathError, TransferLimit
 from agentloop.sandbox import files
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.supervised import SupervisedSandbox
 
 from .test_files import MIB, run, tree
 
@@ -81,11 +81,11 @@ HOSTILE: dict[str, bytes] = {
 def test_a_hostile_archive_is_refused(bubblewrap: BubblewrapBackend, tmp_path: Path, case: str) -> None:
     (tmp_path / "target").mkdir()
 
-    async def scene(box: Box) -> None:
-        await box.write("/tmp/evil", HOSTILE[case])
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.write("/tmp/evil", HOSTILE[case])
         with pytest.raises((PathError, TransferLimit)):
             await files.download(
-                lambda _: box.start("cat /tmp/evil"),
+                lambda _: sandbox.start("cat /tmp/evil"),
                 "/tmp/out",
                 tmp_path / "target" / "out",
                 max_bytes=MIB,
@@ -112,10 +112,10 @@ def test_what_is_no_file_is_left_behind_and_named(bubblewrap: BubblewrapBackend,
     # What follows a link under its name lands in a folder of that name, not where the link leads.
     evil = FINE + LEFT_BEHIND[case] + entry("out/l/planted", data=b"x", mode=0o6755) + END
 
-    async def scene(box: Box) -> None:
-        await box.write("/tmp/evil", evil)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.write("/tmp/evil", evil)
         manifest = await files.download(
-            lambda _: box.start("cat /tmp/evil"), "/tmp/out", tmp_path / "out", max_bytes=MIB, max_entries=10
+            lambda _: sandbox.start("cat /tmp/evil"), "/tmp/out", tmp_path / "out", max_bytes=MIB, max_entries=10
         )
         assert case == "something new" or manifest.skipped == ("out/l",)
 
@@ -127,12 +127,12 @@ def test_what_is_no_file_is_left_behind_and_named(bubblewrap: BubblewrapBackend,
 
 
 def test_every_name_of_a_file_arrives(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def scene(box: Box) -> None:
-        made = await box.exec(
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        made = await sandbox.exec(
             "mkdir -p /tmp/out/sub; printf text > /tmp/out/b; ln /tmp/out/b /tmp/out/sub/a; chmod 755 /tmp/out/b"
         )
         assert made.exit_code == 0
-        manifest = await box.download("/tmp/out", tmp_path / "out")
+        manifest = await sandbox.download("/tmp/out", tmp_path / "out")
         assert (manifest.n_files, manifest.n_bytes, manifest.skipped) == (2, 8, ())
 
     run(bubblewrap, scene)
@@ -147,10 +147,10 @@ def test_names_of_one_file_are_no_way_around_the_limit(bubblewrap: BubblewrapBac
     """A thousand names of 100 KiB are 100 MB on the host."""
     names = "for n in $(seq 1000); do ln /tmp/out/0 /tmp/out/$n; done"
 
-    async def scene(box: Box) -> None:
-        assert (await box.exec(f"mkdir /tmp/out; head -c 102400 /dev/zero > /tmp/out/0; {names}")).exit_code == 0
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        assert (await sandbox.exec(f"mkdir /tmp/out; head -c 102400 /dev/zero > /tmp/out/0; {names}")).exit_code == 0
         with pytest.raises(TransferLimit, match="more than 1,048,576 bytes"):
-            await box.download("/tmp/out", tmp_path / "out", max_bytes=MIB)
+            await sandbox.download("/tmp/out", tmp_path / "out", max_bytes=MIB)
 
     run(bubblewrap, scene)
     assert tree(tmp_path) == {}
@@ -160,12 +160,12 @@ def test_names_of_one_file_are_no_way_around_the_limit(bubblewrap: BubblewrapBac
 def test_a_million_entries_end_at_the_limit(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     one = entry("out/e", tarfile.SYMTYPE, linkname="x")
 
-    async def scene(box: Box) -> None:
-        await box.write("/tmp/one", one * 1000)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.write("/tmp/one", one * 1000)
         started = time.monotonic()
         with pytest.raises(TransferLimit, match="entries"):
             await files.download(
-                lambda _: box.start("for n in $(seq 1000); do cat /tmp/one; done"),
+                lambda _: sandbox.start("for n in $(seq 1000); do cat /tmp/one; done"),
                 "/tmp/out",
                 tmp_path / "out",
                 max_bytes=MIB,
@@ -183,12 +183,12 @@ def test_a_header_that_does_not_end_is_no_way_around_the_limit(bubblewrap: Bubbl
     records = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "out/g", "GNU.sparse.realsize": "1"}
     start = FINE + pax(records) + entry("out/g", size=1 << 40) + b"1000000000000\n"
 
-    async def scene(box: Box) -> None:
-        await box.write("/tmp/start", start)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.write("/tmp/start", start)
         started = time.monotonic()
         with pytest.raises(TransferLimit, match="longer than what may be in it"):
             await files.download(
-                lambda _: box.start("cat /tmp/start; exec yes 1"),
+                lambda _: sandbox.start("cat /tmp/start; exec yes 1"),
                 "/tmp/out",
                 tmp_path / "out",
                 max_bytes=MIB,

@@ -111,7 +111,7 @@ def test_many_who_ask_at_once_get_one_build(client: Any, docker: DockerBackend, 
     assert len(asyncio.run(scene())) == 1
 
 
-def _not_boxes(client: Any) -> set[str]:
+def _not_sandboxes(client: Any) -> set[str]:
     """Containers that no backend made, as those of a build's steps are."""
     return {found["Id"] for found in client.api.containers(all=True) if OWNER not in found["Labels"]}
 
@@ -131,10 +131,10 @@ FAILURES = {
 def test_a_dockerfile_that_fails_says_where_and_leaves_nothing(
     text: str, client: Any, docker: DockerBackend, recipe: Path
 ) -> None:
-    before = _not_boxes(client)
+    before = _not_sandboxes(client)
     with pytest.raises(ImageError, match=FAILURES[text]):
         asyncio.run(docker.create(SandboxSpec(image=write(recipe, text), root=True)))
-    assert _not_boxes(client) <= before
+    assert _not_sandboxes(client) <= before
     assert f"{builds.BUILD}:{builds._recipe_key(client, recipe)}" not in _tags(client)
 
 
@@ -155,8 +155,8 @@ def test_a_root_file_system_is_imported_and_runs(
     image = python_tar if form == "tar" else python_root(tmp_path / "root")
 
     async def scene() -> str:
-        async with opened(docker, SandboxSpec(image=str(image))) as box:
-            return (await box.exec("test -e /usr/share || echo own root; pwd; id -u")).stdout
+        async with opened(docker, SandboxSpec(image=str(image))) as sandbox:
+            return (await sandbox.exec("test -e /usr/share || echo own root; pwd; id -u")).stdout
 
     assert asyncio.run(scene()) == "own root\n/work\n1000\n"
     assert settings(client, image)[0].startswith("agentloop/root:")
@@ -193,9 +193,9 @@ def test_an_image_that_was_made_here_goes_when_nothing_uses_it(
         async with opened(docker, SandboxSpec(image=str(recipe), root=True)):
             assert builds.unused(client, 0.0) == []
             docker.remove_image(used)
-            assert used in _tags(client), "a box's image was removed"
+            assert used in _tags(client), "a sandbox's image was removed"
 
-    # Its own words, because equal images are one, which another's box may have.
+    # Its own words, because equal images are one, which another's sandbox may have.
     write(recipe, f"FROM scratch\nCOPY bin /bin\nENV MARK={BASE}-{time.time_ns()}\n")
     used, _ = settings(client, recipe)
     asyncio.run(scene())

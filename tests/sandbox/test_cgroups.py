@@ -1,4 +1,4 @@
-"""Limits of bubblewrap boxes, as the kernel tells of them; version 1 or 2, whichever the machine has."""
+"""Limits of bubblewrap sandboxes, as the kernel tells of them; version 1 or 2, whichever the machine has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.sandbox import cgroups
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import SandboxSpec
 
-from .attempts import box_of, python
+from .attempts import python, sandbox_of
 from .processes import children, comes_true
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -48,13 +48,13 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def groups(pid: int) -> list[Path]:
-    """Groups of a process' boxes, in whatever tree."""
+    """Groups of a process' sandboxes, in whatever tree."""
     parents = {cgroups.find(controller) for controller in cgroups.LIMITS.values()} - {None}
     return [folder for parent in parents if parent for folder in parent.glob(f"agentloop-{pid}-*")]
 
 
 def group_of(controller: str) -> Path:
-    """Of this process' only box."""
+    """Of this process' only sandbox."""
     parent = cgroups.find(controller)
     assert parent is not None
     (found,) = parent.glob(f"agentloop-{os.getpid()}-*")
@@ -68,8 +68,8 @@ def without_shells() -> set[int]:
 
 def test_the_kernel_holds_what_was_asked_for(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
-        async with box_of(bubblewrap, LIMITED) as box:
-            assert (await box.exec("true")).exit_code == 0
+        async with sandbox_of(bubblewrap, LIMITED) as sandbox:
+            assert (await sandbox.exec("true")).exit_code == 0
             for controller, versions in HELD.items():
                 folder = group_of(controller)
                 version = 2 if (folder / "cgroup.controllers").exists() else 1
@@ -79,10 +79,10 @@ def test_the_kernel_holds_what_was_asked_for(bubblewrap: BubblewrapBackend) -> N
     asyncio.run(scene())
 
 
-def test_every_process_of_the_box_is_in_them(bubblewrap: BubblewrapBackend) -> None:
+def test_every_process_of_the_sandbox_is_in_them(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
-        async with box_of(bubblewrap, LIMITED) as box:
-            await box.exec("setsid sleep 30 & true")
+        async with sandbox_of(bubblewrap, LIMITED) as sandbox:
+            await sandbox.exec("setsid sleep 30 & true")
             # bwrap, the first process, and what it was told to leave running
             assert await asyncio.to_thread(comes_true, lambda: len(without_shells()) == 3)
             inside = without_shells()
@@ -92,17 +92,17 @@ def test_every_process_of_the_box_is_in_them(bubblewrap: BubblewrapBackend) -> N
     asyncio.run(scene())
 
 
-def test_a_box_has_its_share_of_the_processor_and_no_more(bubblewrap: BubblewrapBackend) -> None:
+def test_a_sandbox_has_its_share_of_the_processor_and_no_more(bubblewrap: BubblewrapBackend) -> None:
     spin = "import time\nend = time.monotonic() + 2\nwhile time.monotonic() < end: pass\nprint(time.process_time())"
 
     async def scene() -> float:
-        async with box_of(bubblewrap, SandboxSpec(cpus=0.25)) as box:
-            return float((await python(box, spin)).stdout)
+        async with sandbox_of(bubblewrap, SandboxSpec(cpus=0.25)) as sandbox:
+            return float((await python(sandbox, spin)).stdout)
 
     assert asyncio.run(scene()) <= 0.25 * 2 + 0.1
 
 
-def test_a_box_that_cannot_join_its_groups_does_not_run(
+def test_a_sandbox_that_cannot_join_its_groups_does_not_run(
     bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = cgroups.Group((tmp_path / "no-such-group",))
@@ -124,31 +124,31 @@ def test_a_process_is_in_its_groups_until_they_are_removed() -> None:
     assert not any(folder.exists() for folder in group.folders)
 
 
-def test_a_fork_bomb_in_a_box_that_names_no_limit_fills_that_box_alone(bubblewrap: BubblewrapBackend) -> None:
+def test_a_fork_bomb_in_a_sandbox_that_names_no_limit_fills_that_sandbox_alone(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
-        async with box_of(bubblewrap, SandboxSpec()) as box:
-            await box.exec("while :; do sleep 30 & done", timeout_s=5.0)
+        async with sandbox_of(bubblewrap, SandboxSpec()) as sandbox:
+            await sandbox.exec("while :; do sleep 30 & done", timeout_s=5.0)
             peak = int((group_of("pids") / "pids.current").read_text())
-            box.kill_all()
-            assert (await box.exec("echo fine")).stdout == "fine\n"
+            sandbox.kill_all()
+            assert (await sandbox.exec("echo fine")).stdout == "fine\n"
             assert 900 < peak <= 1024
 
     asyncio.run(scene())
 
 
-def test_a_box_that_hangs_is_closed_with_its_groups(bubblewrap: BubblewrapBackend) -> None:
+def test_a_sandbox_that_hangs_is_closed_with_its_groups(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
         before = children(os.getpid())
-        box = await bubblewrap.create(LIMITED)
+        sandbox = await bubblewrap.create(LIMITED)
         for pid in set(children(os.getpid())) - set(before):
             os.kill(pid, signal.SIGSTOP)
-        await box.close()
+        await sandbox.close()
 
     asyncio.run(scene())
     assert groups(os.getpid()) == []
 
 
-def test_a_box_that_does_not_start_leaves_no_groups(
+def test_a_sandbox_that_does_not_start_leaves_no_groups(
     bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentloop.sandbox.host.python", lambda: "/no/such/python")
@@ -162,9 +162,10 @@ import asyncio, sys
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import SandboxSpec
 async def main():
-    boxes = [await BubblewrapBackend().create(SandboxSpec(memory_mb=80, n_processes=20, cpus=0.5)) for _ in range(3)]
+    spec = SandboxSpec(memory_mb=80, n_processes=20, cpus=0.5)
+    sandboxes = [await BubblewrapBackend().create(spec) for _ in range(3)]
     print("ready", flush=True)
-    await asyncio.gather(*(box.exec("setsid sleep 60 & sleep 60", timeout_s=60) for box in boxes))
+    await asyncio.gather(*(sandbox.exec("setsid sleep 60 & sleep 60", timeout_s=60) for sandbox in sandboxes))
 asyncio.run(main())
 """
 
@@ -205,10 +206,10 @@ def test_what_cannot_be_made_is_refused_by_name(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_kill_for_want_of_memory_is_counted(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
-        async with box_of(bubblewrap, LIMITED) as box:
+        async with sandbox_of(bubblewrap, LIMITED) as sandbox:
             group = cgroups.Group((group_of("memory"),))
             assert group.kills() == 0
-            done = await python(box, "x = bytearray(300 << 20)")
+            done = await python(sandbox, "x = bytearray(300 << 20)")
             assert (done.exit_code, done.oom) == (137, True)
             assert group.kills() >= 1
 

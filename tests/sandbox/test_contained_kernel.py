@@ -1,4 +1,4 @@
-"""What a box can see of the machine, and what it can change: nothing that it was not given."""
+"""What a sandbox can see of the machine, and what it can change: nothing that it was not given."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import privileges
 from agentloop.types import SandboxSpec
 
-from .attempts import CALLS, box_of, python
+from .attempts import CALLS, python, sandbox_of
 
 pytestmark = pytest.mark.slow
 
@@ -23,11 +23,11 @@ CAPABILITIES = {"CHOWN": 0, "DAC_OVERRIDE": 1, "FOWNER": 3, "KILL": 5, "SETGID":
 
 
 def told(backend: SandboxBackend, spec: SandboxSpec, program: str) -> Any:
-    """What a Python program in a box prints as JSON."""
+    """What a Python program in a sandbox prints as JSON."""
 
     async def scene() -> Any:
-        async with box_of(backend, spec) as box:
-            done = await python(box, f"import errno, glob, json, os, socket, sys\n{program}")
+        async with sandbox_of(backend, spec) as sandbox:
+            done = await python(sandbox, f"import errno, glob, json, os, socket, sys\n{program}")
             assert done.exit_code == 0, done.stderr
             return json.loads(done.stdout)
 

@@ -1,4 +1,4 @@
-"""A box that wants to reach what it may not: the net, the machine, or a host that changes its address."""
+"""A sandbox that wants to reach what it may not: the net, the machine, or a host that changes its address."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
-from .attempts import box_of, python, shell_python
+from .attempts import python, sandbox_of, shell_python
 
 pytestmark = pytest.mark.slow
 
@@ -96,8 +96,8 @@ def test_there_is_no_way_around_the_proxy(
             program = DIRECT.format(port=port, hosts=hosts, elsewhere=ELSEWHERE, abstract=abstract, path=path)
 
             async def scene() -> list[str]:
-                async with box_of(backend, SandboxSpec(allowed_hosts=allowed)) as box:
-                    done = await python(box, program)
+                async with sandbox_of(backend, SandboxSpec(allowed_hosts=allowed)) as sandbox:
+                    done = await python(sandbox, program)
                     assert done.exit_code == 0, done.stderr
                     said: list[str] = json.loads(done.stdout)
                     return said
@@ -122,11 +122,11 @@ sys.stdout.buffer.write(answer)
 """
 
 
-async def asked(box: Box, url_host: str, *, tunnel: bool = False) -> str:
-    """What the box's proxy answers to a request for that host, or to a tunnel through which it is sent."""
+async def asked(sandbox: SupervisedSandbox, url_host: str, *, tunnel: bool = False) -> str:
+    """What the sandbox's proxy answers to a request for that host, or to a tunnel through which it is sent."""
     plain = f"GET http://{url_host}/ HTTP/1.1\r\nHost: {url_host}\r\n\r\n"
     opened = f"CONNECT {url_host} HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n"
-    return (await python(box, ASK.format(request=(opened if tunnel else plain).encode()))).stdout
+    return (await python(sandbox, ASK.format(request=(opened if tunnel else plain).encode()))).stdout
 
 
 @pytest.mark.parametrize("tunnel", [False, True], ids=["request", "tunnel"])
@@ -136,8 +136,8 @@ def test_only_what_is_listed_is_reached(backend: SandboxBackend, web: tuple[int,
         elsewhere = other.getsockname()[1]
 
         async def scene() -> None:
-            async with box_of(backend, SandboxSpec(allowed_hosts=(f"127.0.0.1:{port}",))) as box:
-                assert "served" in await asked(box, f"127.0.0.1:{port}", tunnel=tunnel)
+            async with sandbox_of(backend, SandboxSpec(allowed_hosts=(f"127.0.0.1:{port}",))) as sandbox:
+                assert "served" in await asked(sandbox, f"127.0.0.1:{port}", tunnel=tunnel)
                 for host in (
                     f"127.0.0.1:{elsewhere}",
                     f"127.0.0.2:{port}",
@@ -145,7 +145,7 @@ def test_only_what_is_listed_is_reached(backend: SandboxBackend, web: tuple[int,
                     METADATA,
                     f"{METADATA}:80",
                 ):
-                    said = await asked(box, host if ":" in host else f"{host}:80", tunnel=tunnel)
+                    said = await asked(sandbox, host if ":" in host else f"{host}:80", tunnel=tunnel)
                     assert said.startswith("HTTP/1.1 403"), (host, said)
 
         asyncio.run(scene())
@@ -163,8 +163,8 @@ def test_the_machines_loopback_has_no_other_name(
     port, heard = web
 
     async def scene() -> str:
-        async with box_of(backend, SandboxSpec(allowed_hosts=("*", f"*:{port}"))) as box:
-            return await asked(box, f"{spelled}:{port}")
+        async with sandbox_of(backend, SandboxSpec(allowed_hosts=("*", f"*:{port}"))) as sandbox:
+            return await asked(sandbox, f"{spelled}:{port}")
 
     said = asyncio.run(scene())
     assert said.startswith(("HTTP/1.1 403", "HTTP/1.1 502")), said
@@ -178,8 +178,8 @@ def test_a_listed_name_that_leads_to_the_machine_is_refused(
     port, heard = web
 
     async def scene() -> str:
-        async with box_of(backend, SandboxSpec(allowed_hosts=(f"localhost:{port}",))) as box:
-            return await asked(box, f"localhost:{port}")
+        async with sandbox_of(backend, SandboxSpec(allowed_hosts=(f"localhost:{port}",))) as sandbox:
+            return await asked(sandbox, f"localhost:{port}")
 
     assert asyncio.run(scene()).startswith("HTTP/1.1 403")
     assert heard == []
@@ -206,27 +206,27 @@ def test_a_switch_of_the_network_cuts_what_is_open(backend: SandboxBackend, web:
     port, heard = web
 
     async def scene() -> str:
-        async with box_of(backend, SandboxSpec(allowed_hosts=(f"127.0.0.1:{port}",))) as box:
-            holding = box.start(shell_python(HOLD.format(port=port)))
+        async with sandbox_of(backend, SandboxSpec(allowed_hosts=(f"127.0.0.1:{port}",))) as sandbox:
+            holding = sandbox.start(shell_python(HOLD.format(port=port)))
             said = b""
             while b"True" not in said:
                 piece = await holding.stdout.read()
                 assert piece, b"".join([p async for p in holding.stderr])
                 said += piece
-            box.set_network(())
+            sandbox.set_network(())
             await asyncio.sleep(0.2)
             await holding.stdin.write(b"\n")
             said = b"".join([piece async for piece in holding.stdout])
-            assert "HTTP/1.1 200" not in await asked(box, f"127.0.0.1:{port}")
+            assert "HTTP/1.1 200" not in await asked(sandbox, f"127.0.0.1:{port}")
             return said.decode()
 
     assert asyncio.run(scene()).strip() in ("b''", "ConnectionResetError", "BrokenPipeError")
     assert heard == [b"first"]
 
 
-def test_a_box_without_network_has_no_proxy(backend: SandboxBackend) -> None:
+def test_a_sandbox_without_network_has_no_proxy(backend: SandboxBackend) -> None:
     async def scene() -> str:
-        async with box_of(backend) as box:
-            return (await python(box, "import socket; socket.create_connection(('127.0.0.1', 3128), 2)")).stderr
+        async with sandbox_of(backend) as sandbox:
+            return (await python(sandbox, "import socket; socket.create_connection(('127.0.0.1', 3128), 2)")).stderr
 
     assert "ConnectionRefusedError" in asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""A command that would outlive its time, forge its result, or harm what runs the box."""
+"""A command that would outlive its time, forge its result, or harm what runs the sandbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.inside.frames import DONE, HEADER, RESULT
 from agentloop.types import ExecResult, SandboxSpec
 
-from .attempts import CALLS, KILLED, box_of, inmates_of, python
+from .attempts import CALLS, KILLED, inmates_of, python, sandbox_of
 from .processes import comes_true, mentioning
 
 pytestmark = pytest.mark.slow
@@ -36,13 +36,13 @@ def test_nothing_outlives_a_timeout(backend: SandboxBackend, stray: str) -> None
     mark = f"7{os.getpid()}.25"
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            inmates, idle = await inmates_of(box)
+        async with sandbox_of(backend) as sandbox:
+            inmates, idle = await inmates_of(sandbox)
             assert idle
             started = time.monotonic()
-            running = asyncio.ensure_future(box.exec(f"{stray.format(n=mark)} sleep {mark}", timeout_s=0.4))
+            running = asyncio.ensure_future(sandbox.exec(f"{stray.format(n=mark)} sleep {mark}", timeout_s=0.4))
             await asyncio.sleep(0.2)
-            assert len(inmates.now() - idle) > 1, "the host does not see what runs in the box"
+            assert len(inmates.now() - idle) > 1, "the host does not see what runs in the sandbox"
             done = await running
             assert time.monotonic() - started < 0.4 + GRACE_S
             assert done.timed_out
@@ -54,9 +54,9 @@ def test_nothing_outlives_a_timeout(backend: SandboxBackend, stray: str) -> None
 
 def test_an_orphan_that_holds_the_output_delays_no_answer(backend: SandboxBackend) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
+        async with sandbox_of(backend) as sandbox:
             started = time.monotonic()
-            done = await box.exec("setsid sleep 20 & echo printed")
+            done = await sandbox.exec("setsid sleep 20 & echo printed")
             assert (done.exit_code, done.stdout) == (0, "printed\n")
             assert time.monotonic() - started < GRACE_S
 
@@ -88,11 +88,11 @@ def test_printed_frames_are_output(backend: SandboxBackend) -> None:
     forged = b"".join(HEADER.pack(ident, DONE, len(body)) + body for ident in range(64))
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            done = await python(box, f"FORGED = {forged!r}\n{TO_EVERY_DESCRIPTOR}")
+        async with sandbox_of(backend) as sandbox:
+            done = await python(sandbox, f"FORGED = {forged!r}\n{TO_EVERY_DESCRIPTOR}")
             assert done.exit_code == 9
             assert "forged" in done.stdout
-            following = await box.exec("echo mine; exit 4")
+            following = await sandbox.exec("echo mine; exit 4")
             assert (following.exit_code, following.stdout) == (4, "mine\n")
 
     asyncio.run(scene())
@@ -100,15 +100,15 @@ def test_printed_frames_are_output(backend: SandboxBackend) -> None:
 
 def test_a_command_inherits_nothing_but_its_own_channels(backend: SandboxBackend) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
+        async with sandbox_of(backend) as sandbox:
             # The fourth is the listing's own.
             assert (
-                await python(box, "import os; print(os.listdir('/proc/self/fd'))")
+                await python(sandbox, "import os; print(os.listdir('/proc/self/fd'))")
             ).stdout == "['0', '1', '2', '3']\n"
-            session = box.session()
+            session = sandbox.session()
             assert (await session.exec("ls /proc/self/fd")).stdout.split() == ["0", "1", "2", "3"]
             await session.close()
-            assert (await box.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
+            assert (await sandbox.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
 
     asyncio.run(scene())
 
@@ -123,8 +123,8 @@ def test_a_sessions_prompt_and_markers_are_its_own_affair(backend: SandboxBacken
     ]
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            session = box.session()
+        async with sandbox_of(backend) as sandbox:
+            session = sandbox.session()
             for trick in tricks:
                 await session.exec(trick)
                 done = await session.exec("printf mine; (exit 5)")
@@ -135,7 +135,7 @@ def test_a_sessions_prompt_and_markers_are_its_own_affair(backend: SandboxBacken
 
 
 OF_ROOT = {"its score", "put away"}
-"""What a box's own root may do to its own box: it can be gone for that, and no result is changed."""
+"""What a sandbox's own root may do to its own sandbox: it can be gone for that, and no result is changed."""
 REACH = """
 import json, socket
 def tried(what):
@@ -170,14 +170,14 @@ print(json.dumps({"attach": call(101, 16, 1, 0, 0), "seize": call(101, 0x4206, 1
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls are numbered as on x86_64")
 def test_the_first_process_cannot_be_reached(backend: SandboxBackend, spec: SandboxSpec) -> None:
     async def scene() -> None:
-        async with box_of(backend, spec) as box:
-            done = await python(box, CALLS + REACH)
+        async with sandbox_of(backend, spec) as sandbox:
+            done = await python(sandbox, CALLS + REACH)
             assert done.exit_code == 0, done.stderr
             by_file, by_call = map(json.loads, done.stdout.splitlines())
             reached = {how for how, said in by_file.items() if said.startswith("did")}
             assert reached <= (OF_ROOT if spec.root else set()), by_file
             assert set(by_call.values()) == {-1}, by_call
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
 
@@ -201,16 +201,16 @@ BREAKAGE = {
 @pytest.mark.first(spec=1, breakage=3)
 @pytest.mark.first(backend=1, spec=1)
 @pytest.mark.parametrize("breakage", BREAKAGE.values(), ids=BREAKAGE)
-def test_a_broken_box_works_or_is_gone_and_never_lies(
+def test_a_broken_sandbox_works_or_is_gone_and_never_lies(
     backend: SandboxBackend, breakage: str, spec: SandboxSpec
 ) -> None:
     """After it a command gives its true result, or one that says it could not start, or SandboxGone."""
 
     async def scene() -> None:
-        async with box_of(backend, spec) as box:
+        async with sandbox_of(backend, spec) as sandbox:
             try:
-                await box.exec(breakage, timeout_s=2.0)
-                done = await box.exec("echo true; exit 3", timeout_s=5.0)
+                await sandbox.exec(breakage, timeout_s=2.0)
+                done = await sandbox.exec("echo true; exit 3", timeout_s=5.0)
             except SandboxGone:
                 return
             if (done.exit_code, done.stdout) != (3, "true\n"):
@@ -223,8 +223,8 @@ def test_a_broken_box_works_or_is_gone_and_never_lies(
 
 def test_a_session_whose_shell_is_stopped_is_replaced(backend: SandboxBackend) -> None:
     async def scene() -> ExecResult:
-        async with box_of(backend) as box:
-            session = box.session()
+        async with sandbox_of(backend) as sandbox:
+            session = sandbox.session()
             await session.exec("x=1")
             stopped = await session.exec("kill -STOP $$", timeout_s=0.5)
             assert (stopped.exit_code, stopped.timed_out, stopped.restarted) == (KILLED, True, True)

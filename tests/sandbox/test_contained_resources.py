@@ -1,4 +1,4 @@
-"""A box that takes all it can get: memory, processes, output, disk, files, descriptors."""
+"""A sandbox that takes all it can get: memory, processes, output, disk, files, descriptors."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from agentloop.errors import CapabilityError, TransferLimit
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import cgroups
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
-from .attempts import KILLED, box_of, inmates_of, python, shell_python
+from .attempts import KILLED, inmates_of, python, sandbox_of, shell_python
 from .processes import comes_true, mentioning
 
 pytestmark = pytest.mark.slow
@@ -48,15 +48,15 @@ while True:
 
 @pytest.fixture(autouse=True)
 def bounded(backend: SandboxBackend) -> None:
-    """Where no group can be made, bubblewrap refuses such boxes, which has a test of its own."""
+    """Where no group can be made, bubblewrap refuses such sandboxes, which has a test of its own."""
     if backend.name == "bubblewrap" and not all(cgroups.find(name) for name in cgroups.LIMITS.values()):
         pytest.skip("no cgroups can be made here. Remedy: run as root, or in a delegated systemd scope")
 
 
-async def seconds(box: Box) -> float:
-    """How long the box takes for the least command."""
+async def seconds(sandbox: SupervisedSandbox) -> float:
+    """How long the sandbox takes for the least command."""
     started = time.monotonic()
-    assert (await box.exec("echo alive")).stdout == "alive\n"
+    assert (await sandbox.exec("echo alive")).stdout == "alive\n"
     return time.monotonic() - started
 
 
@@ -72,17 +72,17 @@ def peak_mb(group: Path) -> float:
     return int(file.read_text()) / (1 << 20)
 
 
-def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxBackend) -> None:
+def test_memory_is_taken_from_the_sandbox_and_not_from_the_machine(backend: SandboxBackend) -> None:
     async def scene() -> ExecResult:
-        async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=8)) as box:
-            inmates, _ = await inmates_of(box)
+        async with sandbox_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=8)) as sandbox:
+            inmates, _ = await inmates_of(sandbox)
             before_mb = available_mb()
-            done = await box.exec(f"sh -c {shlex.quote(shell_python(TAKE))}", timeout_s=30.0)
+            done = await sandbox.exec(f"sh -c {shlex.quote(shell_python(TAKE))}", timeout_s=30.0)
             # What other programs of this machine take meanwhile they may give back: so it is asked more than once.
             assert await asyncio.to_thread(comes_true, lambda: before_mb - available_mb() <= MEMORY_MB, 10.0)
             assert MEMORY_MB / 2 < peak_mb(inmates.groups["memory"]) <= MEMORY_MB
-            assert await seconds(box) < 1.0
-            assert not (await box.exec("exit 3")).oom, "an end of its own was taken for the kernel's"
+            assert await seconds(sandbox) < 1.0
+            assert not (await sandbox.exec("exit 3")).oom, "an end of its own was taken for the kernel's"
             return done
 
     done = asyncio.run(scene())
@@ -93,16 +93,16 @@ def test_memory_is_taken_from_the_box_and_not_from_the_machine(backend: SandboxB
 @pytest.mark.first(backend=1, place=1)
 @pytest.mark.parametrize("place", ["/tmp", "/work", "/dev/shm"])
 def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) -> None:
-    """The folder is full, and the box goes on."""
+    """The folder is full, and the sandbox goes on."""
     fill = f"head -c 500000000 /dev/zero > {place}/big; code=$?; wc -c < {place}/big; exit $code"
 
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=400)) as box:
-            done = await box.exec(fill)
+        async with sandbox_of(backend, SandboxSpec(memory_mb=MEMORY_MB, scratch_mb=400)) as sandbox:
+            done = await sandbox.exec(fill)
             assert done.exit_code != 0
             assert int(done.stdout.split()[-1]) <= MEMORY_MB << 20
-            await box.exec(f": > {place}/big")
-            assert await seconds(box) < 1.0
+            await sandbox.exec(f": > {place}/big")
+            assert await seconds(sandbox) < 1.0
 
     asyncio.run(scene())
 
@@ -110,10 +110,10 @@ def test_files_in_memory_count_as_memory(backend: SandboxBackend, place: str) ->
 @pytest.mark.parametrize("bomb", [SHELL_BOMB, shell_python(PATIENT_BOMB)], ids=["shell", "patient"])
 def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, bomb: str) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(n_processes=N_PROCESSES)) as box:
-            inmates, idle = await inmates_of(box)
+        async with sandbox_of(backend, SandboxSpec(n_processes=N_PROCESSES)) as sandbox:
+            inmates, idle = await inmates_of(sandbox)
             lit = f"({bomb}) & exec sleep 30"  # a shell that may not fork ends: the one that waits forks no more
-            running = asyncio.ensure_future(box.exec(lit, timeout_s=1.5))
+            running = asyncio.ensure_future(sandbox.exec(lit, timeout_s=1.5))
             most = 0
             while not running.done():
                 most = max(most, len(inmates.now() & inmates.now()))  # in both: they were alive at one moment
@@ -122,13 +122,13 @@ def test_a_fork_bomb_is_bounded_and_ends_at_one_stroke(backend: SandboxBackend, 
             done = await running
             assert done.timed_out
             assert bomb == SHELL_BOMB or most > N_PROCESSES // 2, "it did not go off"
-            again = asyncio.ensure_future(box.exec(lit, timeout_s=30.0))
+            again = asyncio.ensure_future(sandbox.exec(lit, timeout_s=30.0))
             await asyncio.sleep(0.5)
             assert inmates.now() - idle
-            box.kill_all()
+            sandbox.kill_all()
             assert await asyncio.to_thread(comes_true, lambda: inmates.now() <= idle, 1.0)
             assert (await again).exit_code == KILLED
-            assert await seconds(box) < 1.0
+            assert await seconds(sandbox) < 1.0
 
     asyncio.run(scene())
 
@@ -137,9 +137,9 @@ def test_a_flood_is_cut_at_its_source(backend: SandboxBackend) -> None:
     mark = f"flood-{os.getpid()}"
 
     async def scene() -> tuple[ExecResult, float]:
-        async with box_of(backend) as box:
+        async with sandbox_of(backend) as sandbox:
             started = time.monotonic()
-            done = await box.exec(f"yes {mark} | head -c 10000000000; sleep 20", max_output=MAX_OUTPUT)
+            done = await sandbox.exec(f"yes {mark} | head -c 10000000000; sleep 20", max_output=MAX_OUTPUT)
             took_s = time.monotonic() - started
             assert await asyncio.to_thread(comes_true, lambda: not mentioning(mark), 1.0), "its writer lives on"
             return done, took_s
@@ -160,12 +160,12 @@ def test_files_are_counted(backend: SandboxBackend, place: str) -> None:
     make = f'i=0; while touch {place}/f$i; do i=$((i+1)); done; mkdir {place}/d; echo "made $i"'
 
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(scratch_files=64)) as box:
-            done = await box.exec(make)
+        async with sandbox_of(backend, SandboxSpec(scratch_files=64)) as sandbox:
+            done = await sandbox.exec(make)
             assert done.stderr.count("No space left on device") == 2, done.stderr
             assert 32 < int(done.stdout.split()[-1]) <= 64
-            assert await seconds(box) < 1.0
-            assert (await box.exec(f"rm -rf {place}/f*; : > {place}/f && echo room")).stdout == "room\n"
+            assert await seconds(sandbox) < 1.0
+            assert (await sandbox.exec(f"rm -rf {place}/f*; : > {place}/f && echo room")).stdout == "room\n"
 
     asyncio.run(scene())
 
@@ -175,11 +175,11 @@ def test_a_bomb_of_zeros_fills_the_scratch_and_no_more(backend: SandboxBackend) 
     unpack = "gunzip < /tmp/bomb.gz > /work/all; stat -c %s /work/all"
 
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(scratch_mb=16)) as box:
-            done = await box.exec(f"{pack} && {unpack}")
+        async with sandbox_of(backend, SandboxSpec(scratch_mb=16)) as sandbox:
+            done = await sandbox.exec(f"{pack} && {unpack}")
             assert "No space left" in done.stderr
             assert int(done.stdout) == 16 << 20
-            assert await seconds(box) < 1.0
+            assert await seconds(sandbox) < 1.0
 
     asyncio.run(scene())
 
@@ -198,17 +198,17 @@ def test_what_is_larger_than_asked_for_is_not_brought(
     monkeypatch.setattr("agentloop.sandbox.files.shutil.rmtree", weighed)
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            await box.exec(
+        async with sandbox_of(backend) as sandbox:
+            await sandbox.exec(
                 "truncate -s 1T /tmp/sparse; mkdir /tmp/d; head -c 900000 /dev/zero | tee /tmp/d/1 > /tmp/d/2"
             )
             for path in ("/tmp/sparse", "/tmp/d"):
                 with pytest.raises(TransferLimit, match="more than 1,000,000 bytes"):
-                    await box.download(path, tmp_path / "out", max_bytes=1_000_000)
-                assert await seconds(box) < 1.0
+                    await sandbox.download(path, tmp_path / "out", max_bytes=1_000_000)
+                assert await seconds(sandbox) < 1.0
             with pytest.raises(TransferLimit):
-                await box.read("/tmp/sparse", max_bytes=1_000_000)
-            assert await seconds(box) < 1.0
+                await sandbox.read("/tmp/sparse", max_bytes=1_000_000)
+            assert await seconds(sandbox) < 1.0
 
     asyncio.run(scene())
     assert list(tmp_path.iterdir()) == [], "part of a refused transfer was left"
@@ -261,11 +261,11 @@ for _ in range(40):  # System V's, which outlives its process
 @pytest.mark.parametrize("what", MANY)
 def test_what_a_command_exhausts_the_next_one_has(backend: SandboxBackend, what: str) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(n_processes=64)) as box:
+        async with sandbox_of(backend, SandboxSpec(n_processes=64)) as sandbox:
             for _ in range(3):
-                await python(box, MANY[what])
-            assert await seconds(box) < 1.0
-            assert (await python(box, "print(len(open('/dev/null').read()))")).stdout == "0\n"
+                await python(sandbox, MANY[what])
+            assert await seconds(sandbox) < 1.0
+            assert (await python(sandbox, "print(len(open('/dev/null').read()))")).stdout == "0\n"
 
     asyncio.run(scene())
 
@@ -274,11 +274,11 @@ def test_sizes_that_the_kernel_refuses_are_results(backend: SandboxBackend) -> N
     big = 'x=$(head -c 3000000 /dev/zero | tr "\\0" y); '
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            assert "too long" in (await box.exec(f"{big} /bin/echo $x")).stderr
-            assert "too long" in (await box.exec(f"{big} export x; /bin/true")).stderr
-            assert "too long" in (await box.exec("echo " + "y" * 3_000_000)).stderr
-            assert await seconds(box) < 1.0
+        async with sandbox_of(backend) as sandbox:
+            assert "too long" in (await sandbox.exec(f"{big} /bin/echo $x")).stderr
+            assert "too long" in (await sandbox.exec(f"{big} export x; /bin/true")).stderr
+            assert "too long" in (await sandbox.exec("echo " + "y" * 3_000_000)).stderr
+            assert await seconds(sandbox) < 1.0
 
     asyncio.run(scene())
 

@@ -1,4 +1,4 @@
-"""Files on their way out of a box and into it, when who works there would rather they went elsewhere."""
+"""Files on their way out of a sandbox and into it, when who works there would rather they went elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 from agentloop.errors import PathError, SandboxError, TransferLimit
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
-from .attempts import box_of, python
+from .attempts import python, sandbox_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,9 +34,9 @@ chmod 644 closed; printf 'x' > "$(printf 'new\\nline')"; touch -- -rf '*' ' '
 
 def test_a_folder_with_everything_arrives_as_files_alone(backend: SandboxBackend, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
-            assert (await box.exec(TREE)).exit_code == 0
-            manifest = await box.download("/tmp/t", tmp_path / "out")
+        async with sandbox_of(backend) as sandbox:
+            assert (await sandbox.exec(TREE)).exit_code == 0
+            manifest = await sandbox.download("/tmp/t", tmp_path / "out")
             assert {os.path.basename(name) for name in manifest.skipped} >= {
                 "absolute",
                 "upward",
@@ -65,8 +65,8 @@ def entry(name: str, kind: bytes = tarfile.REGTYPE, data: bytes = b"", link: str
 HOSTILE = {
     "upward": [entry("../escaped", data=b"x")],
     "upward inside": [entry("t/../../escaped", data=b"x")],
-    "absolute": [entry("/tmp/escaped-from-a-box", data=b"x")],
-    "through a link": [entry("t/l", tarfile.SYMTYPE, link="/tmp"), entry("t/l/escaped-from-a-box", data=b"x")],
+    "absolute": [entry("/tmp/escaped-from-a-sandbox", data=b"x")],
+    "through a link": [entry("t/l", tarfile.SYMTYPE, link="/tmp"), entry("t/l/escaped-from-a-sandbox", data=b"x")],
     "over a link": [entry("t", tarfile.SYMTYPE, link="../escaped"), entry("t", data=b"x")],
     "hard link": [entry("t/h", tarfile.LNKTYPE, link="/etc/passwd")],
     "hard link upward": [entry("t/h", tarfile.LNKTYPE, link="../../../../../../etc/passwd")],
@@ -95,14 +95,16 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "in").mkdir()
     yield tmp_path / "in"
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["in"]
-    assert not Path("/tmp/escaped-from-a-box").exists()
+    assert not Path("/tmp/escaped-from-a-sandbox").exists()
 
 
-async def packs(box: Box, data: bytes, then: str = "") -> None:
-    """From now on the box's `tar` writes this, whatever it is asked for."""
-    await box.write("/archive", data)
-    await box.write("/evil", f"#!/bin/sh\ncat /archive\n{then}\n".encode(), mode=0o755)
-    assert (await box.exec("mkdir /t && mv -f /evil $(command -v tar) || cat /evil > $(command -v tar)")).exit_code == 0
+async def packs(sandbox: SupervisedSandbox, data: bytes, then: str = "") -> None:
+    """From now on the sandbox's `tar` writes this, whatever it is asked for."""
+    await sandbox.write("/archive", data)
+    await sandbox.write("/evil", f"#!/bin/sh\ncat /archive\n{then}\n".encode(), mode=0o755)
+    assert (
+        await sandbox.exec("mkdir /t && mv -f /evil $(command -v tar) || cat /evil > $(command -v tar)")
+    ).exit_code == 0
 
 
 @pytest.mark.first(backend=1, entries=4)
@@ -111,11 +113,11 @@ def test_a_hostile_archive_gains_nothing(
     backend: SandboxBackend, entries: list[tuple[tarfile.TarInfo, bytes]], python_tar: Path, at_home: Path
 ) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
-            await packs(box, archive(entries))
+        async with sandbox_of(backend, SandboxSpec(image=str(python_tar), root=True)) as sandbox:
+            await packs(sandbox, archive(entries))
             with suppress(SandboxError):
-                await box.download("/t", at_home / "out")
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+                await sandbox.download("/t", at_home / "out")
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
     assert [path.name for path in at_home.iterdir()] in ([], ["out"]), "part of a refused transfer was left"
@@ -149,13 +151,13 @@ def test_an_archive_that_is_none_is_refused_in_time(
     make, then, error = ENDLESS[kind]
 
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
-            await packs(box, make(), then)
+        async with sandbox_of(backend, SandboxSpec(image=str(python_tar), root=True)) as sandbox:
+            await packs(sandbox, make(), then)
             started = time.monotonic()
             with pytest.raises(error):
-                await box.download("/t", at_home / "out", max_bytes=1 << 20)
+                await sandbox.download("/t", at_home / "out", max_bytes=1 << 20)
             assert time.monotonic() - started < 10.0
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
     assert list(at_home.iterdir()) == []
@@ -169,7 +171,7 @@ open("0", "w").close()
 for n in range(1, %d):
     os.link("0", str(n))
 """
-"""Names of one file: as many entries, and no more memory than a box may have."""
+"""Names of one file: as many entries, and no more memory than a sandbox may have."""
 
 
 @pytest.mark.first(n_names=1)
@@ -178,15 +180,15 @@ def test_a_folder_of_a_million_names_is_given_up_at_the_limit(
     backend: SandboxBackend, n_names: int, tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
-            made = await python(box, MILLION % n_names, timeout_s=120.0)
+        async with sandbox_of(backend) as sandbox:
+            made = await python(sandbox, MILLION % n_names, timeout_s=120.0)
             assert (made.exit_code, made.stderr) == (0, "")
             started = time.monotonic()
             with pytest.raises(TransferLimit, match="more than 10,000 entries"):
-                await box.download("/tmp/t", tmp_path / "out")
+                await sandbox.download("/tmp/t", tmp_path / "out")
             assert time.monotonic() - started < 20.0
             started = time.monotonic()
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
             assert time.monotonic() - started < 5.0, "something still reads the folder"
 
     asyncio.run(scene())
@@ -200,10 +202,10 @@ def test_an_archive_of_great_sizes_writes_no_more_than_twice_the_bound(
     huge.size = 1 << 40
 
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(image=str(python_tar), root=True)) as box:
-            await packs(box, huge.tobuf(tarfile.GNU_FORMAT), "exec cat /dev/zero")
+        async with sandbox_of(backend, SandboxSpec(image=str(python_tar), root=True)) as sandbox:
+            await packs(sandbox, huge.tobuf(tarfile.GNU_FORMAT), "exec cat /dev/zero")
             with pytest.raises(TransferLimit):
-                await box.download("/t", at_home / "out", max_bytes=1 << 20)
+                await sandbox.download("/t", at_home / "out", max_bytes=1 << 20)
 
     asyncio.run(scene())
     assert sum(path.stat().st_size for path in at_home.rglob("*") if path.is_file()) <= 2 << 20
@@ -221,11 +223,11 @@ for _ in range(60):
 
 def test_a_path_too_long_for_a_host_is_refused(backend: SandboxBackend, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
-            assert (await python(box, DEEP)).exit_code == 0
+        async with sandbox_of(backend) as sandbox:
+            assert (await python(sandbox, DEEP)).exit_code == 0
             with pytest.raises(SandboxError):
-                await box.download("/tmp/t", tmp_path / "out")
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+                await sandbox.download("/tmp/t", tmp_path / "out")
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
     assert list(tmp_path.iterdir()) == []
@@ -244,13 +246,13 @@ def test_nothing_is_uploaded_through_a_link(
     (tmp_path / "f").write_text(SECRET)
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            await box.exec(f"mkdir -p /tmp/elsewhere; {replaced}")
+        async with sandbox_of(backend) as sandbox:
+            await sandbox.exec(f"mkdir -p /tmp/elsewhere; {replaced}")
             with pytest.raises(PathError, match="leads through a link"):
-                await box.upload(tmp_path, target)
+                await sandbox.upload(tmp_path, target)
             with pytest.raises(PathError, match="leads through a link"):
-                await box.write(f"{target}/f", SECRET.encode())
-            assert SECRET not in (await box.exec("cat $(find /tmp/elsewhere -type f) /dev/null")).stdout
+                await sandbox.write(f"{target}/f", SECRET.encode())
+            assert SECRET not in (await sandbox.exec("cat $(find /tmp/elsewhere -type f) /dev/null")).stdout
 
     asyncio.run(scene())
 
@@ -262,9 +264,9 @@ def test_an_upload_takes_a_links_name_and_not_what_it_leads_to(backend: SandboxB
     (tmp_path / "in/link").symlink_to(secret)
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            await box.upload(tmp_path / "in", "/work/up")
-            assert (await box.exec("cat /work/up/link")).exit_code != 0
+        async with sandbox_of(backend) as sandbox:
+            await sandbox.upload(tmp_path / "in", "/work/up")
+            assert (await sandbox.exec("cat /work/up/link")).exit_code != 0
 
     asyncio.run(scene())
 
@@ -273,12 +275,12 @@ def test_an_upload_takes_a_links_name_and_not_what_it_leads_to(backend: SandboxB
 @pytest.mark.parametrize("path", ["relative", "/tmp/../etc/x", "/a\0b", ""])
 def test_a_path_that_may_lead_elsewhere_is_no_path(backend: SandboxBackend, path: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
+        async with sandbox_of(backend) as sandbox:
             for attempt in (
-                box.read(path),
-                box.write(path, b""),
-                box.upload(tmp_path, path),
-                box.download(path, tmp_path / "o"),
+                sandbox.read(path),
+                sandbox.write(path, b""),
+                sandbox.upload(tmp_path, path),
+                sandbox.download(path, tmp_path / "o"),
             ):
                 with pytest.raises(PathError, match="absolute path"):
                     await attempt

@@ -14,10 +14,10 @@ import pytest
 from agentloop.errors import CapabilityError, ImageError, SandboxGone
 from agentloop.sandbox import builds, cgroups, host
 from agentloop.sandbox import docker as docker_module
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.ladder import choose_backend
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.slow
 
 
 def said(docker: DockerBackend, spec: SandboxSpec, command: str) -> str:
-    """What a command printed in a box of its own; it must exit 0."""
+    """What a command printed in a sandbox of its own; it must exit 0."""
 
     async def scene() -> str:
-        async with opened(docker, spec) as box:
-            done = await box.exec(command)
+        async with opened(docker, spec) as sandbox:
+            done = await sandbox.exec(command)
             assert (done.exit_code, done.stderr) == (0, "")
             return done.stdout
 
@@ -57,20 +57,20 @@ def test_an_image_s_volume_is_no_folder_of_the_host(docker: DockerBackend, tag: 
 
 def test_the_engine_runs_no_health_check_of_an_image(docker: DockerBackend, tag: str, client: Any) -> None:
     async def scene() -> None:
-        async with opened(docker, SandboxSpec(image=tag)) as box:
+        async with opened(docker, SandboxSpec(image=tag)) as sandbox:
             assert client.api.inspect_image(tag)["Config"]["Healthcheck"]["Test"] == ["CMD-SHELL", "echo x >> /tmp/ran"]
-            assert "Health" not in client.api.inspect_container(box.id)["State"]
+            assert "Health" not in client.api.inspect_container(sandbox.id)["State"]
             await asyncio.sleep(1.2)
-            assert (await box.exec("test ! -e /tmp/ran")).exit_code == 0
+            assert (await sandbox.exec("test ! -e /tmp/ran")).exit_code == 0
 
     asyncio.run(scene())
 
 
-def test_what_a_box_prints_is_in_no_log_of_the_engine(docker: DockerBackend, client: Any) -> None:
+def test_what_a_sandbox_prints_is_in_no_log_of_the_engine(docker: DockerBackend, client: Any) -> None:
     async def scene() -> None:
-        async with opened(docker) as box:
-            await box.exec("seq 1 100000; echo to the first process > /proc/1/fd/1")
-            told = client.api.inspect_container(box.id)
+        async with opened(docker) as sandbox:
+            await sandbox.exec("seq 1 100000; echo to the first process > /proc/1/fd/1")
+            told = client.api.inspect_container(sandbox.id)
             assert (told["HostConfig"]["LogConfig"]["Type"], told["LogPath"]) == ("none", "")
 
     asyncio.run(scene())
@@ -106,9 +106,9 @@ def test_an_unknown_image_names_the_remedy(docker: DockerBackend) -> None:
 
 def test_the_engine_holds_what_is_promised(docker: DockerBackend) -> None:
     async def scene() -> dict[str, str]:
-        async with opened(docker) as box:
-            lines = (await box.exec("cat /proc/self/status; id -u; ulimit -Hc")).stdout.splitlines()
-            assert (await box.exec("echo x > /x; echo x > /etc/x")).exit_code != 0
+        async with opened(docker) as sandbox:
+            lines = (await sandbox.exec("cat /proc/self/status; id -u; ulimit -Hc")).stdout.splitlines()
+            assert (await sandbox.exec("echo x > /x; echo x > /etc/x")).exit_code != 0
             return {line.split(":")[0]: line.split(":")[-1].strip() for line in lines}
 
     status = asyncio.run(scene())
@@ -117,21 +117,21 @@ def test_the_engine_holds_what_is_promised(docker: DockerBackend) -> None:
     assert "0" in status, "a program that crashes leaves a core file"
 
 
-def test_memory_that_runs_out_ends_the_command_and_not_the_box(docker: DockerBackend) -> None:
+def test_memory_that_runs_out_ends_the_command_and_not_the_sandbox(docker: DockerBackend) -> None:
     """Its tmpfs too, which no process's end gives back."""
 
     async def scene() -> None:
-        async with opened(docker, SandboxSpec(memory_mb=64)) as box:
-            done = await box.exec("""python3 -c 'x = bytearray(300 << 20)'""")
+        async with opened(docker, SandboxSpec(memory_mb=64)) as sandbox:
+            done = await sandbox.exec("""python3 -c 'x = bytearray(300 << 20)'""")
             assert (done.exit_code, done.oom) == (137, True)
-            done = await box.exec("""python3 -c 'x = bytearray(300 << 20)'; exit 0""")
+            done = await sandbox.exec("""python3 -c 'x = bytearray(300 << 20)'; exit 0""")
             assert (done.exit_code, done.oom) == (0, True)
             for folder in ("/tmp", "/work", "/dev/shm") * 2:
-                assert (await box.exec(f"head -c 99000000 /dev/zero > {folder}/fill.$$")).exit_code != 0
+                assert (await sandbox.exec(f"head -c 99000000 /dev/zero > {folder}/fill.$$")).exit_code != 0
             for _ in range(5):
-                done = await box.exec("""sh -c 'echo before; python3 -c "x = bytearray(300 << 20)"'""")
+                done = await sandbox.exec("""sh -c 'echo before; python3 -c "x = bytearray(300 << 20)"'""")
                 assert (done.stdout, done.oom) == ("before\n", True)
-            done = await box.exec("rm /tmp/* /work/* /dev/shm/*; echo alive")
+            done = await sandbox.exec("rm /tmp/* /work/* /dev/shm/*; echo alive")
             assert (done.stdout, done.oom) == ("alive\n", False)
 
     asyncio.run(scene())
@@ -152,24 +152,26 @@ def test_shared_memory_that_outlives_its_process_is_bounded(docker: DockerBacken
 def test_processes_cpu_and_files_are_bounded(docker: DockerBackend, client: Any) -> None:
     async def scene() -> None:
         spec = SandboxSpec(n_processes=20, cpus=0.25, scratch_files=10)
-        async with opened(docker, spec) as box:
-            done = await box.exec("for i in 1 2 3 4 5 6 7 8 9; do sleep 9 & sleep 9 & sleep 9 & done", timeout_s=5.0)
+        async with opened(docker, spec) as sandbox:
+            done = await sandbox.exec(
+                "for i in 1 2 3 4 5 6 7 8 9; do sleep 9 & sleep 9 & sleep 9 & done", timeout_s=5.0
+            )
             assert "Cannot fork" in done.stderr
             for folder in ("/tmp", "/work", "/dev/shm"):
-                done = await box.exec(f"cd {folder}; i=0; while echo > $i; do i=$((i+1)); done; echo $i")
+                done = await sandbox.exec(f"cd {folder}; i=0; while echo > $i; do i=$((i+1)); done; echo $i")
                 assert "No space left" in done.stderr
                 assert 8 <= int(done.stdout) <= 10
-            pid = client.api.inspect_container(box.id)["State"]["Pid"]
+            pid = client.api.inspect_container(sandbox.id)["State"]["Pid"]
             (memory,) = cgroups.of_process(pid, ("memory",)).folders
             before = _cpu_s(memory)
-            await box.exec("i=0; while :; do i=$((i+1)); done", timeout_s=2.0)
+            await sandbox.exec("i=0; while :; do i=$((i+1)); done", timeout_s=2.0)
             assert 0.1 < _cpu_s(memory) - before < 2 * 0.25 * 1.5
 
     asyncio.run(scene())
 
 
 def _cpu_s(memory: Path) -> float:
-    """CPU seconds that the box of a memory group has used."""
+    """CPU seconds that the sandbox of a memory group has used."""
     v2 = memory / "cpu.stat"
     if v2.exists():
         return int(v2.read_text().split()[1]) / 1e6
@@ -180,11 +182,11 @@ def test_more_cpus_than_there_are_is_no_error(docker: DockerBackend) -> None:
     assert said(docker, SandboxSpec(cpus=4096), "echo fine") == "fine\n"
 
 
-def test_a_box_ends_when_its_time_is_up(docker: DockerBackend, client: Any) -> None:
+def test_a_sandbox_ends_when_its_time_is_up(docker: DockerBackend, client: Any) -> None:
     async def scene() -> None:
-        async with opened(docker, SandboxSpec(lifetime_s=1.0)) as box:
+        async with opened(docker, SandboxSpec(lifetime_s=1.0)) as sandbox:
             with pytest.raises(SandboxGone):
-                await asyncio.wait_for(box.exec("sleep 30"), 5.0)
+                await asyncio.wait_for(sandbox.exec("sleep 30"), 5.0)
 
     asyncio.run(scene())
     assert ours(client) == []
@@ -195,13 +197,13 @@ def test_what_became_another_user_ends_with_the_rest(docker: DockerBackend, tag:
     text = f"import os; os.setgid(65534); os.setuid(65534); os.execv('/bin/sleep', ['sleep', '{mark}'])"
 
     async def scene() -> None:
-        async with opened(docker, SandboxSpec(image=tag, root=True)) as box:
-            assert isinstance(box, Box)
-            await box.exec(f'python3 -c "{text}" > /dev/null 2>&1 & sleep 0.5')
+        async with opened(docker, SandboxSpec(image=tag, root=True)) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            await sandbox.exec(f'python3 -c "{text}" > /dev/null 2>&1 & sleep 0.5')
             assert with_word(mark)
-            box.kill_all()
+            sandbox.kill_all()
             assert comes_true(lambda: not with_word(mark))
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
 
@@ -260,19 +262,19 @@ def test_a_limit_that_the_engine_leaves_out_is_noticed(
 
 def test_docker_kill_is_infrastructure(docker: DockerBackend, client: Any) -> None:
     async def scene() -> None:
-        async with opened(docker) as box:
-            pending = asyncio.ensure_future(box.exec("sleep 60", timeout_s=60.0))
-            await box.exec("true")
-            await asyncio.to_thread(client.api.kill, box.id, signal.SIGKILL)
+        async with opened(docker) as sandbox:
+            pending = asyncio.ensure_future(sandbox.exec("sleep 60", timeout_s=60.0))
+            await sandbox.exec("true")
+            await asyncio.to_thread(client.api.kill, sandbox.id, signal.SIGKILL)
             with pytest.raises(SandboxGone):
                 await asyncio.wait_for(pending, 5.0)
             with pytest.raises(SandboxGone):
-                await box.exec("true")
+                await sandbox.exec("true")
 
     asyncio.run(scene())
 
 
-def test_the_probe_starts_a_box_and_leaves_none(
+def test_the_probe_starts_a_sandbox_and_leaves_none(
     docker: DockerBackend,
     client: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -294,7 +296,7 @@ def test_the_probe_starts_a_box_and_leaves_none(
     assert ours(client) == []
 
 
-def test_an_engine_that_cannot_start_a_box_is_passed_over(
+def test_an_engine_that_cannot_start_a_sandbox_is_passed_over(
     docker: DockerBackend,
     client: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -303,13 +305,13 @@ def test_an_engine_that_cannot_start_a_box_is_passed_over(
     reason = docker.probe()
     assert reason is not None
     assert "/no/such/folder" in reason
-    assert re.fullmatch(r"the Docker Engine answers, but no box starts \(.+\); see .+, or use bubblewrap", reason)
+    assert re.fullmatch(r"the Docker Engine answers, but no sandbox starts \(.+\); see .+, or use bubblewrap", reason)
     assert ours(client) == []
     monkeypatch.setattr(BubblewrapBackend, "probe", lambda self: None)
     assert choose_backend("auto").name == "bubblewrap"
 
 
-def test_a_box_that_does_not_answer_is_given_up(
+def test_a_sandbox_that_does_not_answer_is_given_up(
     docker: DockerBackend,
     client: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -322,6 +324,6 @@ def test_a_box_that_does_not_answer_is_given_up(
     monkeypatch.setattr(docker_module, "PROBE_BOX_S", 2.0)
     started = time.monotonic()
     reason = docker.probe()
-    assert reason == "the Docker Engine answers, but no box starts in 2 s; see the engine's log, or use bubblewrap"
+    assert reason == "the Docker Engine answers, but no sandbox starts in 2 s; see the engine's log, or use bubblewrap"
     assert time.monotonic() - started < 8.0
     assert ours(client) == []

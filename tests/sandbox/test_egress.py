@@ -1,4 +1,4 @@
-"""The proxy, asked as a box's first process would: what it refuses, what it adds, what it says."""
+"""The proxy, asked as a sandbox's first process would: what it refuses, what it adds, what it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUE = "Bearer agentloop-egress-test-secret"
 
 
 class Client:
-    """One connection to the proxy, as a box's first process would lead it."""
+    """One connection to the proxy, as a sandbox's first process would lead it."""
 
     def __init__(self, egress: Egress) -> None:
         self.incoming = Incoming(lambda n: None)

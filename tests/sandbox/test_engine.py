@@ -1,4 +1,4 @@
-"""An engine that is away, that hangs, that dies under a box; and whose containers are whose."""
+"""An engine that is away, that hangs, that dies under a sandbox; and whose containers are whose."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_no_engine_is_one_line_at_once(where: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("where", AWAY)
-@pytest.mark.parametrize("use", ["create", "list_boxes", "sweep"])
+@pytest.mark.parametrize("use", ["create", "list_sandboxes", "sweep"])
 def test_without_an_engine_everything_says_so(where: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", where)
     docker = DockerBackend()
     calls: dict[str, Callable[[], object]] = {
         "create": lambda: asyncio.run(docker.create(SandboxSpec())),
-        "list_boxes": docker.list_boxes,
+        "list_sandboxes": docker.list_sandboxes,
         "sweep": docker.sweep,
     }
     with pytest.raises(SandboxUnavailable, match=r"^no Docker Engine answers \(.+\); start one, or use bubblewrap$"):
@@ -86,7 +86,7 @@ class OwnEngine:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when a box can be made."""
+        """Returns when a sandbox can be made."""
         # The containerd of one that was killed is dead too, but may not have been reaped: that counts as alive.
         (self._folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
         # In a network of its own, or it would take the bridge of the engine that is there away.
@@ -152,43 +152,43 @@ def own_engine(docker: DockerBackend, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.mark.slow
 def test_an_engine_killed_in_the_middle_of_a_command_changes_no_answer(own_engine: OwnEngine) -> None:
-    """A box does not hang on its engine; and what that could not remove it removes when it is back."""
+    """A sandbox does not hang on its engine; and what that could not remove it removes when it is back."""
     mark = f"84{os.getpid()}.5"
 
     async def scene() -> None:
         docker = DockerBackend()
-        box = await docker.create(SandboxSpec())
-        pending = asyncio.ensure_future(box.exec("sleep 1; echo right; exit 3"))
-        await box.exec(f"i=0; while [ $i -lt 500 ]; do sleep {mark} & i=$((i+1)); done > /dev/null 2>&1")
+        sandbox = await docker.create(SandboxSpec())
+        pending = asyncio.ensure_future(sandbox.exec("sleep 1; echo right; exit 3"))
+        await sandbox.exec(f"i=0; while [ $i -lt 500 ]; do sleep {mark} & i=$((i+1)); done > /dev/null 2>&1")
         own_engine.end(signal.SIGKILL)
         done = await pending
         assert (done.exit_code, done.stdout) == (3, "right\n")
-        assert (await box.exec("echo again")).stdout == "again\n"
+        assert (await sandbox.exec("echo again")).stdout == "again\n"
         assert with_word(mark)
         with pytest.raises(SandboxUnavailable, match="no Docker Engine answers"):
             await docker.create(SandboxSpec())
         started = time.monotonic()
-        await box.close()
+        await sandbox.close()
         assert time.monotonic() - started < 2.0
-        assert not with_word(mark), "close() returned before the box had ended"
+        assert not with_word(mark), "close() returned before the sandbox had ended"
         with pytest.raises(SandboxGone):
-            await box.exec("true")
+            await sandbox.exec("true")
 
     asyncio.run(scene())
     own_engine.start()
-    assert comes_true(lambda: DockerBackend().list_boxes() == [])
+    assert comes_true(lambda: DockerBackend().list_sandboxes() == [])
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_stopped_takes_its_boxes_along(own_engine: OwnEngine) -> None:
+def test_an_engine_that_is_stopped_takes_its_sandboxes_along(own_engine: OwnEngine) -> None:
     async def scene() -> None:
-        box = await DockerBackend().create(SandboxSpec())
-        pending = asyncio.ensure_future(box.exec("sleep 60", timeout_s=60.0))
-        await box.exec("true")
+        sandbox = await DockerBackend().create(SandboxSpec())
+        pending = asyncio.ensure_future(sandbox.exec("sleep 60", timeout_s=60.0))
+        await sandbox.exec("true")
         await asyncio.to_thread(own_engine.end, signal.SIGTERM)
         with pytest.raises(SandboxGone):
             await asyncio.wait_for(pending, 5.0)
-        await box.close()
+        await sandbox.close()
 
     asyncio.run(scene())
 
@@ -198,20 +198,20 @@ def test_an_engine_that_is_stopped_takes_its_boxes_along(own_engine: OwnEngine) 
 # The SDK leaves the socket of a request that cannot connect to the collector of garbage.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
-def test_an_engine_that_dies_while_a_box_starts_is_infrastructure(own_engine: OwnEngine, after_s: float) -> None:
-    """Whatever it was at: an error of the right class, or a box that works."""
+def test_an_engine_that_dies_while_a_sandbox_starts_is_infrastructure(own_engine: OwnEngine, after_s: float) -> None:
+    """Whatever it was at: an error of the right class, or a sandbox that works."""
 
     async def scene() -> None:
         starting = asyncio.ensure_future(DockerBackend().create(SandboxSpec()))
         await asyncio.sleep(after_s)
         own_engine.end(signal.SIGKILL)
         try:
-            box = await asyncio.wait_for(starting, 45.0)
+            sandbox = await asyncio.wait_for(starting, 45.0)
         except SandboxError as error:
             assert isinstance(error, SandboxUnavailable)  # noqa: PT017 - it may also work
         else:
-            assert (await box.exec("echo works")).stdout == "works\n"
-            await box.close()
+            assert (await sandbox.exec("echo works")).stdout == "works\n"
+            await sandbox.close()
 
     asyncio.run(scene())
     assert my_doors() == []
@@ -275,28 +275,30 @@ def test_what_is_past_its_time_is_swept_whoever_made_it(client: Any, left: Calla
 
 
 @pytest.mark.slow
-def test_a_box_tells_its_owner_and_its_end(docker: DockerBackend) -> None:
+def test_a_sandbox_tells_its_owner_and_its_end(docker: DockerBackend) -> None:
     async def scene() -> None:
         plain = await docker.create(SandboxSpec())
         timed = await docker.create(SandboxSpec(lifetime_s=600.0))
         try:
-            found = {box.name: box for box in docker.list_boxes()}
+            found = {sandbox.name: sandbox for sandbox in docker.list_sandboxes()}
             assert found[plain.id].owner == found[timed.id].owner == labels(None)[OWNER]
             assert found[plain.id].deadline is None
             assert abs((found[timed.id].deadline or 0.0) - time.time() - 600.0) < 30.0
-            assert {(found[box.id].status, found[box.id].is_orphan) for box in (plain, timed)} == {("running", False)}
+            assert {(found[sandbox.id].status, found[sandbox.id].is_orphan) for sandbox in (plain, timed)} == {
+                ("running", False)
+            }
             assert not {plain.id, timed.id} & set(docker.sweep())
             assert (await plain.exec("echo alive")).stdout == "alive\n"
         finally:
             await plain.close()
             await timed.close()
-        assert not {plain.id, timed.id} & {box.name for box in docker.list_boxes()}
+        assert not {plain.id, timed.id} & {sandbox.name for sandbox in docker.list_sandboxes()}
 
     asyncio.run(scene())
 
 
 @pytest.mark.slow
-def test_running_boxes_of_a_dead_owner_are_swept_too(client: Any, docker: DockerBackend) -> None:
+def test_running_sandboxes_of_a_dead_owner_are_swept_too(client: Any, docker: DockerBackend) -> None:
     """They end by themselves; this is a container that does not."""
     image, _ = builds.in_engine(client, "host")
     settings = client.api.create_host_config(
@@ -306,7 +308,7 @@ def test_running_boxes_of_a_dead_owner_are_swept_too(client: Any, docker: Docker
     made = client.api.create_container(image, command, labels={OWNER: owners()["dead"]}, host_config=settings)
     try:
         client.api.start(made["Id"])
-        (found,) = [box for box in docker.list_boxes() if box.id == made["Id"]]
+        (found,) = [sandbox for sandbox in docker.list_sandboxes() if sandbox.id == made["Id"]]
         assert (found.status, found.is_orphan) == ("running", True)
         assert found.name in docker.sweep()
     finally:

@@ -1,4 +1,4 @@
-"""Files into a box and out of it; what comes out was made by an enemy."""
+"""Files into a sandbox and out of it; what comes out was made by an enemy."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from agentloop.errors import PathError, TransferLimit
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import files
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
@@ -24,13 +24,15 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 
 
-def run(backend: SandboxBackend, scene: Callable[[Box], Awaitable[None]], spec: SandboxSpec | None = None) -> None:
+def run(
+    backend: SandboxBackend, scene: Callable[[SupervisedSandbox], Awaitable[None]], spec: SandboxSpec | None = None
+) -> None:
     async def go() -> None:
-        async with opened(backend, spec) as box:
-            assert isinstance(box, Box)
-            await asyncio.wait_for(scene(box), 60)
+        async with opened(backend, spec) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            await asyncio.wait_for(scene(sandbox), 60)
             started = time.monotonic()
-            assert (await box.exec("echo next")).stdout == "next\n"
+            assert (await sandbox.exec("echo next")).stdout == "next\n"
             assert time.monotonic() - started < 5.0, "a transfer holds up what comes after it"
 
     asyncio.run(go())
@@ -51,13 +53,13 @@ def tree(folder: Path) -> dict[str, str]:
 def test_bytes_come_back_as_they_were_written(backend: SandboxBackend) -> None:
     data = os.urandom(3 * MIB) + bytes(range(256))
 
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         path = "/tmp/a b/'quoted' $x/-n"
-        await box.write(path, data, mode=0o750)
-        assert await box.read(path) == data
-        await box.write(path, b"")
-        assert await box.read(path) == b""
-        listed = await box.exec("cd /tmp/a*/*quoted*; stat -c '%a %n' -- ./* ./.[!.]* 2>/dev/null")
+        await sandbox.write(path, data, mode=0o750)
+        assert await sandbox.read(path) == data
+        await sandbox.write(path, b"")
+        assert await sandbox.read(path) == b""
+        listed = await sandbox.exec("cd /tmp/a*/*quoted*; stat -c '%a %n' -- ./* ./.[!.]* 2>/dev/null")
         assert listed.stdout == "644 ./-n\n", "a mode that was not asked for, or a draft that was left"
 
     run(backend, scene)
@@ -65,8 +67,8 @@ def test_bytes_come_back_as_they_were_written(backend: SandboxBackend) -> None:
 
 @pytest.mark.parametrize("path", ["relative", "/tmp/../etc/passwd", "/tmp/a\0b", ""])
 def test_a_path_that_is_none_is_refused(bubblewrap: BubblewrapBackend, path: str) -> None:
-    async def scene(box: Box) -> None:
-        for attempt in (box.read(path), box.write(path, b""), box.upload(Path(__file__), path)):
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        for attempt in (sandbox.read(path), sandbox.write(path, b""), sandbox.upload(Path(__file__), path)):
             with pytest.raises(PathError, match="absolute path"):
                 await attempt
 
@@ -74,30 +76,30 @@ def test_a_path_that_is_none_is_refused(bubblewrap: BubblewrapBackend, path: str
 
 
 def test_what_is_no_file_is_not_read(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("mkfifo /tmp/pipe; mkdir /tmp/folder; ln -s /no/where /tmp/broken")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("mkfifo /tmp/pipe; mkdir /tmp/folder; ln -s /no/where /tmp/broken")
         for path in ("/tmp/pipe", "/tmp/folder", "/tmp/broken", "/tmp/missing", "/dev/zero"):
             with pytest.raises(PathError, match="not a file"):
-                await box.read(path)
+                await sandbox.read(path)
 
     run(backend, scene)
 
 
 def test_a_read_stops_at_its_limit(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("printf 12345 > /tmp/five; truncate -s 1T /tmp/sparse")
-        assert await box.read("/tmp/five", max_bytes=5) == b"12345"
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("printf 12345 > /tmp/five; truncate -s 1T /tmp/sparse")
+        assert await sandbox.read("/tmp/five", max_bytes=5) == b"12345"
         with pytest.raises(TransferLimit, match="more than 4 bytes"):
-            await box.read("/tmp/five", max_bytes=4)
+            await sandbox.read("/tmp/five", max_bytes=4)
         with pytest.raises(TransferLimit, match="raise max_bytes"):
-            await box.read("/tmp/sparse", max_bytes=MIB)
+            await sandbox.read("/tmp/sparse", max_bytes=MIB)
 
     run(backend, scene)
 
 
 def test_nothing_is_written_through_a_link_or_over_what_is_no_file(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec(
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(
             "cd /tmp; mkdir real; ln -s real link; echo old > real/f; ln -s real/f flink; mkfifo pipe; mkdir d"
         )
         for path, why in (
@@ -108,19 +110,21 @@ def test_nothing_is_written_through_a_link_or_over_what_is_no_file(backend: Sand
             ("/usr/planted", "Read-only|denied"),
         ):
             with pytest.raises(PathError, match=why):
-                await box.write(path, b"new")
-        assert (await box.exec("cat /tmp/real/f; ls -A /tmp/real /tmp/d")).stdout == "old\n/tmp/d:\n\n/tmp/real:\nf\n"
+                await sandbox.write(path, b"new")
+        assert (
+            await sandbox.exec("cat /tmp/real/f; ls -A /tmp/real /tmp/d")
+        ).stdout == "old\n/tmp/d:\n\n/tmp/real:\nf\n"
 
     run(backend, scene)
 
 
-def test_a_full_box_says_so_and_keeps_the_old_file(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.write("/tmp/f", b"old")
+def test_a_full_sandbox_says_so_and_keeps_the_old_file(backend: SandboxBackend) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.write("/tmp/f", b"old")
         with pytest.raises(PathError, match="No space left"):
-            await box.write("/tmp/f", bytes(8 * MIB))
-        assert await box.read("/tmp/f") == b"old"
-        assert (await box.exec("ls -A /tmp | grep -c '^.agentloop'")).stdout == "0\n"
+            await sandbox.write("/tmp/f", bytes(8 * MIB))
+        assert await sandbox.read("/tmp/f") == b"old"
+        assert (await sandbox.exec("ls -A /tmp | grep -c '^.agentloop'")).stdout == "0\n"
 
     run(backend, scene, SandboxSpec(scratch_mb=4))
 
@@ -139,9 +143,9 @@ def test_a_folder_goes_in_and_comes_out_the_same(backend: SandboxBackend, tmp_pa
     (source / "run").chmod(0o755)
     (source / "empty").mkdir()
 
-    async def scene(box: Box) -> None:
-        await box.upload(source, "/tmp/up")
-        manifest = await box.download("/tmp/up", tmp_path / "back")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.upload(source, "/tmp/up")
+        manifest = await sandbox.download("/tmp/up", tmp_path / "back")
         assert (manifest.n_files, manifest.skipped) == (202, ())
         assert manifest.n_bytes == sum(path.stat().st_size for path in source.rglob("*") if path.is_file())
 
@@ -157,9 +161,9 @@ def test_a_folder_goes_in_and_comes_out_the_same(backend: SandboxBackend, tmp_pa
 def test_one_file_goes_in_and_comes_out(backend: SandboxBackend, tmp_path: Path) -> None:
     (tmp_path / "one").write_text("1")
 
-    async def scene(box: Box) -> None:
-        await box.upload(tmp_path / "one", "/tmp/deep/er")
-        await box.download("/tmp/deep/er/one", tmp_path / "new" / "two")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.upload(tmp_path / "one", "/tmp/deep/er")
+        await sandbox.download("/tmp/deep/er/one", tmp_path / "new" / "two")
 
     run(backend, scene)
     assert (tmp_path / "new" / "two").read_text() == "1"
@@ -180,11 +184,11 @@ def test_an_upload_does_not_follow_what_was_put_in_its_way(backend: SandboxBacke
     (tmp_path / "sub" / "sub" / "f").write_text("secret test")
     (tmp_path / "f").write_text("secret test")
 
-    async def scene(box: Box) -> None:
-        await box.exec(f"mkdir /tmp/elsewhere; {plant}")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(f"mkdir /tmp/elsewhere; {plant}")
         with pytest.raises(PathError, match="through a link"):
-            await box.upload(tmp_path, "/tmp/link/up" if "/tmp/link" in plant else "/tmp/up")
-        assert (await box.exec("find /tmp/elsewhere -type f")).stdout == ""
+            await sandbox.upload(tmp_path, "/tmp/link/up" if "/tmp/link" in plant else "/tmp/up")
+        assert (await sandbox.exec("find /tmp/elsewhere -type f")).stdout == ""
 
     run(backend, scene)
 
@@ -192,10 +196,10 @@ def test_an_upload_does_not_follow_what_was_put_in_its_way(backend: SandboxBacke
 def test_an_uploaded_file_replaces_a_link_that_has_its_name(backend: SandboxBackend, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("new")
 
-    async def scene(box: Box) -> None:
-        await box.exec("cd /tmp; mkdir up; echo old > target; ln -s /tmp/target up/f")
-        await box.upload(tmp_path, "/tmp/up")
-        assert (await box.exec("cat /tmp/target; cat /tmp/up/f; test -L /tmp/up/f")).stdout == "old\nnew"
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("cd /tmp; mkdir up; echo old > target; ln -s /tmp/target up/f")
+        await sandbox.upload(tmp_path, "/tmp/up")
+        assert (await sandbox.exec("cat /tmp/target; cat /tmp/up/f; test -L /tmp/up/f")).stdout == "old\nnew"
 
     run(backend, scene)
 
@@ -203,11 +207,11 @@ def test_an_uploaded_file_replaces_a_link_that_has_its_name(backend: SandboxBack
 def test_a_source_that_is_not_there_or_cannot_be_sent(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     (tmp_path / "line\nbreak").mkdir()
 
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         with pytest.raises(PathError, match="cannot be read"):
-            await box.upload(tmp_path / "missing", "/tmp/up")
+            await sandbox.upload(tmp_path / "missing", "/tmp/up")
         with pytest.raises(PathError, match="line break"):
-            await box.upload(tmp_path, "/tmp/up")
+            await sandbox.upload(tmp_path, "/tmp/up")
 
     run(bubblewrap, scene)
 
@@ -218,12 +222,12 @@ def test_a_cancelled_transfer_leaves_nothing(backend: SandboxBackend, tmp_path: 
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "big").write_bytes(bytes(200 * MIB))
 
-    async def scene(box: Box) -> None:
-        await box.exec("cd /tmp; mkdir out; for n in 1 2 3 4; do truncate -s 50M out/$n; done")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("cd /tmp; mkdir out; for n in 1 2 3 4; do truncate -s 50M out/$n; done")
         for work in (
-            box.upload(tmp_path / "in", "/work/up"),
-            box.download("/tmp/out", tmp_path / "out"),
-            box.write("/work/file", bytes(30 * MIB)),
+            sandbox.upload(tmp_path / "in", "/work/up"),
+            sandbox.download("/tmp/out", tmp_path / "out"),
+            sandbox.write("/work/file", bytes(30 * MIB)),
         ):
             task = asyncio.ensure_future(work)
             await asyncio.sleep(after_s)
@@ -232,7 +236,9 @@ def test_a_cancelled_transfer_leaves_nothing(backend: SandboxBackend, tmp_path: 
             assert task.done()
             if not task.cancelled():  # done before
                 task.result()
-        assert (await box.exec("ps 2>/dev/null; cat /proc/[0-9]*/comm | grep -c -x -e tar -e cat")).stdout[-2:] == "1\n"
+        assert (await sandbox.exec("ps 2>/dev/null; cat /proc/[0-9]*/comm | grep -c -x -e tar -e cat")).stdout[
+            -2:
+        ] == "1\n"
 
     run(backend, scene, SandboxSpec(scratch_mb=256))
     assert set(os.listdir(tmp_path)) <= {"in", "out"}
@@ -241,13 +247,13 @@ def test_a_cancelled_transfer_leaves_nothing(backend: SandboxBackend, tmp_path: 
 # ---------------------------------------------------------------------------- download
 
 
-def test_only_plain_files_and_folders_leave_a_box(backend: SandboxBackend, tmp_path: Path) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec(
+def test_only_plain_files_and_folders_leave_a_sandbox(backend: SandboxBackend, tmp_path: Path) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(
             "mkdir -p /tmp/out/d; cd /tmp/out; echo x > f; chmod 6777 f; ln -s /etc/passwd l; ln -s .. d/up; "
             "mkfifo p; ln f hard; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"s\")'; chmod 7777 d"
         )
-        manifest = await box.download("/tmp/out", tmp_path / "out")
+        manifest = await sandbox.download("/tmp/out", tmp_path / "out")
         assert manifest.n_files == 2, "both names of one file arrive"
         assert {"out/l", "out/d/up", "out/p"} <= set(manifest.skipped)
 
@@ -269,11 +275,11 @@ def test_only_plain_files_and_folders_leave_a_box(backend: SandboxBackend, tmp_p
     ],
 )
 def test_a_limit_ends_a_download_at_once(backend: SandboxBackend, tmp_path: Path, make: str, limit: str) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec(f"cd /tmp; mkdir out; {make}")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(f"cd /tmp; mkdir out; {make}")
         started = time.monotonic()
         with pytest.raises(TransferLimit, match=limit):
-            await box.download("/tmp/out", tmp_path / "out", max_bytes=8 * MIB, max_entries=1000)
+            await sandbox.download("/tmp/out", tmp_path / "out", max_bytes=8 * MIB, max_entries=1000)
         assert time.monotonic() - started < 5
 
     run(backend, scene)
@@ -282,26 +288,27 @@ def test_a_limit_ends_a_download_at_once(backend: SandboxBackend, tmp_path: Path
 
 @pytest.mark.first(backend=1, path=1)
 @pytest.mark.parametrize(
-    ("path", "why"), [("/tmp/missing", "not there"), ("/", "whole box"), ("/tmp/link", "neither a file nor a folder")]
+    ("path", "why"),
+    [("/tmp/missing", "not there"), ("/", "whole sandbox"), ("/tmp/link", "neither a file nor a folder")],
 )
 def test_what_cannot_be_taken_says_why(backend: SandboxBackend, tmp_path: Path, path: str, why: str) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("ln -s /etc /tmp/link")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("ln -s /etc /tmp/link")
         with pytest.raises(PathError, match=why):
-            await box.download(path, tmp_path / "out")
+            await sandbox.download(path, tmp_path / "out")
         with pytest.raises(PathError, match="there already"):
-            await box.download("/tmp", tmp_path)
+            await sandbox.download("/tmp", tmp_path)
 
     run(backend, scene)
     assert os.listdir(tmp_path) == []
 
 
 def test_many_complaints_of_tar_hold_up_nothing(backend: SandboxBackend, tmp_path: Path) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("mkdir /tmp/out; cd /tmp/out; seq -f '%0200g' 1 4000 | xargs touch; chmod 0 *", timeout_s=60)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("mkdir /tmp/out; cd /tmp/out; seq -f '%0200g' 1 4000 | xargs touch; chmod 0 *", timeout_s=60)
         started = time.monotonic()
         with pytest.raises(PathError, match="Permission denied"):
-            await box.download("/tmp/out", tmp_path / "out")
+            await sandbox.download("/tmp/out", tmp_path / "out")
         assert time.monotonic() - started < 20
 
     run(backend, scene)
@@ -313,14 +320,14 @@ def test_a_transfer_that_hangs_is_given_up(
 ) -> None:
     monkeypatch.setattr(files, "TIMEOUT_S", 0.5)
 
-    async def scene(box: Box) -> None:
-        await box.exec("mkfifo /tmp/pipe")
-        hang = lambda _: box.start("cat /tmp/pipe")  # noqa: E731
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("mkfifo /tmp/pipe")
+        hang = lambda _: sandbox.start("cat /tmp/pipe")  # noqa: E731
         for work in (
             files.download(hang, "/tmp/out", tmp_path / "out", max_bytes=1, max_entries=1),
             files.read_file(hang, "/tmp/out", 1),
-            files.write_file(lambda _: box.start("sleep 60"), "/tmp/out", bytes(MIB), 0o644),
-            files.upload(lambda _: box.start("sleep 60"), Path(__file__), "/tmp/out"),
+            files.write_file(lambda _: sandbox.start("sleep 60"), "/tmp/out", bytes(MIB), 0o644),
+            files.upload(lambda _: sandbox.start("sleep 60"), Path(__file__), "/tmp/out"),
         ):
             with pytest.raises(TransferLimit, match="not done in"):
                 await work

@@ -1,4 +1,4 @@
-"""The way from a box to a gateway: one unix socket of the host, with a network or without, and nothing else."""
+"""The way from a sandbox to a gateway: one unix socket of the host, with a network or without, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from agentloop.errors import CapabilityError
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import egress as proxy
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.egress import Egress
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 from agentloop.types import ExecResult, SandboxSpec
 
@@ -74,22 +74,24 @@ def run(scene: Callable[[Gateway], Awaitable[None]]) -> None:
     asyncio.run(go())
 
 
-def in_box(backend: SandboxBackend, scene: Callable[[Box, Gateway], Awaitable[None]], *hosts: str) -> None:
+def in_sandbox(
+    backend: SandboxBackend, scene: Callable[[SupervisedSandbox, Gateway], Awaitable[None]], *hosts: str
+) -> None:
     async def go(found: Gateway) -> None:
-        async with opened(backend, SandboxSpec(allowed_hosts=hosts)) as box:
-            assert isinstance(box, Box)
-            box.set_gateway(found.path)
-            await scene(box, found)
+        async with opened(backend, SandboxSpec(allowed_hosts=hosts)) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            sandbox.set_gateway(found.path)
+            await scene(sandbox, found)
 
     run(go)
 
 
-async def python(box: Box, text: str) -> ExecResult:
-    await box.write("/tmp/program.py", textwrap.dedent(text).encode())
-    return await box.exec("python3 /tmp/program.py", timeout_s=30.0)
+async def python(sandbox: SupervisedSandbox, text: str) -> ExecResult:
+    await sandbox.write("/tmp/program.py", textwrap.dedent(text).encode())
+    return await sandbox.exec("python3 /tmp/program.py", timeout_s=30.0)
 
 
-# ------------------------------------------------------------------------------ without a box
+# ------------------------------------------------------------------------------ without a sandbox
 
 
 def test_a_request_that_names_no_host_is_the_gateway_s() -> None:
@@ -199,7 +201,7 @@ def test_a_gateway_that_answers_and_goes_while_it_is_told_more(caplog: pytest.Lo
     assert not caplog.records
 
 
-# ----------------------------------------------------------------------------------- in a box
+# ----------------------------------------------------------------------------------- in a sandbox
 
 
 @pytest.mark.slow
@@ -207,9 +209,9 @@ def test_a_gateway_that_answers_and_goes_while_it_is_told_more(caplog: pytest.Lo
 def test_a_program_reaches_the_gateway_and_keeps_its_connection(
     backend: SandboxBackend, hosts: tuple[str, ...]
 ) -> None:
-    async def scene(box: Box, found: Gateway) -> None:
+    async def scene(sandbox: SupervisedSandbox, found: Gateway) -> None:
         done = await python(
-            box,
+            sandbox,
             """
             import http.client, urllib.request
             print(urllib.request.urlopen("http://127.0.0.1:3128/e/token/v1/models").read())
@@ -223,15 +225,15 @@ def test_a_program_reaches_the_gateway_and_keeps_its_connection(
         assert (done.stdout.splitlines(), done.stderr) == ([str(line.encode()) for line in lines], "")
         assert found.lines == lines
 
-    in_box(backend, scene, *hosts)
+    in_sandbox(backend, scene, *hosts)
 
 
 @pytest.mark.slow
 def test_nothing_else_of_the_host_is_reached_by_it(backend: SandboxBackend) -> None:
-    async def scene(box: Box, found: Gateway) -> None:
+    async def scene(sandbox: SupervisedSandbox, found: Gateway) -> None:
         async with serving() as server:
             done = await python(
-                box,
+                sandbox,
                 f"""
                 import socket
                 def say(data):
@@ -263,32 +265,32 @@ def test_nothing_else_of_the_host_is_reached_by_it(backend: SandboxBackend) -> N
             assert told[9:] == ["nobody", "nobody", "FileNotFoundError", "FileNotFoundError"]
             assert server.heads == []
 
-    in_box(backend, scene)
+    in_sandbox(backend, scene)
 
 
 @pytest.mark.slow
 def test_a_way_that_is_taken_back_leads_nowhere(backend: SandboxBackend) -> None:
-    async def scene(box: Box, found: Gateway) -> None:
+    async def scene(sandbox: SupervisedSandbox, found: Gateway) -> None:
         hold = (
             "import socket; s = socket.create_connection(('127.0.0.1', 3128)); "
             "s.sendall(b'GET /x HTTP/1.1\\r\\n\\r\\n'); print(s.recv(99)[9:12], flush=True); print(s.recv(1))"
         )
-        process = box.start(f'python3 -c "{hold}"')
+        process = sandbox.start(f'python3 -c "{hold}"')
         assert await process.stdout.read() == b"b'200'\n"
-        box.set_gateway(None)
+        sandbox.set_gateway(None)
         assert await asyncio.wait_for(process.stdout.read(), 5) == b"b''\n"
-        assert "400" in (await box.exec(f'python3 -c "{hold}"')).stdout
-        box.set_gateway(found.path)
-        assert "200" in (await box.exec(f'timeout 2 python3 -c "{hold}"')).stdout
+        assert "400" in (await sandbox.exec(f'python3 -c "{hold}"')).stdout
+        sandbox.set_gateway(found.path)
+        assert "200" in (await sandbox.exec(f'timeout 2 python3 -c "{hold}"')).stdout
 
-    in_box(backend, scene)
+    in_sandbox(backend, scene)
 
 
 @pytest.mark.slow
 def test_more_connections_than_there_may_be(backend: SandboxBackend) -> None:
-    async def scene(box: Box, found: Gateway) -> None:
+    async def scene(sandbox: SupervisedSandbox, found: Gateway) -> None:
         done = await python(
-            box,
+            sandbox,
             """
             import socket
             held, codes = [], []
@@ -305,18 +307,18 @@ def test_more_connections_than_there_may_be(backend: SandboxBackend) -> None:
         )
         assert (done.stdout, done.stderr) == ("64\n", "")
 
-    in_box(backend, scene)
+    in_sandbox(backend, scene)
 
 
 @pytest.mark.slow
-def test_a_box_whose_first_process_is_a_shell_says_that_it_cannot(
+def test_a_sandbox_whose_first_process_is_a_shell_says_that_it_cannot(
     bubblewrap: BubblewrapBackend, tmp_path: Path
 ) -> None:
     async def go() -> None:
-        async with opened(WithImage(bubblewrap, busybox_root(tmp_path / "root"))) as box:
-            assert isinstance(box, Box)
+        async with opened(WithImage(bubblewrap, busybox_root(tmp_path / "root"))) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
             with pytest.raises(CapabilityError, match="python"):
-                box.set_gateway(Path("/tmp/x"))
+                sandbox.set_gateway(Path("/tmp/x"))
 
     asyncio.run(go())
 
@@ -343,9 +345,9 @@ def test_a_flood_of_connections_ends_with_its_program(
 ) -> None:
     """The program holds all that it can get, and is ended; then the next one gets its answer at once."""
 
-    async def scene(box: Box, found: Gateway) -> None:
+    async def scene(sandbox: SupervisedSandbox, found: Gateway) -> None:
         async with serving() as server:
-            box.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
+            sandbox.set_network((f"up.test:{server.port}", f"127.0.0.1:{server.port}"))
             text = f"""
                 import socket
                 held = []
@@ -358,10 +360,10 @@ def test_a_flood_of_connections_ends_with_its_program(
                         pass
                 print(len(held))
                 """
-            done = await python(box, text)
+            done = await python(sandbox, text)
             assert int(done.stdout) > 100, done.stderr
             answer = await python(
-                box,
+                sandbox,
                 """
                 import time, urllib.request
                 started = time.monotonic()
@@ -377,4 +379,4 @@ def test_a_flood_of_connections_ends_with_its_program(
             )
             assert answer.stdout == "b'GET /after HTTP/1.1'\nTrue\n", answer
 
-    in_box(backend, scene)
+    in_sandbox(backend, scene)

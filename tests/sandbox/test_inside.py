@@ -1,4 +1,4 @@
-"""What runs inside a box: its syntax, its frames, and what it does where Python is older than this one."""
+"""What runs inside a sandbox: its syntax, its frames, and what it does where Python is older than this one."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_an_interpreter_without_site_imports_nothing_slow() -> None:
 
 
 @pytest.mark.slow
-def test_a_fresh_box_is_cheap(bubblewrap: BubblewrapBackend) -> None:
+def test_a_fresh_sandbox_is_cheap(bubblewrap: BubblewrapBackend) -> None:
     """20 CPU-ms on a quiet machine, in this process and its children; the best of a few, as others are busy, too."""
 
     async def scene(n: int) -> None:
         for _ in range(n):
-            async with opened(bubblewrap) as box:
-                await box.exec("true")
+            async with opened(bubblewrap) as sandbox:
+                await sandbox.exec("true")
 
     def cost_ms() -> float:
         before = os.times()
@@ -71,7 +71,9 @@ def test_a_fresh_box_is_cheap(bubblewrap: BubblewrapBackend) -> None:
 
     asyncio.run(scene(2))
     found = min(cost_ms() for _ in range(5))
-    assert found < 32, f"{found:.0f} CPU-ms a box; does its first process import more, or is its byte code not there?"
+    assert found < 32, (
+        f"{found:.0f} CPU-ms a sandbox; does its first process import more, or is its byte code not there?"
+    )
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -104,17 +106,19 @@ def test_a_command_that_a_fork_cannot_start_exits_126() -> None:
     assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 126
 
 
-def test_a_box_whose_python_has_no_posix_spawn(bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sandbox_whose_python_has_no_posix_spawn(
+    bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = host.PYTHON.replace("import sys;", "import sys, os; del os.posix_spawn;", 1)
     assert old != host.PYTHON
     monkeypatch.setattr(host, "PYTHON", old)
 
     async def scene() -> None:
-        async with opened(bubblewrap) as box:
-            done = await box.exec("echo out; echo err >&2; exit 3")
+        async with opened(bubblewrap) as sandbox:
+            done = await sandbox.exec("echo out; echo err >&2; exit 3")
             assert (done.stdout, done.stderr, done.exit_code) == ("out\n", "err\n", 3)
-            assert (await box.exec("echo " + "x" * 200_000)).exit_code == 126
-            assert (await box.exec("sleep 60", timeout_s=0.2)).timed_out
+            assert (await sandbox.exec("echo " + "x" * 200_000)).exit_code == 126
+            assert (await sandbox.exec("sleep 60", timeout_s=0.2)).timed_out
 
     asyncio.run(scene())
 
@@ -178,7 +182,7 @@ def test_frames_may_come_in_pieces_of_any_size(size: int) -> None:
     ],
     ids=["no channel", "short result", "short credit", "endless", "more than granted"],
 )
-def test_a_supervisor_that_breaks_the_rules_is_a_box_that_is_gone(frame: bytes) -> None:
+def test_a_supervisor_that_breaks_the_rules_is_a_sandbox_that_is_gone(frame: bytes) -> None:
     async def scene() -> None:
         ours, theirs = await _connected()
         call = asyncio.ensure_future(ours.exec("true", lease="x", timeout_s=9, max_output=9))
@@ -202,7 +206,7 @@ async def _connected() -> tuple[Channel, asyncio.BaseTransport]:
 
 
 def test_an_environment_is_not_read_to_its_end() -> None:
-    """A box full of processes that have 2 MB each would hold up every answer that waits for a sweep."""
+    """A sandbox full of processes that have 2 MB each would hold up every answer that waits for a sweep."""
     long = {f"E{n}": "x" * 100_000 for n in range(15)}
     for variables, mark in (({frames.MARK: "a.1", **long}, "a.1"), ({**long, frames.MARK: "a.1"}, None)):
         with subprocess.Popen(["/bin/sleep", "60"], env=variables) as process:

@@ -1,4 +1,4 @@
-"""What is left when a box could not end itself: found, told from what is in use, and removed."""
+"""What is left when a sandbox could not end itself: found, told from what is in use, and removed."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ def of(pid: int) -> list[Find]:
     return [find for find in janitor.look().finds if find.owner == pid]
 
 
-def test_a_living_owners_box_is_listed_and_left_alone(bubblewrap: BubblewrapBackend) -> None:
+def test_a_living_owners_sandbox_is_listed_and_left_alone(bubblewrap: BubblewrapBackend) -> None:
     mark = f"91{os.getpid()}.5"
     with owner("bubblewrap", mark) as (process, _):
-        (box,) = [find for find in of(process.pid) if find.kind == "bubblewrap"]
-        assert not box.is_orphan
+        (sandbox,) = [find for find in of(process.pid) if find.kind == "bubblewrap"]
+        assert not sandbox.is_orphan
         removed, _ = janitor.sweep()
-        assert box not in removed
+        assert sandbox not in removed
         assert len(with_word(mark)) == 3, "the owner and its two commands"
 
 
 @contextmanager
 def owning(*specs: str) -> Iterator[subprocess.Popen[str]]:
-    """A process with a bubblewrap box of each spec, in which `sleep PID.5` runs."""
-    boxes = "; ".join(f"boxes.append(await backend.create(SandboxSpec({spec})))" for spec in specs)
+    """A process with a bubblewrap sandbox of each spec, in which `sleep PID.5` runs."""
+    sandboxes = "; ".join(f"sandboxes.append(await backend.create(SandboxSpec({spec})))" for spec in specs)
     code = f"""
 import asyncio, os, sys
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.types import SandboxSpec
 async def main():
-    backend, boxes = BubblewrapBackend(), []
-    {boxes}
-    for box in boxes:
-        await box.exec(f"sleep {{os.getpid()}}.5 &")
+    backend, sandboxes = BubblewrapBackend(), []
+    {sandboxes}
+    for sandbox in sandboxes:
+        await sandbox.exec(f"sleep {{os.getpid()}}.5 &")
     print("ready", flush=True)
     sys.stdin.read()
 asyncio.run(main())
@@ -70,20 +70,20 @@ asyncio.run(main())
             process.kill()
 
 
-def test_a_box_that_hangs_and_whose_owner_is_dead_is_removed(
+def test_a_sandbox_that_hangs_and_whose_owner_is_dead_is_removed(
     bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel ends a box with its owner, so this one is made under the number of a process that never was."""
+    """The kernel ends a sandbox with its owner, so this one is made under the number of a process that never was."""
     if cgroups.find("pids") is None:
-        pytest.skip(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
+        pytest.skip(f"no sandbox with limits can be made here. Remedy: {cgroups.REMEDY}")
     mark = f"95{os.getpid()}.5"
 
     async def scene() -> None:
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: DEAD)
-            box = await bubblewrap.create(SandboxSpec(n_processes=50))
-        running = asyncio.ensure_future(box.exec(f"sleep {mark}", timeout_s=60.0))
-        await box.exec("true")
+            sandbox = await bubblewrap.create(SandboxSpec(n_processes=50))
+        running = asyncio.ensure_future(sandbox.exec(f"sleep {mark}", timeout_s=60.0))
+        await sandbox.exec("true")
         assert {(find.kind, find.is_orphan) for find in of(DEAD)} == {
             (k, True) for k in ("bubblewrap", "folder", "cgroup")
         }
@@ -96,20 +96,22 @@ def test_a_box_that_hangs_and_whose_owner_is_dead_is_removed(
         assert comes_true(lambda: not with_word(mark))
         with pytest.raises(SandboxGone):
             await running
-        await box.close()
+        await sandbox.close()
 
     asyncio.run(scene())
 
 
-def test_a_box_past_its_time_is_removed_though_its_owner_lives(
+def test_a_sandbox_past_its_time_is_removed_though_its_owner_lives(
     bubblewrap: BubblewrapBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(janitor, "LATE_S", -100.0)
     with owning("lifetime_s=50.0", "lifetime_s=500.0") as process:
-        boxes = [find for find in of(process.pid) if find.kind == "bubblewrap"]
-        assert sorted(box.is_orphan for box in boxes) == [False, True]
+        sandboxes = [find for find in of(process.pid) if find.kind == "bubblewrap"]
+        assert sorted(sandbox.is_orphan for sandbox in sandboxes) == [False, True]
         removed, _ = janitor.sweep()
-        assert [box for box in boxes if box.is_orphan] == [find for find in removed if find.owner == process.pid]
+        assert [sandbox for sandbox in sandboxes if sandbox.is_orphan] == [
+            find for find in removed if find.owner == process.pid
+        ]
 
 
 def test_folders_and_groups_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +136,8 @@ def test_folders_and_groups_of_the_dead_are_removed(tmp_path: Path, monkeypatch:
 def test_containers_are_listed_by_their_owner(docker: DockerBackend) -> None:
     mark = f"93{os.getpid()}.5"
     with owner("docker", mark) as (process, name):
-        (box,) = [find for find in of(process.pid) if find.kind == "docker"]
-        assert (box.name, box.state, box.is_orphan) == (name, "running", False)
+        (sandbox,) = [find for find in of(process.pid) if find.kind == "docker"]
+        assert (sandbox.name, sandbox.state, sandbox.is_orphan) == (name, "running", False)
 
 
 def test_without_an_engine_the_rest_is_still_looked_at(

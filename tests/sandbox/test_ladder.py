@@ -78,7 +78,7 @@ def test_unconfined_is_never_what_auto_falls_back_to() -> None:
     assert choose_backend("unconfined").isolation == "none"
 
 
-def test_boxes_that_hold_nothing_are_refused_unless_allowed() -> None:
+def test_sandboxes_that_hold_nothing_are_refused_unless_allowed() -> None:
     unconfined = UnconfinedBackend()
     with pytest.raises(ConfigError, match=r"'unconfined' runs .*\[sandbox\] allow_unconfined = true"):
         refuse_unconfined(unconfined, allowed=False)

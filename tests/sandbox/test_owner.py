@@ -1,4 +1,4 @@
-"""kill -9 of the process that owns a box leaves nothing that runs."""
+"""kill -9 of the process that owns a sandbox leaves nothing that runs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ REPOSITORY = Path(__file__).parents[2]
 
 @contextmanager
 def owner(kind: str, mark: str, n: int = 1, image: str = "host") -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """(process, box ids with blanks between): MARK is its argument; in each of `n` boxes `sleep MARK` runs twice."""
+    """(process, sandbox ids between blanks): MARK is its argument; each of `n` sandboxes runs `sleep MARK` twice."""
     command = [sys.executable, "-m", "tests.sandbox.owner", kind, mark, str(n), image]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            word, _, box_ids = process.stdout.readline().strip().partition(" ")
+            word, _, sandbox_ids = process.stdout.readline().strip().partition(" ")
             assert word == "ready"
-            assert comes_true(lambda: len(with_word(mark)) == 2 * n + 1, within_s=10.0), "the boxes run nothing"
-            yield process, box_ids
+            assert comes_true(lambda: len(with_word(mark)) == 2 * n + 1, within_s=10.0), "the sandboxes run nothing"
+            yield process, sandbox_ids
         finally:
             process.kill()
 
@@ -56,22 +56,22 @@ def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
 @pytest.mark.first(kind=1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["host", "image"])
-def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(
+def test_twenty_sandboxes_go_with_their_owner_and_nobody_s_help(
     backend: SandboxBackend, kind: str, python_tar: Path
 ) -> None:
     """No process, mount, control group, container or network after five seconds in which nothing was started.
 
-    kind: `image` boxes have a root file system of their own, which is an overlay.
+    kind: `image` sandboxes have a root file system of their own, which is an overlay.
     """
     mark = f"76{os.getpid()}.5"
     before, networks = mounts(), networks_of(backend)
     with owner(backend.name, mark, 20, "host" if kind == "host" else str(python_tar)) as (process, listed):
-        box_ids = set(listed.split())
-        assert len(box_ids) == 20
+        sandbox_ids = set(listed.split())
+        assert len(sandbox_ids) == 20
         inside = [pid for pid in with_word(mark) if pid != process.pid]
         groups = {folder for pid in inside for folder in Inmates.beside(pid).groups.values()}
         assert len(groups) in (0, 40), "a group is shared"
-        names = mount_names(process.pid, box_ids)
+        names = mount_names(process.pid, sandbox_ids)
         assert len(in_namespaces(names)) >= 20
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -85,22 +85,22 @@ def test_twenty_boxes_go_with_their_owner_and_nobody_s_help(
         if backend.name == "docker":
             with engine() as client:
                 left = {name.lstrip("/") for found in client.api.containers(all=True) for name in found["Names"]}
-            assert left & box_ids == set()
+            assert left & sandbox_ids == set()
     door.sweep_doors()  # empty folders, which are the next start's to remove
 
 
 def mounts() -> set[str]:
-    """Mount points of boxes, as the host sees them, without the overlays, of which others on the engine have some."""
+    """Mount points of sandboxes, as the host sees them, without overlays: other users of the engine have some too."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
     return {line.split()[1] for line in lines if "agentloop" in line or "/containers/" in line}
 
 
-def mount_names(owner_pid: int, box_ids: set[str]) -> list[str]:
-    """What is part of these boxes' mounts: their owner's folders, and an engine's overlays."""
+def mount_names(owner_pid: int, sandbox_ids: set[str]) -> list[str]:
+    """What is part of these sandboxes' mounts: their owner's folders, and an engine's overlays."""
     names = [f"agentloop-{owner_pid}-"]
     with suppress(SandboxUnavailable), engine() as client:
         for found in client.api.containers():
-            if {name.lstrip("/") for name in found["Names"]} & box_ids:
+            if {name.lstrip("/") for name in found["Names"]} & sandbox_ids:
                 names.append(client.api.inspect_container(found["Id"])["GraphDriver"]["Data"]["MergedDir"])
     return names
 

@@ -17,16 +17,16 @@ from agentloop.types import ExecResult, SandboxSpec
 READS, WRITES = SandboxSpec(read_only=True), SandboxSpec()
 
 
-class CountedBox:
+class CountedSandbox:
     """Answers with the lease's name; dies when told to."""
 
     isolation = "none"
 
-    def __init__(self, box_id: str) -> None:
-        self.id, self.gone, self.is_closed, self.discarded = box_id, False, False, list[str]()
+    def __init__(self, sandbox_id: str) -> None:
+        self.id, self.gone, self.is_closed, self.discarded = sandbox_id, False, False, list[str]()
 
     async def exec(
-        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
         if self.gone:
             raise SandboxGone("the sandbox is gone")
@@ -39,13 +39,13 @@ class CountedBox:
         self.gone = self.is_closed = True
 
 
-class PlainBox:
+class PlainSandbox:
     """What the Protocol asks of a sandbox and no more: it cannot be shared."""
 
     isolation = "none"
 
-    def __init__(self, box_id: str) -> None:
-        self.id, self.is_closed = box_id, False
+    def __init__(self, sandbox_id: str) -> None:
+        self.id, self.is_closed = sandbox_id, False
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
         return ExecResult(exit_code=0, stdout=self.id, stderr="")
@@ -55,13 +55,15 @@ class PlainBox:
 
 
 class CountedBackend:
-    """Makes boxes in 10 ms and remembers them; a stand-in because starts must be slowed and broken on purpose."""
+    """Makes sandboxes in 10 ms and remembers them; a stand-in because starts must be slowed and broken on purpose."""
 
     name, isolation = "counted", "none"
 
-    def __init__(self, make: Callable[[str], Sandbox] = CountedBox, failures: int = 0, delay_s: float = 0.01) -> None:
+    def __init__(
+        self, make: Callable[[str], Sandbox] = CountedSandbox, failures: int = 0, delay_s: float = 0.01
+    ) -> None:
         self.make, self.failures, self.delay_s = make, failures, delay_s
-        self.boxes: list[Sandbox] = []
+        self.sandboxes: list[Sandbox] = []
         self.n_cancelled = 0
 
     def probe(self) -> str | None:
@@ -76,8 +78,8 @@ class CountedBackend:
         if self.failures:
             self.failures -= 1
             raise SandboxUnavailable("not this time")
-        self.boxes.append(self.make(f"box-{len(self.boxes)}"))
-        return self.boxes[-1]
+        self.sandboxes.append(self.make(f"sandbox-{len(self.sandboxes)}"))
+        return self.sandboxes[-1]
 
 
 @asynccontextmanager
@@ -90,61 +92,61 @@ async def a_pool(backend: SandboxBackend, min_idle: int = 0) -> AsyncIterator[Sa
 
 
 def n_open(backend: CountedBackend) -> int:
-    return sum(not box.gone for box in backend.boxes if isinstance(box, CountedBox))
+    return sum(not sandbox.gone for sandbox in backend.sandboxes if isinstance(sandbox, CountedSandbox))
 
 
 async def use(pool: SandboxPool, spec: SandboxSpec, lease_id: str, hold_s: float = 0.0) -> str:
-    async with pool.lease(spec, lease_id) as box:
-        done = await box.exec("true")
+    async with pool.lease(spec, lease_id) as sandbox:
+        done = await sandbox.exec("true")
         await asyncio.sleep(hold_s)
         return done.stdout
 
 
-def test_episodes_that_only_read_share_one_box() -> None:
+def test_episodes_that_only_read_share_one_sandbox() -> None:
     async def scene() -> None:
         backend = CountedBackend()
         async with a_pool(backend) as pool:
             names = [f"lease-{n}" for n in range(200)]
             assert await asyncio.gather(*(use(pool, READS, name) for name in names)) == names
-            assert len(backend.boxes) == 1
-            assert isinstance(backend.boxes[0], CountedBox)
-            assert sorted(backend.boxes[0].discarded) == sorted(names)
+            assert len(backend.sandboxes) == 1
+            assert isinstance(backend.sandboxes[0], CountedSandbox)
+            assert sorted(backend.sandboxes[0].discarded) == sorted(names)
             await use(pool, SandboxSpec(read_only=True, scratch_mb=1), "another spec")
-            assert len(backend.boxes) == 2
+            assert len(backend.sandboxes) == 2
         assert n_open(backend) == 0
 
     asyncio.run(scene())
 
 
 @pytest.mark.slow
-def test_200_episodes_share_one_real_box(bubblewrap: SandboxBackend) -> None:
+def test_200_episodes_share_one_real_sandbox(bubblewrap: SandboxBackend) -> None:
     async def scene() -> set[str]:
         async with a_pool(bubblewrap) as pool:
 
             async def one(n: int) -> str:
-                async with pool.lease(READS, f"lease-{n}") as box:
-                    await box.exec('echo x >> "$HOME/note"')
-                    assert (await box.exec('cat "$HOME/note"; basename "$HOME"')).stdout == f"x\nlease-{n}\n"
-                    return box.id.split("/")[0]
+                async with pool.lease(READS, f"lease-{n}") as sandbox:
+                    await sandbox.exec('echo x >> "$HOME/note"')
+                    assert (await sandbox.exec('cat "$HOME/note"; basename "$HOME"')).stdout == f"x\nlease-{n}\n"
+                    return sandbox.id.split("/")[0]
 
             return set(await asyncio.gather(*(one(n) for n in range(200))))
 
     assert len(asyncio.run(scene())) == 1
 
 
-def test_a_dead_shared_box_is_replaced_once_and_closed() -> None:
+def test_a_dead_shared_sandbox_is_replaced_once_and_closed() -> None:
     async def scene() -> None:
         backend = CountedBackend()
         async with a_pool(backend) as pool:
-            async with pool.lease(READS, "unlucky") as box:
-                assert isinstance(backend.boxes[0], CountedBox)
-                backend.boxes[0].gone = True
+            async with pool.lease(READS, "unlucky") as sandbox:
+                assert isinstance(backend.sandboxes[0], CountedSandbox)
+                backend.sandboxes[0].gone = True
                 await asyncio.gather(*(use(pool, READS, f"next-{n}") for n in range(50)))
                 with pytest.raises(SandboxGone):
-                    await box.exec("true")
-            assert len(backend.boxes) == 2
+                    await sandbox.exec("true")
+            assert len(backend.sandboxes) == 2
             assert n_open(backend) == 1
-            assert backend.boxes[0].is_closed, "what the dead box had on the host was not removed"
+            assert backend.sandboxes[0].is_closed, "what the dead sandbox had on the host was not removed"
 
     asyncio.run(scene())
 
@@ -160,7 +162,7 @@ def test_a_start_that_failed_is_tried_again_by_the_next_lease() -> None:
     asyncio.run(scene())
 
 
-def test_a_waiter_that_gives_up_does_not_take_the_box_from_the_others() -> None:
+def test_a_waiter_that_gives_up_does_not_take_the_sandbox_from_the_others() -> None:
     async def scene() -> None:
         backend = CountedBackend(delay_s=0.05)
         async with a_pool(backend) as pool:
@@ -168,13 +170,13 @@ def test_a_waiter_that_gives_up_does_not_take_the_box_from_the_others() -> None:
             await asyncio.sleep(0.01)
             users[0].cancel()
             assert await asyncio.gather(*users[1:]) == ["1", "2"]
-            assert len(backend.boxes) == 1
+            assert len(backend.sandboxes) == 1
 
     asyncio.run(scene())
 
 
-def test_episodes_that_write_have_boxes_of_their_own_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MAX_BOXES", 3)
+def test_episodes_that_write_have_sandboxes_of_their_own_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MAX_SANDBOXES", 3)
 
     async def scene() -> None:
         backend = CountedBackend()
@@ -188,14 +190,14 @@ def test_episodes_that_write_have_boxes_of_their_own_and_not_too_many(monkeypatc
 
         async with a_pool(backend) as pool:
             await asyncio.gather(*(one(pool, n) for n in range(12)))
-            assert len(backend.boxes) == 12
+            assert len(backend.sandboxes) == 12
             assert most == 3
             assert n_open(backend) == 0
 
     asyncio.run(scene())
 
 
-def test_close_ends_boxes_in_use_and_boxes_that_are_being_created() -> None:
+def test_close_ends_sandboxes_in_use_and_sandboxes_that_are_being_created() -> None:
     async def scene() -> None:
         backend = CountedBackend()
         pool = SandboxPool(backend, min_idle=0)
@@ -218,7 +220,7 @@ def test_close_ends_boxes_in_use_and_boxes_that_are_being_created() -> None:
     asyncio.run(scene())
 
 
-def test_a_cancelled_lease_leaves_no_box() -> None:
+def test_a_cancelled_lease_leaves_no_sandbox() -> None:
     async def scene() -> None:
         for delay_s in (0.0, 0.005, 0.0101, 0.02):
             backend = CountedBackend()
@@ -233,12 +235,12 @@ def test_a_cancelled_lease_leaves_no_box() -> None:
     asyncio.run(scene())
 
 
-def test_boxes_that_cannot_be_shared_are_not() -> None:
+def test_sandboxes_that_cannot_be_shared_are_not() -> None:
     async def scene() -> None:
-        backend = CountedBackend(make=PlainBox)
+        backend = CountedBackend(make=PlainSandbox)
         async with a_pool(backend) as pool:
             names = await asyncio.gather(*(use(pool, READS, f"{n}", hold_s=0.01) for n in range(4)))
             assert len(set(names)) == 4
-        assert all(isinstance(box, PlainBox) and box.is_closed for box in backend.boxes)
+        assert all(isinstance(sandbox, PlainSandbox) and sandbox.is_closed for sandbox in backend.sandboxes)
 
     asyncio.run(scene())

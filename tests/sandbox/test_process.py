@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.inside.frames import WINDOW
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 
 from .processes import children, comes_true, with_word
@@ -22,19 +22,19 @@ PIPE = 1 << 16
 """What the kernel keeps for a reader who is late."""
 
 
-def run(backend: SandboxBackend, scene: Callable[[Box], Awaitable[None]]) -> None:
+def run(backend: SandboxBackend, scene: Callable[[SupervisedSandbox], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with opened(backend) as box:
-            assert isinstance(box, Box)
-            await asyncio.wait_for(scene(box), 60)
+        async with opened(backend) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            await asyncio.wait_for(scene(sandbox), 60)
 
     asyncio.run(go())
 
 
 @pytest.mark.parametrize("end", ["exit 3", "exec <&-; sleep 60", "sleep 60"])
 def test_a_writer_goes_on_when_nobody_will_read(backend: SandboxBackend, end: str) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start(f"sleep 0.2; {end}")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start(f"sleep 0.2; {end}")
         writing = asyncio.ensure_future(process.stdin.write(b"x" * (4 * WINDOW)))
         await asyncio.sleep(0.1)
         assert not writing.done(), "more than a window was taken by a command that does not read"
@@ -48,8 +48,8 @@ def test_a_writer_goes_on_when_nobody_will_read(backend: SandboxBackend, end: st
 
 
 def test_what_was_printed_can_be_read_after_the_end(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("head -c 200000 /dev/zero; echo why >&2; exit 3")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("head -c 200000 /dev/zero; echo why >&2; exit 3")
         assert (await process.wait()).exit_code == 3
         assert len(b"".join([piece async for piece in process.stdout])) == 200_000
         assert await process.stderr.read() == b"why\n"
@@ -59,13 +59,13 @@ def test_what_was_printed_can_be_read_after_the_end(backend: SandboxBackend) -> 
 
 
 def test_a_child_that_prints_on_does_not_keep_the_output_open(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("yes & sleep 0.1; exit 5")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("yes & sleep 0.1; exit 5")
         n = sum([len(piece) async for piece in process.stdout])
         assert (await process.wait()).exit_code == 5
         assert n > 0
         started = time.monotonic()
-        done = await box.exec("(sleep 0.2; yes) & echo done; exit 6")
+        done = await sandbox.exec("(sleep 0.2; yes) & echo done; exit 6")
         assert (done.exit_code, done.stdout) == (6, "done\n")
         assert time.monotonic() - started < 5
 
@@ -73,8 +73,8 @@ def test_a_child_that_prints_on_does_not_keep_the_output_open(backend: SandboxBa
 
 
 def test_a_command_that_cannot_start_ends_its_channels(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("echo " + "x" * 200_000)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("echo " + "x" * 200_000)
         assert await process.stdout.read() == b""
         assert b"Argument list too long" in await process.stderr.read()
         assert (await process.wait()).exit_code == 126
@@ -84,8 +84,8 @@ def test_a_command_that_cannot_start_ends_its_channels(backend: SandboxBackend) 
 
 
 def test_a_terminal_has_no_second_output(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.terminal("echo shown >&2")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.terminal("echo shown >&2")
         assert await process.stderr.read() == b""
         assert b"".join([piece async for piece in process.stdout]) == b"shown\r\n"
 
@@ -93,8 +93,8 @@ def test_a_terminal_has_no_second_output(backend: SandboxBackend) -> None:
 
 
 def test_giving_up_waiting_ends_nothing(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("read x; exit 4")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("read x; exit 4")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(process.wait(), 0.1)
         await process.stdin.write(b"go\n")
@@ -116,10 +116,10 @@ STRAYS = {
 def test_a_timeout_takes_strays_along_and_no_others(backend: SandboxBackend, stray: str) -> None:
     mark, other = f"84{os.getpid()}.5", f"85{os.getpid()}.5"
 
-    async def scene(box: Box) -> None:
-        await box.exec(f"setsid sleep {other} > /dev/null 2>&1 &")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(f"setsid sleep {other} > /dev/null 2>&1 &")
         started = time.monotonic()
-        done = await box.exec(f"{STRAYS[stray].format(mark)}\nsleep 60", timeout_s=0.5)
+        done = await sandbox.exec(f"{STRAYS[stray].format(mark)}\nsleep 60", timeout_s=0.5)
         assert done.timed_out
         assert time.monotonic() - started < 0.5 + 2.0
         assert comes_true(lambda: not with_word(mark), within_s=2.0)  # killed; the kernel may still be at it
@@ -133,10 +133,10 @@ def test_a_timeout_takes_strays_along_and_no_others(backend: SandboxBackend, str
 def test_what_is_given_up_takes_its_strays_along(backend: SandboxBackend, how: str) -> None:
     mark = f"86{os.getpid()}.5"
 
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         command = f"setsid sleep {mark} > /dev/null 2>&1 & sleep 60"
-        process = box.start(command) if how == "kill" else None
-        call = None if process else asyncio.ensure_future(box.exec(command, timeout_s=60))
+        process = sandbox.start(command) if how == "kill" else None
+        call = None if process else asyncio.ensure_future(sandbox.exec(command, timeout_s=60))
         while not with_word(mark):  # noqa: ASYNC110 - seen from outside
             await asyncio.sleep(0.02)
         if process:
@@ -144,7 +144,7 @@ def test_what_is_given_up_takes_its_strays_along(backend: SandboxBackend, how: s
         if call:
             call.cancel()
         await asyncio.sleep(0)
-        assert (await box.exec("echo alive")).stdout == "alive\n"
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
         assert await asyncio.to_thread(comes_true, lambda: not with_word(mark))
 
     run(backend, scene)
@@ -152,9 +152,9 @@ def test_what_is_given_up_takes_its_strays_along(backend: SandboxBackend, how: s
 
 @pytest.mark.slow
 def test_many_streams_keep_apart(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         async def echoed(n: int) -> bool:
-            process = box.start("cat")
+            process = sandbox.start("cat")
             data = bytes([n]) * 300_000
             feeding = asyncio.ensure_future(process.stdin.write(data))
             feeding.add_done_callback(lambda _: process.stdin.close())
@@ -172,7 +172,7 @@ def resident(pid: int) -> int:
 
 
 def test_a_flood_costs_neither_end_memory(bubblewrap: BubblewrapBackend) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         (supervisor,) = [pid for pid in children(os.getpid()) if b"inside.pid1" in _cmdline(pid)][-1:]
         before, peaks = (resident(os.getpid()), resident(supervisor)), [0, 0]
 
@@ -183,11 +183,11 @@ def test_a_flood_costs_neither_end_memory(bubblewrap: BubblewrapBackend) -> None
                 await asyncio.sleep(0.01)
 
         watching = asyncio.ensure_future(watch())
-        for flood in (box.exec, box.session().exec):
+        for flood in (sandbox.exec, sandbox.session().exec):
             done = await flood("yes | head -c 10G", timeout_s=30, max_output=16_384)
             assert not done.timed_out
             assert (len(done.stdout) < 17_000, done.dropped > 0) == (True, True)
-        unread = box.start("yes | head -c 10G")
+        unread = sandbox.start("yes | head -c 10G")
         await asyncio.sleep(0.5)
         assert unread.stdout.n_waiting <= WINDOW
         unread.kill()

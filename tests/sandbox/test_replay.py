@@ -1,4 +1,4 @@
-"""An episode that was recorded runs again with no box, byte for byte; another way is caught where it begins."""
+"""An episode that was recorded runs again with no sandbox, byte for byte; another way is caught where it begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from agents.box import act, calls, playing
+from agents.sandbox import act, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import (
@@ -67,15 +67,15 @@ def but_for_times(trace: Trace) -> Trace:
     return trace.model_copy(update={"steps": steps, "started_at": None, "duration_s": 0.0})
 
 
-async def in_box(
+async def in_sandbox(
     backend: SandboxBackend, use: Callable[[RecordedBox], Awaitable[object]], lease: str = "one"
 ) -> object:
-    """What `use` gives in a lease of a box of its own."""
+    """What `use` gives in a lease of a sandbox of its own."""
     pool = SandboxPool(backend, min_idle=0)
     try:
-        async with pool.lease(WRITES, lease) as box:
-            assert isinstance(box, RecordedBox)
-            return await use(box)
+        async with pool.lease(WRITES, lease) as sandbox:
+            assert isinstance(sandbox, RecordedBox)
+            return await use(sandbox)
     finally:
         await pool.close()
 
@@ -99,15 +99,15 @@ def test_an_episode_replays_to_the_same_trace(backend: SandboxBackend, tmp_path:
 
 
 @pytest.mark.slow
-def test_200_episodes_of_one_box_keep_their_journals_apart(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_200_episodes_of_one_sandbox_keep_their_journals_apart(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     async def all_of(backend: SandboxBackend) -> list[str]:
         pool = SandboxPool(backend)
 
         async def one(n: int) -> str:
-            async with pool.lease(READS, f"lease/{n}") as box:
-                first = await box.exec(RANDOM)
+            async with pool.lease(READS, f"lease/{n}") as sandbox:
+                first = await sandbox.exec(RANDOM)
                 await asyncio.sleep(0)
-                return first.stdout + (await box.exec("echo $HOME")).stdout
+                return first.stdout + (await sandbox.exec("echo $HOME")).stdout
 
         try:
             return await asyncio.gather(*(one(n) for n in range(200)))
@@ -120,7 +120,7 @@ def test_200_episodes_of_one_box_keep_their_journals_apart(bubblewrap: Bubblewra
     assert len(list(tmp_path.glob("lease_*.jsonl"))) == 200
 
 
-def test_a_box_that_dies_dies_again(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_a_sandbox_that_dies_dies_again(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     turns = [shell("echo one"), shell("sleep 30"), submit("7")]
     recording = Recording(bubblewrap, tmp_path)
 
@@ -129,7 +129,7 @@ def test_a_box_that_dies_dies_again(bubblewrap: BubblewrapBackend, tmp_path: Pat
         async with asyncio.timeout(10):
             while not any(len(lines(file)) == 2 for file in tmp_path.glob("*.jsonl")):  # noqa: ASYNC110, ASYNC240
                 await asyncio.sleep(0.02)
-        for pid in _boxes_of(os.getpid()):
+        for pid in _sandboxes_of(os.getpid()):
             os.kill(pid, signal.SIGKILL)
         return await running
 
@@ -140,7 +140,7 @@ def test_a_box_that_dies_dies_again(bubblewrap: BubblewrapBackend, tmp_path: Pat
     assert but_for_times(played.trace) == but_for_times(recorded.trace)
 
 
-def _boxes_of(pid: int) -> list[int]:
+def _sandboxes_of(pid: int) -> list[int]:
     from .processes import children
 
     def line(child: int) -> bytes:
@@ -153,49 +153,49 @@ def _boxes_of(pid: int) -> list[int]:
 
 
 def test_an_attempt_that_failed_and_the_next_one_are_both_played(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(box: RecordedBox) -> object:
-        return (await box.exec(RANDOM)).stdout
+    async def use(sandbox: RecordedBox) -> object:
+        return (await sandbox.exec(RANDOM)).stdout
 
     async def twice(backend: SandboxBackend) -> list[object]:
-        return [await in_box(backend, use), await in_box(backend, use)]
+        return [await in_sandbox(backend, use), await in_sandbox(backend, use)]
 
     recorded = asyncio.run(twice(Recording(bubblewrap, tmp_path)))
     assert recorded[0] != recorded[1]
     assert {path.name for path in tmp_path.glob("*.jsonl")} == {"one.jsonl", "one.2.jsonl"}
     again = ReplayBackend(tmp_path)
     assert asyncio.run(twice(again)) == recorded
-    assert asyncio.run(in_box(again, use)) == recorded[1], "after the last attempt, that one again"
+    assert asyncio.run(in_sandbox(again, use)) == recorded[1], "after the last attempt, that one again"
 
 
-def test_all_that_a_box_can_do_is_played(backend: SandboxBackend, tmp_path: Path) -> None:
+def test_all_that_a_sandbox_can_do_is_played(backend: SandboxBackend, tmp_path: Path) -> None:
     source, journals = tmp_path / "source", tmp_path / "journals"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "a").write_bytes(b"\0\xff up")
 
     def use(out: Path, home: str = "") -> Callable[[RecordedBox], Awaitable[object]]:
-        async def scene(box: RecordedBox) -> object:
-            session = box.session()
+        async def scene(sandbox: RecordedBox) -> object:
+            session = sandbox.session()
             seen: list[object] = [
                 (await session.exec(f"cd /tmp; x=$({RANDOM})")).exit_code,
                 (await session.exec('pwd; echo "$x"')).stdout,
             ]
             await session.close()
-            await box.upload(source, "/tmp/up")
-            await box.write("/tmp/up/random", b"r", mode=0o755)
-            await box.exec(f"({RANDOM}) >> /tmp/up/random; : > /tmp/up/empty; ln -s a /tmp/up/sub/link")
-            seen.append(await box.read("/tmp/up/random"))
-            seen.append(await box.download("/tmp/up", out))
-            seen.append(await box.download("/tmp/up/random", out.with_suffix(".one")))
-            box.kill_all()
+            await sandbox.upload(source, "/tmp/up")
+            await sandbox.write("/tmp/up/random", b"r", mode=0o755)
+            await sandbox.exec(f"({RANDOM}) >> /tmp/up/random; : > /tmp/up/empty; ln -s a /tmp/up/sub/link")
+            seen.append(await sandbox.read("/tmp/up/random"))
+            seen.append(await sandbox.download("/tmp/up", out))
+            seen.append(await sandbox.download("/tmp/up/random", out.with_suffix(".one")))
+            sandbox.kill_all()
             for fails in (
-                lambda: box.read("/tmp/not-there"),
-                lambda: box.read("/tmp/up/random", max_bytes=3),
-                lambda: box.upload(source, "relative"),
+                lambda: sandbox.read("/tmp/not-there"),
+                lambda: sandbox.read("/tmp/up/random", max_bytes=3),
+                lambda: sandbox.upload(source, "relative"),
             ):
                 with pytest.raises((PathError, TransferLimit)) as caught:
                     await fails()
                 seen.append((caught.type, str(caught.value)))
-            seen.append((await box.exec("echo $HOME", lease=home)).stdout)
+            seen.append((await sandbox.exec("echo $HOME", lease=home)).stdout)
             return seen
 
         return scene
@@ -207,22 +207,22 @@ def test_all_that_a_box_can_do_is_played(backend: SandboxBackend, tmp_path: Path
             if path.is_file()
         }
 
-    recorded = asyncio.run(in_box(Recording(backend, journals), use(tmp_path / "first")))
-    played = asyncio.run(in_box(ReplayBackend(journals), use(tmp_path / "second")))
+    recorded = asyncio.run(in_sandbox(Recording(backend, journals), use(tmp_path / "first")))
+    played = asyncio.run(in_sandbox(ReplayBackend(journals), use(tmp_path / "second")))
     assert played == recorded
     assert tree(tmp_path / "second") == tree(tmp_path / "first")
     assert set(tree(tmp_path / "first")) == {"random", "empty", "sub/a"}
     assert tree(tmp_path / "first")["random"][1] == 0o755
     assert (tmp_path / "first.one").read_bytes() == (tmp_path / "second.one").read_bytes()
     with pytest.raises(ReplayMismatch, match=r"asks for exec\(command='echo \$HOME'"):
-        asyncio.run(in_box(ReplayBackend(journals), use(tmp_path / "at home", "box")))
+        asyncio.run(in_sandbox(ReplayBackend(journals), use(tmp_path / "at home", "sandbox")))
     (source / "sub" / "a").write_bytes(b"other")
     with pytest.raises(ReplayMismatch, match="at seq 3: it asks for upload"):
-        asyncio.run(in_box(ReplayBackend(journals), use(tmp_path / "third")))
+        asyncio.run(in_sandbox(ReplayBackend(journals), use(tmp_path / "third")))
 
 
 TIMED = {"timeout_is_a_result", "background_child_does_not_delay", "probe_is_one_line_in_time"}
-"""They measure how long a box takes, and a journal takes no time; or ask for no box."""
+"""They measure how long a sandbox takes, and a journal takes no time; or ask for no sandbox."""
 PLAYABLE = [law for law in SANDBOX_LAWS if law.__name__ not in TIMED | {"impossible_specs_are_refused"}]
 
 
@@ -294,21 +294,21 @@ def test_an_agents_own_error_is_not_hidden_by_the_journals_rest(bubblewrap: Bubb
 
 
 def test_once_another_way_always_another_way(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def ask(box: RecordedBox, *commands: str) -> list[str]:
+    async def ask(sandbox: RecordedBox, *commands: str) -> list[str]:
         seen = []
         for command in commands:
             try:
-                seen.append((await box.exec(command)).stdout)
+                seen.append((await sandbox.exec(command)).stdout)
             except ReplayMismatch as error:
                 seen.append(str(error).partition("at seq ")[2][:1])
         return seen
 
-    asyncio.run(in_box(Recording(bubblewrap, tmp_path), lambda box: ask(box, "echo a", "echo b", "echo c")))
-    seen = asyncio.run(in_box(ReplayBackend(tmp_path), lambda box: ask(box, "echo a", "echo x", "echo c")))
+    asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), lambda sandbox: ask(sandbox, "echo a", "echo b", "echo c")))
+    seen = asyncio.run(in_sandbox(ReplayBackend(tmp_path), lambda sandbox: ask(sandbox, "echo a", "echo x", "echo c")))
     assert seen == ["a\n", "2", "2"]
 
 
-def test_another_box_or_another_lease_is_caught(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_another_sandbox_or_another_lease_is_caught(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     asyncio.run(episode(Recording(bubblewrap, tmp_path), [submit("7")]))
     other = asyncio.run(episode(ReplayBackend(tmp_path), [submit("7")], spec=SandboxSpec(scratch_mb=65)))
     assert "at seq 0: it asks for create(" in (other.trace.error or "")
@@ -338,20 +338,20 @@ from agentloop.sandbox.replay import Recording
 from agentloop.types import SandboxSpec
 
 async def main():
-    async with SandboxPool(Recording(BubblewrapBackend(), Path(sys.argv[1]))).lease(SandboxSpec(), "one") as box:
-        await box.exec("echo a")
-        await box.exec("echo b")
+    async with SandboxPool(Recording(BubblewrapBackend(), Path(sys.argv[1]))).lease(SandboxSpec(), "one") as sandbox:
+        await sandbox.exec("echo a")
+        await sandbox.exec("echo b")
         print("ready", flush=True)
-        await box.exec("sleep 60", timeout_s=60)
+        await sandbox.exec("sleep 60", timeout_s=60)
 
 asyncio.run(main())
 """
 
 
-async def three(box: RecordedBox) -> list[str]:
-    seen = [(await box.exec(command)).stdout for command in ("echo a", "echo b")]
+async def three(sandbox: RecordedBox) -> list[str]:
+    seen = [(await sandbox.exec(command)).stdout for command in ("echo a", "echo b")]
     with pytest.raises(SandboxGone, match=r"ends at seq 2 and has no answer to exec\(command='sleep 60'.* at seq 3"):
-        await box.exec("sleep 60", timeout_s=60)
+        await sandbox.exec("sleep 60", timeout_s=60)
     return seen
 
 
@@ -361,27 +361,27 @@ def test_what_a_recorder_wrote_before_it_was_killed_is_played(bubblewrap: Bubble
         assert recorder.stdout is not None
         assert recorder.stdout.readline() == "ready\n"
         recorder.kill()
-    assert asyncio.run(in_box(ReplayBackend(tmp_path), three)) == ["a\n", "b\n"]
+    assert asyncio.run(in_sandbox(ReplayBackend(tmp_path), three)) == ["a\n", "b\n"]
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def all_three(box: RecordedBox) -> None:
+    async def all_three(sandbox: RecordedBox) -> None:
         for command, timeout_s in (("echo a", 30.0), ("echo b", 30.0), ("true", 60)):
-            await box.exec(command, timeout_s=timeout_s)
+            await sandbox.exec(command, timeout_s=timeout_s)
 
-    asyncio.run(in_box(Recording(bubblewrap, tmp_path), all_three))
+    asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), all_three))
     journal = tmp_path / "one.jsonl"
     whole = journal.read_bytes().splitlines(keepends=True)
     for n_bytes in (1, len(whole[3]) // 2, len(whole[3]) - 1):
         journal.write_bytes(b"".join(whole[:3]) + whole[3][:n_bytes])
-        assert asyncio.run(in_box(ReplayBackend(tmp_path), three)) == ["a\n", "b\n"]
+        assert asyncio.run(in_sandbox(ReplayBackend(tmp_path), three)) == ["a\n", "b\n"]
 
 
 def test_a_line_says_what_was_asked_and_given_with_their_hashes(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(box: RecordedBox) -> ExecResult:
-        return await box.exec("echo \udc80; exit 4")
+    async def use(sandbox: RecordedBox) -> ExecResult:
+        return await sandbox.exec("echo \udc80; exit 4")
 
-    done = asyncio.run(in_box(Recording(bubblewrap, tmp_path), use))
+    done = asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
     assert isinstance(done, ExecResult)
     create, exec_, close = lines(tmp_path / "one.jsonl")
     assert (create["seq"], create["op"], close["seq"], close["op"]) == (0, "create", 2, "close")
@@ -389,55 +389,55 @@ def test_a_line_says_what_was_asked_and_given_with_their_hashes(bubblewrap: Bubb
     assert exec_["result"] == done.model_dump()
     canonical = json.dumps(exec_["result"], sort_keys=True, separators=(",", ":"))
     assert exec_["sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
-    assert asyncio.run(in_box(ReplayBackend(tmp_path), use)) == done
+    assert asyncio.run(in_sandbox(ReplayBackend(tmp_path), use)) == done
 
 
 @pytest.mark.parametrize("change", [("a\\\\n", "b\\\\n"), ("echo a", "echo z"), ("{", "["), ('"seq": 1', '"seq": 0')])
 def test_a_journal_that_was_changed_is_not_played(
     bubblewrap: BubblewrapBackend, tmp_path: Path, change: tuple[str, str]
 ) -> None:
-    async def use(box: RecordedBox) -> object:
-        return await box.exec("echo a")
+    async def use(sandbox: RecordedBox) -> object:
+        return await sandbox.exec("echo a")
 
-    asyncio.run(in_box(Recording(bubblewrap, tmp_path), use))
+    asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
     journal = tmp_path / "one.jsonl"
     text = journal.read_text().splitlines(keepends=True)
     old, new = (word.replace("\\\\", "\\") for word in change)
     assert old in text[1]
     journal.write_text(text[0] + text[1].replace(old, new) + text[2])
     with pytest.raises(SandboxError, match=r"one\.jsonl:2 is not as it was recorded"):
-        asyncio.run(in_box(ReplayBackend(tmp_path), use))
+        asyncio.run(in_sandbox(ReplayBackend(tmp_path), use))
 
 
 def test_a_full_disk_is_said_and_the_journal_ends_there(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """What cannot be recorded is not run on as if it were."""
     import resource
 
-    async def use(box: RecordedBox) -> object:
-        await box.exec("echo a")
+    async def use(sandbox: RecordedBox) -> object:
+        await sandbox.exec("echo a")
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "one.jsonl").stat().st_size + 20, before[1]))
         try:
-            return await box.exec("echo b")
+            return await sandbox.exec("echo b")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     with pytest.raises(SandboxError, match="the journal cannot be written"):
-        asyncio.run(in_box(Recording(bubblewrap, tmp_path), use))
+        asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
     with pytest.raises(SandboxGone, match="ends at seq 1"):
-        asyncio.run(in_box(ReplayBackend(tmp_path), use))
+        asyncio.run(in_sandbox(ReplayBackend(tmp_path), use))
 
 
 # ------------------------------------------------------------------------------------ refusals
 
 
 def test_streams_are_refused(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(box: RecordedBox) -> None:
-        for refused in (lambda: box.start("cat"), lambda: box.terminal("cat")):
+    async def use(sandbox: RecordedBox) -> None:
+        for refused in (lambda: sandbox.start("cat"), lambda: sandbox.terminal("cat")):
             with pytest.raises(CapabilityError, match="no streams; run without a journal"):
                 refused()
 
-    asyncio.run(in_box(Recording(bubblewrap, tmp_path), use))
+    asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
 
 
 def test_no_recording_and_anothers(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:

@@ -24,4 +24,4 @@ def test_the_program_of_the_page_records_and_replays(bubblewrap: BubblewrapBacke
     assert "went another way at seq 2" in mismatch
     assert "rm note" in mismatch
     lines = (tmp_path / "recording/episode-1.jsonl").read_text().splitlines()
-    assert len(lines) == 4, "the box, what was written, the command, the end"
+    assert len(lines) == 4, "the sandbox, what was written, the command, the end"

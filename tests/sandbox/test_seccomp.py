@@ -16,7 +16,7 @@ from agentloop.errors import SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import seccomp
 
-from .attempts import BAD_CALL, CALLS, ENOSYS, EPERM, box_of, python
+from .attempts import BAD_CALL, CALLS, ENOSYS, EPERM, python, sandbox_of
 
 HEADERS = {
     "x86_64": ("x86_64-linux-gnu/asm/unistd_64.h", "asm/unistd_64.h"),
@@ -206,8 +206,8 @@ def test_the_kernel_refuses_every_call_of_the_list(backend: SandboxBackend) -> N
     program = f"{CALLS}\nnumbers_of = {known!r}\n{TRY_ALL.format(numbers=json.dumps(asked))}"
 
     async def scene() -> dict[str, int]:
-        async with box_of(backend) as box:
-            done = await python(box, program)
+        async with sandbox_of(backend) as sandbox:
+            done = await python(sandbox, program)
             assert done.exit_code == 0, done.stderr
             said: dict[str, int] = json.loads(done.stdout)
             return said
@@ -224,11 +224,11 @@ def test_calls_through_x32_come_to_nothing(backend: SandboxBackend) -> None:
     getpid = f"{CALLS}\nprint(call(1 << 30 | 39))"
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            done = await python(box, getpid)
+        async with sandbox_of(backend) as sandbox:
+            done = await python(sandbox, getpid)
             # libseccomp, which Docker uses, ends a process for it.
             assert done.stdout == f"-{ENOSYS}\n" or done.exit_code == BAD_CALL
-            assert (await box.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
 
@@ -255,8 +255,8 @@ asyncio.run(main())
 @pytest.mark.slow
 def test_threads_processes_and_sockets_work(backend: SandboxBackend) -> None:
     async def scene() -> None:
-        async with box_of(backend) as box:
-            done = await python(box, ORDINARY)
+        async with sandbox_of(backend) as sandbox:
+            done = await python(sandbox, ORDINARY)
             assert done.exit_code == 0, done.stderr
             assert sorted(done.stdout.split("\n")) == sorted(
                 ["thread", "thread", "thread", "child", "7", "[1, 2]", "pair", "async", ""]
@@ -282,8 +282,8 @@ def test_programs_that_ask_for_clone3_go_on_with_clone(backend: SandboxBackend) 
     known = numbers(platform.machine())
 
     async def scene() -> None:
-        async with box_of(backend) as box:
-            done = await python(box, CALLS + FALLS_BACK.format(clone3=known["clone3"], clone=known["clone"]))
+        async with sandbox_of(backend) as sandbox:
+            done = await python(sandbox, CALLS + FALLS_BACK.format(clone3=known["clone3"], clone=known["clone"]))
             assert (done.stdout, done.stderr) == ("5\n", "")
 
     asyncio.run(scene())

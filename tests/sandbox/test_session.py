@@ -11,10 +11,10 @@ import pytest
 
 from agentloop.errors import SandboxGone
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox import box as box_module
 from agentloop.sandbox import session as session_module
-from agentloop.sandbox.box import Box
+from agentloop.sandbox import supervised as sandbox_module
 from agentloop.sandbox.session import ShellSession
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 
 from .processes import comes_true, with_word
@@ -22,27 +22,27 @@ from .processes import comes_true, with_word
 
 @pytest.fixture(params=["bash", "sh"])
 def shell(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Sessions take the box's bash, or what they take where there is none."""
+    """Sessions take the sandbox's bash, or what they take where there is none."""
     if request.param == "sh":
         without = session_module.SHELL.replace("command -v bash > /dev/null", "false")
         assert without != session_module.SHELL
-        monkeypatch.setattr(box_module, "SHELL", without)
+        monkeypatch.setattr(sandbox_module, "SHELL", without)
     return str(request.param)
 
 
-def run(backend: SandboxBackend, scene: Callable[[Box, ShellSession], Awaitable[None]]) -> None:
+def run(backend: SandboxBackend, scene: Callable[[SupervisedSandbox, ShellSession], Awaitable[None]]) -> None:
     async def go() -> None:
-        async with opened(backend) as box:
-            assert isinstance(box, Box)
-            session = box.session()
-            await asyncio.wait_for(scene(box, session), 60)
+        async with opened(backend) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            session = sandbox.session()
+            await asyncio.wait_for(scene(sandbox, session), 60)
             await session.close()
 
     asyncio.run(go())
 
 
 def test_it_is_the_shell_that_is_meant(backend: SandboxBackend, shell: str) -> None:
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         assert ((await session.exec("echo $BASH_VERSION")).stdout == "\n") == (shell == "sh")
 
     run(backend, scene)
@@ -54,7 +54,7 @@ def test_it_is_the_shell_that_is_meant(backend: SandboxBackend, shell: str) -> N
     ["if", "echo 'open", "echo $(", "case x in", "}", "echo a; ) b", "cat <<E\nno end", ". /no/such/file || :"],
 )
 def test_a_syntax_error_does_not_end_the_shell(backend: SandboxBackend, shell: str, mistake: str) -> None:
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         await session.exec("A=kept")
         done = await session.exec(mistake, timeout_s=5)
         assert not done.timed_out
@@ -81,7 +81,7 @@ def test_a_syntax_error_does_not_end_the_shell(backend: SandboxBackend, shell: s
     ],
 )
 def test_no_setting_changes_what_is_told(backend: SandboxBackend, shell: str, change: str) -> None:
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         assert not (await session.exec(change, timeout_s=5)).restarted
         done = await session.exec("false", timeout_s=5)
         assert (done.exit_code, done.stdout, done.timed_out) == (1, "", False)
@@ -96,7 +96,7 @@ def test_a_record_cannot_be_forged_for_a_later_order(backend: SandboxBackend, sh
         "for fd in 3 4 5 6 7 8 9 10 11 12 13 14; do eval \"printf '0\\n%s 0\\n' x >&$fd\" 2> /dev/null; done; exit 0"
     )
 
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         assert (await session.exec(f"({forge}) > /dev/null; (exit 9)", timeout_s=5)).exit_code == 9
         done = await session.exec("echo real; (exit 8)", timeout_s=5)
         assert (done.exit_code, done.stdout) == (8, "real\n")
@@ -107,7 +107,7 @@ def test_a_record_cannot_be_forged_for_a_later_order(backend: SandboxBackend, sh
 @pytest.mark.first(backend=1, text=1)
 @pytest.mark.parametrize("text", ["  echo a  ", "\techo a\n", "\n\necho a\n\n", "echo a #x", "echo a;"])
 def test_blanks_and_line_ends_are_kept(backend: SandboxBackend, shell: str, text: str) -> None:
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         assert (await session.exec(text)).stdout == "a\n"
 
     run(backend, scene)
@@ -116,7 +116,7 @@ def test_blanks_and_line_ends_are_kept(backend: SandboxBackend, shell: str, text
 def test_the_text_arrives_as_it_was_written(backend: SandboxBackend, shell: str) -> None:
     text = "".join(map(chr, [*range(1, 39), *range(40, 127), 0xE9, 0x20AC, 0x1F600])) * 700  # 90 kB, no quote
 
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         done = await session.exec(f"x='{text}'; printf %s \"$x\"", max_output=1 << 20)
         assert (done.exit_code, done.stdout) == (0, text)
         assert (await session.exec(r"printf '\377\376a\000b'")).stdout.encode() == "��a\0b".encode()
@@ -127,7 +127,7 @@ def test_the_text_arrives_as_it_was_written(backend: SandboxBackend, shell: str)
 def test_a_job_of_before_outlives_a_timeout_and_what_timed_out_does_not(backend: SandboxBackend) -> None:
     job, late = f"87{os.getpid()}.5", f"88{os.getpid()}.5"
 
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         await session.exec(f"sleep {job} &")
         await asyncio.sleep(0.05)
         strays = f"(env -i setsid sleep {late} > /dev/null 2>&1 &); setsid sleep {late} & env -i sleep {late}"
@@ -144,7 +144,7 @@ def test_a_job_of_before_outlives_a_timeout_and_what_timed_out_does_not(backend:
 def test_a_cancelled_call_leaves_a_session_that_works(backend: SandboxBackend) -> None:
     mark = f"89{os.getpid()}.5"
 
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         call = asyncio.ensure_future(session.exec(f"echo old; sleep {mark}", timeout_s=60))
         await asyncio.sleep(0.2)
         call.cancel()
@@ -158,7 +158,7 @@ def test_a_cancelled_call_leaves_a_session_that_works(backend: SandboxBackend) -
 
 
 def test_calls_at_once_take_turns(backend: SandboxBackend) -> None:
-    async def scene(box: Box, session: ShellSession) -> None:
+    async def scene(sandbox: SupervisedSandbox, session: ShellSession) -> None:
         await session.exec("n=0")
         answers = await asyncio.gather(*(session.exec("n=$((n+1)); echo $n") for _ in range(30)))
         assert [answer.stdout for answer in answers] == [f"{n}\n" for n in range(1, 31)]
@@ -166,15 +166,15 @@ def test_calls_at_once_take_turns(backend: SandboxBackend) -> None:
     run(backend, scene)
 
 
-def test_the_death_of_the_box_is_infrastructure(backend: SandboxBackend) -> None:
+def test_the_death_of_the_sandbox_is_infrastructure(backend: SandboxBackend) -> None:
     async def go() -> None:
-        async with opened(backend) as box:
-            assert isinstance(box, Box)
-            session = box.session()
+        async with opened(backend) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            session = sandbox.session()
             call = asyncio.ensure_future(session.exec("sleep 60", timeout_s=60))
             await asyncio.sleep(0.2)
             started = time.monotonic()
-            await box.close()
+            await sandbox.close()
             with pytest.raises(SandboxGone):
                 await call
             with pytest.raises(SandboxGone):

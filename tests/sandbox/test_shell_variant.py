@@ -1,4 +1,4 @@
-"""Boxes whose image has no Python, so that a shell is their first process: the same laws, and what is its own."""
+"""Sandboxes whose image has no Python, so that a shell is their first process: the same laws, and what is its own."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pytest
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import door
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.channel import Channel
 from agentloop.sandbox.fifo import Fifos
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw, opened
 from agentloop.types import SandboxSpec
 
-from . import test_box, test_contained_processes, test_hostile, test_owner, test_streams
+from . import test_contained_processes, test_hostile, test_owner, test_streams, test_supervised
 from .processes import children, comes_true, with_word
 from .roots import busybox_root, python_root
 from .shells import WithImage, with_program
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 SHELLS = ["ash", "dash", "bash"]
 ROOM = 40
-"""Processes of a box that a bomb may fill."""
+"""Processes of a sandbox that a bomb may fill."""
 
 
 @pytest.fixture(scope="session")
@@ -52,17 +52,19 @@ def image(request: pytest.FixtureRequest, busybox: Path, tmp_path: Path) -> Path
 
 
 def run(
-    backend: SandboxBackend, scene: Callable[[Box], Coroutine[None, None, None]], spec: SandboxSpec | None = None
+    backend: SandboxBackend,
+    scene: Callable[[SupervisedSandbox], Coroutine[None, None, None]],
+    spec: SandboxSpec | None = None,
 ) -> None:
     async def go() -> None:
-        async with opened(backend, spec or SandboxSpec()) as box:
-            assert isinstance(box, Box)
-            await asyncio.wait_for(scene(box), 60)
+        async with opened(backend, spec or SandboxSpec()) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            await asyncio.wait_for(scene(sandbox), 60)
 
     asyncio.run(go())
 
 
-# ------------------------------------------------------------------- what holds for every box
+# ------------------------------------------------------------------- what holds for every sandbox
 
 both = pytest.mark.parametrize("backend", ["bubblewrap", pytest.param("docker", marks=pytest.mark.slow)], indirect=True)
 
@@ -77,12 +79,12 @@ test_output_comes_while_the_command_runs = test_streams.test_output_comes_while_
 test_more_than_any_window_goes_both_ways_at_once = test_streams.test_more_than_any_window_goes_both_ways_at_once
 test_a_killed_process_ends_for_its_readers = test_streams.test_a_killed_process_ends_for_its_readers
 test_a_signal_reaches_the_command = test_streams.test_a_signal_reaches_the_command
-test_a_box_that_closes_ends_what_is_read = test_streams.test_a_box_that_closes_ends_what_is_read_and_written
+test_a_sandbox_that_closes_ends_what_is_read = test_streams.test_a_sandbox_that_closes_ends_what_is_read_and_written
 test_a_session_runs_any_command_and_goes_on = test_streams.test_a_session_runs_any_command_and_goes_on
 test_a_session_survives_a_timeout = test_streams.test_a_session_survives_a_timeout
 test_a_session_begins_anew = test_streams.test_a_session_whose_shell_ends_says_so_and_begins_anew
 test_a_flood_in_a_session_is_ended_and_counted = test_streams.test_a_flood_in_a_session_is_ended_and_counted
-test_a_lease_takes_its_strays_along = test_box.test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more
+test_a_lease_takes_its_strays_along = test_supervised.test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more
 test_what_a_lease_leaves_harms_no_other = test_hostile.test_what_a_lease_leaves_harms_no_other
 test_a_command_may_clean_up_first = test_hostile.test_a_command_whose_time_is_up_may_clean_up_first
 test_files_that_do_not_fit_say_so = test_hostile.test_files_that_do_not_fit_say_so
@@ -92,8 +94,8 @@ test_unusual_files_are_copied = test_hostile.test_unusual_files_are_copied_and_c
 @pytest.mark.parametrize(
     "test",
     [
-        test_box.test_a_closed_lease_answers_what_still_waits,
-        test_box.test_a_flood_costs_the_host_no_memory,
+        test_supervised.test_a_closed_lease_answers_what_still_waits,
+        test_supervised.test_a_flood_costs_the_host_no_memory,
         test_hostile.test_a_cancelled_call_ends_its_command,
     ],
     ids=lambda test: test.__name__,
@@ -107,9 +109,9 @@ def test_it_passes(test: Callable[[SandboxBackend], None], backend: SandboxBacke
 
 @both
 def test_the_image_decides_who_is_first(backend: WithImage, tmp_path: Path) -> None:
-    async def scene(box: Box) -> None:
-        done = await box.exec("command -v python3; cat /proc/1/cmdline")
-        assert isinstance(box._connection, Channel if "bin/python3\n" in done.stdout else Fifos)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        done = await sandbox.exec("command -v python3; cat /proc/1/cmdline")
+        assert isinstance(sandbox._connection, Channel if "bin/python3\n" in done.stdout else Fifos)
         first.append(done.stdout.split("\0")[0].split("\n")[-1])
 
     first: list[str] = []
@@ -122,34 +124,34 @@ def test_the_image_decides_who_is_first(backend: WithImage, tmp_path: Path) -> N
 def test_any_shell_will_do(bubblewrap: BubblewrapBackend, image: Path) -> None:
     odd = r"printf '[%s]' 'a\nb' \\ \	 '" + "\n'; cat <<E\n$((6 * 7)) \\c\nE\nprintf %s x\\ "
 
-    async def scene(box: Box) -> None:
-        done = await box.exec(odd)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        done = await sandbox.exec(odd)
         assert done.stdout == "[a\\nb][\\][\t][\n]42 \\c\nx "
-        assert (await box.exec("exit 9")).exit_code == 9
-        assert (await box.exec("kill -15 $$")).exit_code == 143
-        session = box.session()
+        assert (await sandbox.exec("exit 9")).exit_code == 9
+        assert (await sandbox.exec("kill -15 $$")).exit_code == 143
+        session = sandbox.session()
         await session.exec("cd /tmp; A=1")
         assert (await session.exec("sleep 60", timeout_s=0.3)).timed_out
         done = await session.exec("pwd; echo $A")
         assert (done.stdout, done.restarted) == ("/tmp\n1\n", False)
         await session.close()
-        await box.write("/tmp/a/b", b"data\0")
-        assert await box.read("/tmp/a/b") == b"data\0"
+        await sandbox.write("/tmp/a/b", b"data\0")
+        assert await sandbox.read("/tmp/a/b") == b"data\0"
 
     run(WithImage(bubblewrap, image), scene)
 
 
 @pytest.mark.parametrize("image", SHELLS, indirect=True)
 def test_its_first_process_survives_what_a_command_does_to_it(bubblewrap: BubblewrapBackend, image: Path) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         for name in ("INT", "TERM", "HUP", "QUIT", "PIPE", "USR1", "ALRM", "KILL", "STOP", "TTIN", "CHLD"):
-            await box.exec(f"kill -{name} 1")
-            assert (await box.exec("echo alive")).stdout == "alive\n", name
-        other = asyncio.ensure_future(box.exec("sleep 60"))
+            await sandbox.exec(f"kill -{name} 1")
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n", name
+        other = asyncio.ensure_future(sandbox.exec("sleep 60"))
         await asyncio.sleep(0.1)
-        await box.exec("kill -9 -1")
+        await sandbox.exec("kill -9 -1")
         assert (await asyncio.wait_for(other, 5)).exit_code == 137
-        assert (await box.exec("echo alive")).stdout == "alive\n"
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     run(WithImage(bubblewrap, image), scene)
 
@@ -167,8 +169,8 @@ BREAKAGE = test_contained_processes.BREAKAGE | {
 @both
 @pytest.mark.parametrize("breakage", BREAKAGE.values(), ids=BREAKAGE)
 @pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
-def test_a_broken_box_works_or_is_gone_and_never_lies(backend: WithImage, breakage: str, root: bool) -> None:
-    test_contained_processes.test_a_broken_box_works_or_is_gone_and_never_lies(
+def test_a_broken_sandbox_works_or_is_gone_and_never_lies(backend: WithImage, breakage: str, root: bool) -> None:
+    test_contained_processes.test_a_broken_sandbox_works_or_is_gone_and_never_lies(
         backend, breakage, SandboxSpec(root=root)
     )
 
@@ -177,11 +179,11 @@ def test_a_broken_box_works_or_is_gone_and_never_lies(backend: WithImage, breaka
 def test_orders_that_a_command_takes_away_are_no_results(backend: WithImage) -> None:
     """A shell cannot keep its descriptors to itself (README): what it is then not told to do does not seem done."""
 
-    async def scene(box: Box) -> None:
-        await box.exec("for f in /proc/1/fd/*; do head -c 1 $f > /dev/null 2>&1 & done")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("for f in /proc/1/fd/*; do head -c 1 $f > /dev/null 2>&1 & done")
         for _ in range(3):
             try:
-                done = await box.exec("echo true; exit 3", timeout_s=1.0)
+                done = await sandbox.exec("echo true; exit 3", timeout_s=1.0)
             except SandboxGone:
                 return
             assert (done.exit_code, done.stdout) == (3, "true\n") or (done.timed_out and not done.stdout), done
@@ -192,8 +194,8 @@ def test_orders_that_a_command_takes_away_are_no_results(backend: WithImage) -> 
 def test_a_command_can_be_interrupted_where_env_sees_to_it(
     bubblewrap: BubblewrapBackend, busybox: Path, tmp_path: Path
 ) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done")
         assert await process.stdout.read() == b"ready\n"
         process.signal(signal.SIGINT)
         assert await asyncio.wait_for(process.stdout.read(), 5) == b"caught\n"
@@ -214,12 +216,12 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 @pytest.mark.parametrize("image", SHELLS[:2], indirect=True)
 def test_a_bomb_ends_with_its_command(bubblewrap: BubblewrapBackend, image: Path, bomb: str) -> None:
-    async def scene(box: Box) -> None:
-        for _ in range(3):  # what clears a full box must be there again
-            await box.exec(bomb, timeout_s=0.7)
-            box.discard("box")  # for a bomb that ended by itself
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        for _ in range(3):  # what clears a full sandbox must be there again
+            await sandbox.exec(bomb, timeout_s=0.7)
+            sandbox.discard("sandbox")  # for a bomb that ended by itself
             started = time.monotonic()
-            done = await box.exec("echo alive; ls -d /proc/[0-9]* | wc -l")
+            done = await sandbox.exec("echo alive; ls -d /proc/[0-9]* | wc -l")
             assert (done.stdout.split()[:1], done.exit_code) == (["alive"], 0), done
             assert int(done.stdout.split()[1]) < 10
             assert time.monotonic() - started < 5.0
@@ -227,19 +229,19 @@ def test_a_bomb_ends_with_its_command(bubblewrap: BubblewrapBackend, image: Path
     run(WithImage(bubblewrap, image), scene, SandboxSpec(n_processes=ROOM))
 
 
-def test_a_full_box_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
+def test_a_full_sandbox_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
     fill = f"i=0; while [ $i -lt {ROOM} ]; do sleep 7655.5 & i=$((i+1)); done; sleep 60"
 
-    async def scene(box: Box) -> None:
-        filling = asyncio.ensure_future(box.exec(f"({fill}) 2>&1 & sleep 60", timeout_s=2.0))
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        filling = asyncio.ensure_future(sandbox.exec(f"({fill}) 2>&1 & sleep 60", timeout_s=2.0))
         await asyncio.sleep(0.5)
         n = len(with_word("7655.5"))
         for _ in range(3):
-            done = await box.exec("ls /")
+            done = await sandbox.exec("ls /")
             assert (done.exit_code in (2, 126), "fork" in done.stderr or "no room" in done.stderr) == (True, True)
         assert len(with_word("7655.5")) == n > ROOM / 2, "another command's processes were ended"
         assert (await filling).timed_out
-        assert (await box.exec("echo alive")).stdout == "alive\n"
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
 
     run(backend, scene, SandboxSpec(n_processes=ROOM))
     assert not with_word("7655.5")
@@ -252,11 +254,11 @@ def test_a_full_box_says_so_and_harms_nobody(backend: SandboxBackend) -> None:
 def test_a_command_that_finds_no_room_never_seems_to_have_worked(backend: WithImage, n_processes: int) -> None:
     """Whatever number of processes is left: one for its shell is not enough."""
 
-    async def scene(box: Box) -> None:
-        running = [box.start("sleep 60") for _ in range(n_processes)]
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        running = [sandbox.start("sleep 60") for _ in range(n_processes)]
         await asyncio.sleep(1.0)
         for _ in range(3):
-            done = await box.exec("echo it ran; exit 5", timeout_s=5.0)
+            done = await sandbox.exec("echo it ran; exit 5", timeout_s=5.0)
             assert (done.exit_code, done.stdout) in ((5, "it ran\n"), (126, "")), done
         for process in running:
             process.kill()
@@ -274,13 +276,13 @@ def test_orders_of_a_command_end_with_it(backend: WithImage) -> None:
     order = f"mkdir /tmp/q; cd /tmp/q; : > x.end; : > x.out; : > x.err; (seq 4000; echo '{ORDER}') > order"
     insist = "while :; do cat /tmp/q/order > /proc/1/fd/3; done"
 
-    async def scene(box: Box) -> None:
-        await box.exec(f"{order}; ( {insist} ) > /dev/null 2>&1 &")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec(f"{order}; ( {insist} ) > /dev/null 2>&1 &")
         await asyncio.sleep(0.5)
         for _ in range(2):
-            box.kill_all()
+            sandbox.kill_all()
             try:
-                done = await box.exec("rm -f /tmp/more; sleep 0.4; cat /tmp/more; ls -d /proc/[0-9]* | wc -l")
+                done = await sandbox.exec("rm -f /tmp/more; sleep 0.4; cat /tmp/more; ls -d /proc/[0-9]* | wc -l")
             except SandboxGone:
                 return
             assert done.stdout.strip().isdecimal(), done
@@ -293,10 +295,10 @@ def test_orders_of_a_command_end_with_it(backend: WithImage) -> None:
 @both
 @pytest.mark.parametrize("root", [False, True], ids=["user", "root"])
 def test_no_command_writes_to_its_memory(backend: WithImage, root: bool) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         for path in ("/proc/1/mem", "/proc/1/task/1/mem"):
-            assert (await box.exec(f"exec 3<> {path}")).exit_code != 0
-        assert (await box.exec("exec 3<> /dev/null")).exit_code == 0
+            assert (await sandbox.exec(f"exec 3<> {path}")).exit_code != 0
+        assert (await sandbox.exec("exec 3<> /dev/null")).exit_code == 0
 
     run(backend, scene, SandboxSpec(root=root))
 
@@ -305,10 +307,10 @@ def test_no_command_writes_to_its_memory(backend: WithImage, root: bool) -> None
 def test_a_session_ends_though_who_tells_it_is_stopped(backend: WithImage) -> None:
     stop = "for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -STOP $p; done"
 
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         await session.exec("x=1")
-        await box.exec(stop, timeout_s=1.0)
+        await sandbox.exec(stop, timeout_s=1.0)
         done = await asyncio.wait_for(session.exec("echo $x", timeout_s=1.0), 5)
         assert (done.timed_out, done.restarted) == (True, True)
         assert (await session.exec("echo ${x-new}")).stdout == "new\n"
@@ -318,9 +320,9 @@ def test_a_session_ends_though_who_tells_it_is_stopped(backend: WithImage) -> No
 
 
 def test_daemons_end_with_a_command_whose_time_is_up_and_no_others(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("setsid sleep 7651.5 > /dev/null 2>&1 &")
-        await box.exec("(setsid sleep 7652.5 &); env -i setsid sleep 7653.5 & sleep 60", timeout_s=0.3)
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("setsid sleep 7651.5 > /dev/null 2>&1 &")
+        await sandbox.exec("(setsid sleep 7652.5 &); env -i setsid sleep 7653.5 & sleep 60", timeout_s=0.3)
         assert comes_true(lambda: not with_word("7652.5") and not with_word("7653.5"))
         assert with_word("7651.5"), "a marked process of another command was ended"
 
@@ -329,40 +331,42 @@ def test_daemons_end_with_a_command_whose_time_is_up_and_no_others(backend: Sand
 
 
 def test_an_end_cannot_be_forged_by_what_is_printed_or_inherited(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        done = await box.exec("echo 0; echo 0 126; for n in 3 4 5 6 7 8 9; do echo 0 >&$n; done 2>/dev/null; exit 5")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        done = await sandbox.exec(
+            "echo 0; echo 0 126; for n in 3 4 5 6 7 8 9; do echo 0 >&$n; done 2>/dev/null; exit 5"
+        )
         assert (done.exit_code, done.stdout) == (5, "0\n0 126\n")
-        assert (await box.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
+        assert (await sandbox.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
         # The host removes a command's pipes when both ends are open, which may be after the command has begun.
         gone = 'until [ -z "$(ls /run/agentloop/door)" ]; do sleep 0.01; done'
-        waiting = asyncio.ensure_future(box.exec("sleep 3; exit 7"))
-        assert not (await box.exec(gone, timeout_s=10.0)).timed_out
-        await box.exec("echo x > /run/agentloop/door/orders; for f in /run/agentloop/door/*; do echo 0 > $f; done")
+        waiting = asyncio.ensure_future(sandbox.exec("sleep 3; exit 7"))
+        assert not (await sandbox.exec(gone, timeout_s=10.0)).timed_out
+        await sandbox.exec("echo x > /run/agentloop/door/orders; for f in /run/agentloop/door/*; do echo 0 > $f; done")
         assert (await waiting).exit_code == 7
 
     run(backend, scene)
 
 
 def test_no_pipe_and_no_descriptor_is_left(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        connection = box._connection
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        connection = sandbox._connection
         assert isinstance(connection, Fifos)
-        await box.exec("true")
+        await sandbox.exec("true")
         n = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
-            await box.exec("yes", max_output=100)
+            await sandbox.exec("yes", max_output=100)
             for timeout_s in (0.0, 0.1):
-                await box.exec("sleep 60", timeout_s=timeout_s)
-            process = box.start("echo unread; exit 3")
+                await sandbox.exec("sleep 60", timeout_s=timeout_s)
+            process = sandbox.start("echo unread; exit 3")
             assert (await process.wait()).exit_code == 3
             process.kill()
-            process = box.start("cat")
+            process = sandbox.start("cat")
             process.kill()
             assert (await process.wait()).exit_code == 137
-            session = box.session()
+            session = sandbox.session()
             await session.exec("true")
             await session.close()
-            call = asyncio.ensure_future(box.exec("sleep 60"))
+            call = asyncio.ensure_future(sandbox.exec("sleep 60"))
             await asyncio.sleep(0.05)
             call.cancel()
         await asyncio.sleep(0.3)
@@ -374,8 +378,8 @@ def test_no_pipe_and_no_descriptor_is_left(backend: SandboxBackend) -> None:
 
 
 def test_what_nobody_reads_is_not_lost_when_the_command_ends(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("head -c 320000 /dev/zero; (sleep 60 &)")  # more than a window, less than it and a pipe
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("head -c 320000 /dev/zero; (sleep 60 &)")  # more than a window, less than it and a pipe
         assert (await asyncio.wait_for(process.wait(), 5)).exit_code == 0
         assert sum([len(piece) async for piece in process.stdout]) == 320_000
 
@@ -383,9 +387,9 @@ def test_what_nobody_reads_is_not_lost_when_the_command_ends(backend: SandboxBac
 
 
 def test_input_that_nobody_reads_holds_up_nobody(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         for command in ("exit 0", "exec 0<&-; sleep 60", "head -c 10 > /dev/null; sleep 60 < /dev/null"):
-            process = box.start(command)
+            process = sandbox.start(command)
             await asyncio.wait_for(process.stdin.write(b"x" * 1_000_000), 5)
             process.kill()
 
@@ -393,9 +397,9 @@ def test_input_that_nobody_reads_holds_up_nobody(backend: SandboxBackend) -> Non
 
 
 def test_a_call_that_is_cancelled_at_once_leaves_nothing(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         for delay_s in (0.0, 0.001, 0.002, 0.004):
-            call = asyncio.ensure_future(box.exec("sleep 7656.5"))
+            call = asyncio.ensure_future(sandbox.exec("sleep 7656.5"))
             await asyncio.sleep(delay_s)
             call.cancel()
         await asyncio.sleep(0.5)
@@ -405,9 +409,9 @@ def test_a_call_that_is_cancelled_at_once_leaves_nothing(backend: SandboxBackend
 
 
 def test_its_lifetime_is_held(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         with pytest.raises(SandboxGone, match="lifetime"):
-            await box.exec("sleep 7657.5")
+            await sandbox.exec("sleep 7657.5")
         assert comes_true(lambda: not with_word("7657.5"))
 
     run(backend, scene, SandboxSpec(lifetime_s=0.5))
@@ -415,14 +419,14 @@ def test_its_lifetime_is_held(backend: SandboxBackend) -> None:
 
 @both
 def test_what_needs_python_is_refused_and_leaves_nothing(backend: SandboxBackend) -> None:
-    run(backend, _nothing)  # after the first box there may be a shell that waits for our own end
+    run(backend, _nothing)  # after the first sandbox there may be a shell that waits for our own end
     before = set(children(os.getpid()))
 
-    async def scene(box: Box) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
         with pytest.raises(CapabilityError, match="a terminal needs python3 in the image"):
-            box.terminal("true")
+            sandbox.terminal("true")
         with pytest.raises(CapabilityError, match="allowed_hosts or to a gateway needs python3 in the image"):
-            box.set_network(("example.org",))
+            sandbox.set_network(("example.org",))
 
     run(backend, scene)
     with pytest.raises(CapabilityError, match="allowed_hosts or to a gateway needs python3"):
@@ -433,11 +437,11 @@ def test_what_needs_python_is_refused_and_leaves_nothing(backend: SandboxBackend
     )
 
 
-async def _nothing(box: Box) -> None:
-    """A box that is not used."""
+async def _nothing(sandbox: SupervisedSandbox) -> None:
+    """A sandbox that is not used."""
 
 
-def test_what_cannot_be_a_box_says_why(backend: SandboxBackend, tmp_path: Path) -> None:
+def test_what_cannot_be_a_sandbox_says_why(backend: SandboxBackend, tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match="cannot start in /no/where"):
         asyncio.run(backend.create(SandboxSpec(workdir="/no/where")))
     with pytest.raises(ImageError, match=f"'{tmp_path}' does not start: it has no shell at /bin/sh"):
@@ -447,9 +451,9 @@ def test_what_cannot_be_a_box_says_why(backend: SandboxBackend, tmp_path: Path) 
 def test_the_image_is_not_changed_and_root_may_write(bubblewrap: BubblewrapBackend, busybox: Path) -> None:
     spec = SandboxSpec(image=str(busybox), root=True)
 
-    async def scene(box: Box) -> None:
-        assert (await box.exec("id -u; echo x > /etc/new && rm /bin/vi && cat /etc/new")).stdout == "0\nx\n"
-        assert (await box.exec("echo x > /run/agentloop/inside/pid1.sh")).exit_code != 0
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        assert (await sandbox.exec("id -u; echo x > /etc/new && rm /bin/vi && cat /etc/new")).stdout == "0\nx\n"
+        assert (await sandbox.exec("echo x > /run/agentloop/inside/pid1.sh")).exit_code != 0
 
     before = sorted(path.relative_to(busybox) for path in busybox.rglob("*"))
     for _ in range(2):
@@ -458,10 +462,10 @@ def test_the_image_is_not_changed_and_root_may_write(bubblewrap: BubblewrapBacke
 
 
 @pytest.mark.alone
-def test_a_box_goes_with_its_owner(bubblewrap: BubblewrapBackend, busybox: Path) -> None:
+def test_a_sandbox_goes_with_its_owner(bubblewrap: BubblewrapBackend, busybox: Path) -> None:
     mark = f"79{os.getpid()}.5"
     with test_owner.owner(bubblewrap.name, mark, image=str(busybox)) as (process, _):
         process.send_signal(signal.SIGKILL)
         process.wait()
-        assert comes_true(lambda: not with_word(mark)), "the box outlived its owner"
+        assert comes_true(lambda: not with_word(mark)), "the sandbox outlived its owner"
     door.sweep_doors()  # of the owner, which could not do it

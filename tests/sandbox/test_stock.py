@@ -1,4 +1,4 @@
-"""Boxes that are ready before they are asked for: how many, of what, and that none is left over or stale."""
+"""Sandboxes that are ready before they are asked for: how many, of what, and that none is left over or stale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import SandboxSpec
 
-from .test_pool import WRITES, CountedBackend, CountedBox, PlainBox, a_pool, n_open, use
+from .test_pool import WRITES, CountedBackend, CountedSandbox, PlainSandbox, a_pool, n_open, use
 
 
 @pytest.fixture(autouse=True)
@@ -33,26 +33,28 @@ async def until(truth: Callable[[], bool]) -> None:
 
 
 def n_ready(pool: SandboxPool) -> int:
-    return sum(len(shelf.boxes) for shelf in pool._stock._shelves.values())
+    return sum(len(shelf.sandboxes) for shelf in pool._stock._shelves.values())
 
 
 async def leased(pool: SandboxPool, spec: SandboxSpec = WRITES) -> Sandbox:
-    """The box that a lease got."""
-    async with pool.lease(spec, "x") as box:
-        return box
+    """The sandbox that a lease got."""
+    async with pool.lease(spec, "x") as sandbox:
+        return sandbox
 
 
-def test_the_next_lease_finds_a_box_ready_and_nobody_a_used_one() -> None:
+def test_the_next_lease_finds_a_sandbox_ready_and_nobody_a_used_one() -> None:
     async def scene() -> None:
         backend = CountedBackend(delay_s=0.0)
         async with a_pool(backend, min_idle=2) as pool:
             got = [await leased(pool)]
             for _ in range(5):
                 await until(lambda: n_open(backend) >= 1)
-                ready = [box for box in backend.boxes if isinstance(box, CountedBox) and not box.gone]
+                ready = [
+                    sandbox for sandbox in backend.sandboxes if isinstance(sandbox, CountedSandbox) and not sandbox.gone
+                ]
                 got.append(await leased(pool))
                 assert got[-1] in ready
-            assert len({id(box) for box in got}) == 6, "a box was leased twice"
+            assert len({id(sandbox) for sandbox in got}) == 6, "a sandbox was leased twice"
         assert n_open(backend) == 0
 
     asyncio.run(scene())
@@ -73,31 +75,31 @@ def test_one_is_ready_after_the_first_lease_and_min_idle_after_more() -> None:
     asyncio.run(scene())
 
 
-def test_a_box_that_died_in_the_stock_is_not_leased() -> None:
+def test_a_sandbox_that_died_in_the_stock_is_not_leased() -> None:
     async def scene() -> None:
         backend = CountedBackend(delay_s=0.0)
         async with a_pool(backend, min_idle=1) as pool:
             await leased(pool)
             await until(lambda: n_open(backend) == 1)
-            dead = backend.boxes[-1]
-            assert isinstance(dead, CountedBox)
+            dead = backend.sandboxes[-1]
+            assert isinstance(dead, CountedSandbox)
             dead.gone = True
-            assert await use(pool, WRITES, "x") == "box"
-            assert dead.is_closed, "what the dead box had on the host was not removed"
+            assert await use(pool, WRITES, "x") == "sandbox"
+            assert dead.is_closed, "what the dead sandbox had on the host was not removed"
 
     asyncio.run(scene())
 
 
-def test_a_real_box_that_was_killed_in_the_stock_is_not_leased(bubblewrap: BubblewrapBackend) -> None:
+def test_a_real_sandbox_that_was_killed_in_the_stock_is_not_leased(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
         async with a_pool(bubblewrap, min_idle=1) as pool:
             await leased(pool)
             await until(lambda: n_ready(pool) == 1)
-            box = next(iter(pool._stock._shelves.values())).boxes[0]
-            box._connection._transport.abort()  # type: ignore[attr-defined]  # as its death would
+            sandbox = next(iter(pool._stock._shelves.values())).sandboxes[0]
+            sandbox._connection._transport.abort()  # type: ignore[attr-defined]  # as its death would
             await asyncio.sleep(0.05)
             async with pool.lease(WRITES, "y") as other:
-                assert other.id != box.id
+                assert other.id != sandbox.id
                 assert (await other.exec("echo alive")).stdout == "alive\n"
 
     asyncio.run(scene())
@@ -133,12 +135,12 @@ def test_the_stock_of_all_specs_is_bounded_and_the_oldest_goes(monkeypatch: pyte
                 await leased(pool, spec)
                 await asyncio.sleep(0.02)
             assert n_open(backend) == 3
-            kept = [spec for (spec, _), shelf in pool._stock._shelves.items() if shelf.boxes]
+            kept = [spec for (spec, _), shelf in pool._stock._shelves.items() if shelf.sandboxes]
             assert kept == specs[2:]
             for spec in (specs[2], specs[0]):
                 await leased(pool, spec)
                 await asyncio.sleep(0.02)
-            kept = [spec for (spec, _), shelf in pool._stock._shelves.items() if shelf.boxes]
+            kept = [spec for (spec, _), shelf in pool._stock._shelves.items() if shelf.sandboxes]
             assert kept == [specs[4], specs[2], specs[0]], "the one that was leased again is not the oldest"
 
     asyncio.run(scene())
@@ -153,9 +155,9 @@ def test_specs_that_want_more_than_there_may_be_do_not_take_turns_for_ever(monke
             specs = [SandboxSpec(scratch_mb=n) for n in range(1, 4)]
             await asyncio.gather(*(leased(pool, spec) for spec in specs * 10))
             await asyncio.sleep(0.2)
-            n_made = len(backend.boxes)
+            n_made = len(backend.sandboxes)
             await asyncio.sleep(0.1)
-            assert (n_open(backend), len(backend.boxes)) == (3, n_made)
+            assert (n_open(backend), len(backend.sandboxes)) == (3, n_made)
 
     asyncio.run(scene())
 
@@ -182,7 +184,7 @@ def test_no_more_are_made_at_once_than_help(monkeypatch: pytest.MonkeyPatch) -> 
     assert most == 3
 
 
-def test_closing_while_the_stock_is_being_filled_leaves_no_box() -> None:
+def test_closing_while_the_stock_is_being_filled_leaves_no_sandbox() -> None:
     async def scene() -> None:
         for wait_s in (0.0, 0.005, 0.0101, 0.015, 0.0203, 0.05):
             backend = CountedBackend()
@@ -192,16 +194,16 @@ def test_closing_while_the_stock_is_being_filled_leaves_no_box() -> None:
             backend.delay_s = 60.0
             await asyncio.sleep(0.015)
             await asyncio.wait_for(pool.close(), 1.0)
-            n_made = len(backend.boxes)
+            n_made = len(backend.sandboxes)
             await asyncio.sleep(0.03)
-            assert (n_open(backend), len(backend.boxes)) == (0, n_made)
+            assert (n_open(backend), len(backend.sandboxes)) == (0, n_made)
 
     asyncio.run(scene())
 
 
 def test_a_closed_pool_leases_nothing_that_was_ready() -> None:
     async def scene() -> None:
-        pool = SandboxPool(CountedBackend(make=PlainBox, delay_s=0.0), min_idle=1)
+        pool = SandboxPool(CountedBackend(make=PlainSandbox, delay_s=0.0), min_idle=1)
         await leased(pool)
         await until(lambda: n_ready(pool) == 1)
         await pool.close()
@@ -211,7 +213,7 @@ def test_a_closed_pool_leases_nothing_that_was_ready() -> None:
     asyncio.run(scene())
 
 
-def test_a_lease_that_is_cancelled_leaves_its_box_to_nobody() -> None:
+def test_a_lease_that_is_cancelled_leaves_its_sandbox_to_nobody() -> None:
     async def scene() -> None:
         backend = CountedBackend(delay_s=0.002)
         async with a_pool(backend, min_idle=2) as pool:
@@ -227,13 +229,13 @@ def test_a_lease_that_is_cancelled_leaves_its_box_to_nobody() -> None:
     asyncio.run(scene())
 
 
-def test_a_box_whose_time_is_limited_does_not_wait_on_a_shelf() -> None:
+def test_a_sandbox_whose_time_is_limited_does_not_wait_on_a_shelf() -> None:
     async def scene() -> None:
         backend = CountedBackend(delay_s=0.0)
         async with a_pool(backend, min_idle=2) as pool:
             await leased(pool, SandboxSpec(lifetime_s=60.0))
             await asyncio.sleep(0.05)
-            assert len(backend.boxes) == 1
+            assert len(backend.sandboxes) == 1
 
     asyncio.run(scene())
 
@@ -254,7 +256,7 @@ def added(file: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [edited, edited_in_place, added])
-def test_a_ready_box_is_never_older_than_its_files(
+def test_a_ready_sandbox_is_never_older_than_its_files(
     bubblewrap: SandboxBackend, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
     (tmp_path / "sub").mkdir()
@@ -264,12 +266,12 @@ def test_a_ready_box_is_never_older_than_its_files(
     async def scene() -> str:
         async with a_pool(bubblewrap, min_idle=1) as pool:
             for _ in range(2):
-                async with pool.lease(SandboxSpec(files=tmp_path), "x") as box:
-                    assert (await box.exec("cat sub/*")).stdout == "before"
+                async with pool.lease(SandboxSpec(files=tmp_path), "x") as sandbox:
+                    assert (await sandbox.exec("cat sub/*")).stdout == "before"
             await asyncio.sleep(0.3)
             change(file)
-            async with pool.lease(SandboxSpec(files=tmp_path), "x") as box:
-                return (await box.exec("cat sub/*")).stdout
+            async with pool.lease(SandboxSpec(files=tmp_path), "x") as sandbox:
+                return (await sandbox.exec("cat sub/*")).stdout
 
     assert "after" in asyncio.run(scene()).lower()
 
@@ -283,8 +285,8 @@ def test_a_warm_lease_and_its_first_command_take_milliseconds(backend: SandboxBa
             took = []
             for _ in range(6):
                 started = time.perf_counter()
-                async with pool.lease(WRITES, "x") as box:
-                    await box.exec("true")
+                async with pool.lease(WRITES, "x") as sandbox:
+                    await sandbox.exec("true")
                     took.append(time.perf_counter() - started)
                 await until(lambda: n_ready(pool) == 1)
             return took[0], min(took[1:])

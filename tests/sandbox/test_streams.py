@@ -1,4 +1,4 @@
-"""Commands that are used while they run, terminals, and shells that stay, in every box of ours."""
+"""Commands that are used while they run, terminals, and shells that stay, in every sandbox of ours."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from agentloop.errors import SandboxGone
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.process import Process
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import opened
 from agentloop.types import ExecResult, SandboxSpec
 
@@ -27,16 +27,16 @@ async def everything(process: Process) -> tuple[bytes, bytes, int]:
 
 def run(backend: SandboxBackend, scene: object) -> object:
     async def go() -> object:
-        async with opened(backend) as box:
-            assert isinstance(box, Box)
-            return await asyncio.wait_for(scene(box), 60)  # type: ignore[operator]
+        async with opened(backend) as sandbox:
+            assert isinstance(sandbox, SupervisedSandbox)
+            return await asyncio.wait_for(scene(sandbox), 60)  # type: ignore[operator]
 
     return asyncio.run(go())
 
 
 def test_output_comes_while_the_command_runs(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("echo one; read line; echo two $line; echo bad >&2; exit 3")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("echo one; read line; echo two $line; echo bad >&2; exit 3")
         assert await process.stdout.read() == b"one\n"
         await process.stdin.write(b"three\n")
         assert await everything(process) == (b"two three\n", b"bad\n", 3)
@@ -46,8 +46,8 @@ def test_output_comes_while_the_command_runs(backend: SandboxBackend) -> None:
 
 @pytest.mark.slow
 def test_more_than_any_window_goes_both_ways_at_once(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("tr a b")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("tr a b")
         feeding = asyncio.ensure_future(process.stdin.write(b"a" * (8 * MIB)))
         feeding.add_done_callback(lambda _: process.stdin.close())
         out, err, code = await everything(process)
@@ -56,13 +56,13 @@ def test_more_than_any_window_goes_both_ways_at_once(backend: SandboxBackend) ->
     run(backend, scene)
 
 
-def test_what_nobody_reads_waits_in_the_box_and_holds_up_nobody(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("head -c 4000000 /dev/zero; echo end >&2")
+def test_what_nobody_reads_waits_in_the_sandbox_and_holds_up_nobody(backend: SandboxBackend) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("head -c 4000000 /dev/zero; echo end >&2")
         await asyncio.sleep(0.3)
         assert process.stdout.n_waiting <= MIB, "the flood is in this process's memory"
         started = time.monotonic()
-        assert (await box.exec("echo hi")).stdout == "hi\n"
+        assert (await sandbox.exec("echo hi")).stdout == "hi\n"
         assert time.monotonic() - started < 5.0
         out, err, code = await everything(process)
         assert (len(out), err, code) == (4_000_000, b"end\n", 0)
@@ -71,8 +71,8 @@ def test_what_nobody_reads_waits_in_the_box_and_holds_up_nobody(backend: Sandbox
 
 
 def test_a_killed_process_ends_for_its_readers(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("sleep 7631.5")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("sleep 7631.5")
         reading = asyncio.ensure_future(process.stdout.read())
         await asyncio.sleep(0.1)
         process.kill()
@@ -84,8 +84,8 @@ def test_a_killed_process_ends_for_its_readers(backend: SandboxBackend) -> None:
 
 
 def test_a_signal_reaches_the_command(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.start("trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.start("trap 'echo caught; exit 9' TERM; echo ready; while :; do sleep 0.05; done")
         assert await process.stdout.read() == b"ready\n"
         for number in (-1, 65, 999):
             with pytest.raises(ValueError, match="there are 1 to 64"):
@@ -97,15 +97,15 @@ def test_a_signal_reaches_the_command(backend: SandboxBackend) -> None:
     run(backend, scene)
 
 
-def test_a_box_that_closes_ends_what_is_read_and_written(backend: SandboxBackend) -> None:
+def test_a_sandbox_that_closes_ends_what_is_read_and_written(backend: SandboxBackend) -> None:
     async def scene() -> None:
-        box = await backend.create(SandboxSpec())
-        assert isinstance(box, Box)
-        process = box.start("sleep 60")
+        sandbox = await backend.create(SandboxSpec())
+        assert isinstance(sandbox, SupervisedSandbox)
+        process = sandbox.start("sleep 60")
         waiting = [asyncio.ensure_future(work) for work in (process.stdout.read(), process.wait())]
         writing = asyncio.ensure_future(process.stdin.write(b"x" * MIB))
-        await box.exec("true")
-        await box.close()
+        await sandbox.exec("true")
+        await sandbox.close()
         for task in (*waiting, writing):
             with pytest.raises(SandboxGone):
                 await asyncio.wait_for(task, 5)
@@ -114,8 +114,8 @@ def test_a_box_that_closes_ends_what_is_read_and_written(backend: SandboxBackend
 
 
 def test_a_terminal_is_one(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        process = box.terminal(
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        process = sandbox.terminal(
             "test -t 0 && test -t 1 && stty size; read x; stty size; echo got $x", rows=33, columns=77
         )
         shown = b""
@@ -141,12 +141,12 @@ def told(done: ExecResult) -> tuple[int, str]:
 
 
 def test_a_session_keeps_folder_variables_functions_and_jobs(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         await session.exec("cd /tmp; export A=5; f() { echo f$1; }; sleep 7632.5 &")
         assert told(await session.exec("pwd; echo $A; f 3; (exit 7)")) == (7, "/tmp\n5\nf3\n")
         assert told(await session.exec("jobs | grep -c 7632")) == (0, "1\n")
-        other = box.session()
+        other = sandbox.session()
         assert told(await other.exec("pwd; echo .$A.")) == (0, "/work\n..\n")
         await session.close()
         await other.close()
@@ -172,8 +172,8 @@ def test_a_session_keeps_folder_variables_functions_and_jobs(backend: SandboxBac
 def test_a_session_runs_any_command_and_goes_on(
     backend: SandboxBackend, command: str, code: int, out: str | None
 ) -> None:
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         done = await session.exec(command, max_output=100_000)
         assert done.exit_code == code
         assert out is None or done.stdout == out
@@ -185,8 +185,8 @@ def test_a_session_runs_any_command_and_goes_on(
 
 @pytest.mark.parametrize("command", ["sleep 7633.5", "(setsid sleep 7633.5)", "sh -c 'trap : TERM INT; sleep 7633.5'"])
 def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> None:
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         await session.exec("cd /tmp; A=1")
         started = time.monotonic()
         done = await session.exec(f"echo before; {command}", timeout_s=0.4)
@@ -202,8 +202,8 @@ def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> 
 @pytest.mark.first(backend=1, command=2)
 @pytest.mark.parametrize("command", ["while :; do :; done", "exit 4", "kill -9 $$", "set -e; false", "exec sleep 60"])
 def test_a_session_whose_shell_ends_says_so_and_begins_anew(backend: SandboxBackend, command: str) -> None:
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         await session.exec("cd /tmp")
         assert (await session.exec(command, timeout_s=0.4)).restarted
         done = await session.exec("pwd")
@@ -214,8 +214,8 @@ def test_a_session_whose_shell_ends_says_so_and_begins_anew(backend: SandboxBack
 
 
 def test_a_flood_in_a_session_is_ended_and_counted(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        session = box.session()
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        session = sandbox.session()
         done = await session.exec("echo first; yes", timeout_s=20, max_output=2_000)
         assert not done.timed_out
         assert (len(done.stdout) < 2_100, done.dropped > MIB / 2) == (True, True)
@@ -226,14 +226,14 @@ def test_a_flood_in_a_session_is_ended_and_counted(backend: SandboxBackend) -> N
     run(backend, scene)
 
 
-def test_kill_all_ends_every_process_and_leaves_the_box(backend: SandboxBackend) -> None:
-    async def scene(box: Box) -> None:
-        await box.exec("(env -i setsid sleep 7634.5 > /dev/null 2>&1 &); echo x > /tmp/kept")
-        running = asyncio.ensure_future(box.exec("sleep 60"))
+def test_kill_all_ends_every_process_and_leaves_the_sandbox(backend: SandboxBackend) -> None:
+    async def scene(sandbox: SupervisedSandbox) -> None:
+        await sandbox.exec("(env -i setsid sleep 7634.5 > /dev/null 2>&1 &); echo x > /tmp/kept")
+        running = asyncio.ensure_future(sandbox.exec("sleep 60"))
         await asyncio.sleep(0.2)
-        box.kill_all()
+        sandbox.kill_all()
         assert (await asyncio.wait_for(running, 5)).exit_code == 137
-        assert told(await box.exec("cat /tmp/kept; ls -d /proc/[0-9]* | wc -l")) == (0, "x\n4\n")
+        assert told(await sandbox.exec("cat /tmp/kept; ls -d /proc/[0-9]* | wc -l")) == (0, "x\n4\n")
 
     run(backend, scene)
     assert comes_true(lambda: not with_word("7634.5"))

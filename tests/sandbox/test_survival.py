@@ -17,11 +17,11 @@ import pytest
 from agentloop.errors import CapabilityError, PathError, SandboxGone, TransferLimit
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import cgroups, channel, memory
-from agentloop.sandbox.box import Box
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
-from .attempts import CALLS, box_of, inmates_of, python, shell_python
+from .attempts import CALLS, inmates_of, python, sandbox_of, shell_python
 
 pytestmark = pytest.mark.slow
 
@@ -52,11 +52,11 @@ def bounded(backend: SandboxBackend) -> None:
         pytest.skip("no cgroups can be made here. Remedy: run as root, or in a delegated systemd scope")
 
 
-async def attacked(box: Box, attack: str, *, timeout_s: float = 30.0) -> ExecResult:
+async def attacked(sandbox: SupervisedSandbox, attack: str, *, timeout_s: float = 30.0) -> ExecResult:
     """The attack's own result, once the sandbox has answered two commands after it."""
-    done = await box.exec(attack, timeout_s=timeout_s)
+    done = await sandbox.exec(attack, timeout_s=timeout_s)
     for _ in range(2):
-        after = await box.exec("ls / >/dev/null && echo alive")
+        after = await sandbox.exec("ls / >/dev/null && echo alive")
         assert (after.exit_code, after.stdout) == (0, "alive\n"), (done, after)
     return done
 
@@ -69,8 +69,8 @@ def test_memory_that_is_used_up_ends_a_command_and_not_the_sandbox(
     backend: SandboxBackend, fill: str, memory_mb: int
 ) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(memory_mb=memory_mb)) as box:
-            done = await attacked(box, fill)
+        async with sandbox_of(backend, SandboxSpec(memory_mb=memory_mb)) as sandbox:
+            done = await attacked(sandbox, fill)
             assert done.exit_code in (3, 137, 143), done  # 143: forty programs that die one by one take their time
 
     asyncio.run(scene())
@@ -78,9 +78,9 @@ def test_memory_that_is_used_up_ends_a_command_and_not_the_sandbox(
 
 def test_a_root_file_system_in_memory_leaves_room(bubblewrap: BubblewrapBackend, spec: SandboxSpec) -> None:
     async def scene() -> None:
-        async with box_of(bubblewrap, spec.model_copy(update={"memory_mb": 96})) as box:
+        async with sandbox_of(bubblewrap, spec.model_copy(update={"memory_mb": 96})) as sandbox:
             done = await attacked(
-                box, "head -c 500000000 /dev/zero >/big; head -c 500000000 /dev/zero >/tmp/big; exit 3"
+                sandbox, "head -c 500000000 /dev/zero >/big; head -c 500000000 /dev/zero >/tmp/big; exit 3"
             )
             assert done.exit_code == 3
 
@@ -98,8 +98,8 @@ def test_too_little_memory_for_any_sandbox_is_refused(backend: SandboxBackend, m
 
 def test_a_command_goes_before_the_first_process(backend: SandboxBackend) -> None:
     async def scene() -> ExecResult:
-        async with box_of(backend) as box:
-            return await box.exec("sleep 0.2; cat /proc/1/oom_score_adj /proc/self/oom_score_adj")
+        async with sandbox_of(backend) as sandbox:
+            return await sandbox.exec("sleep 0.2; cat /proc/1/oom_score_adj /proc/self/oom_score_adj")
 
     assert asyncio.run(scene()).stdout == "0\n1000\n"
 
@@ -138,10 +138,10 @@ print(n)
 @pytest.mark.parametrize("kind", IPC)
 def test_system_v_objects_are_few(backend: SandboxBackend, kind: str) -> None:
     async def scene() -> None:
-        async with box_of(backend, SMALL) as box:
-            done = await python(box, CALLS + IPC[kind])
+        async with sandbox_of(backend, SMALL) as sandbox:
+            done = await python(sandbox, CALLS + IPC[kind])
             assert int(done.stdout) <= 4, "MiB that outlive their process"
-            await attacked(box, "true")
+            await attacked(sandbox, "true")
 
     asyncio.run(scene())
 
@@ -182,12 +182,12 @@ def test_the_first_process_keeps_its_limits_and_its_share(
     backend: SandboxBackend, attack: str, spec: SandboxSpec
 ) -> None:
     async def scene() -> None:
-        async with box_of(backend, spec) as box:
-            before = await box.exec("cat /proc/1/limits; cut -d' ' -f18,19,41 /proc/1/stat")
-            done = await python(box, CALLS + ZEROS + ON_THE_FIRST[attack])
+        async with sandbox_of(backend, spec) as sandbox:
+            before = await sandbox.exec("cat /proc/1/limits; cut -d' ' -f18,19,41 /proc/1/stat")
+            done = await python(sandbox, CALLS + ZEROS + ON_THE_FIRST[attack])
             assert done.stdout == "-1\n", done
-            await attacked(box, "true")
-            after = await box.exec("cat /proc/1/limits; cut -d' ' -f18,19,41 /proc/1/stat")
+            await attacked(sandbox, "true")
+            after = await sandbox.exec("cat /proc/1/limits; cut -d' ' -f18,19,41 /proc/1/stat")
             assert after.stdout == before.stdout
 
     asyncio.run(scene())
@@ -195,8 +195,8 @@ def test_the_first_process_keeps_its_limits_and_its_share(
 
 def test_a_process_sets_its_own_limits_and_share(backend: SandboxBackend) -> None:
     async def scene() -> ExecResult:
-        async with box_of(backend) as box:
-            return await python(box, "import os\n" + OWN)
+        async with sandbox_of(backend) as sandbox:
+            return await python(sandbox, "import os\n" + OWN)
 
     done = asyncio.run(scene())
     assert done.exit_code == 0, done.stderr
@@ -234,20 +234,20 @@ ATTACKS = {
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 def test_the_sandbox_answers_after(backend: SandboxBackend, attack: str) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(memory_mb=128, n_processes=200)) as box:
-            await attacked(box, attack, timeout_s=5.0)
-            box.kill_all()
-            await attacked(box, "true")
+        async with sandbox_of(backend, SandboxSpec(memory_mb=128, n_processes=200)) as sandbox:
+            await attacked(sandbox, attack, timeout_s=5.0)
+            sandbox.kill_all()
+            await attacked(sandbox, "true")
 
     asyncio.run(scene())
 
 
 def test_many_floods_at_once_are_cut(backend: SandboxBackend) -> None:
     async def scene() -> Sequence[ExecResult]:
-        async with box_of(backend) as box:
+        async with sandbox_of(backend) as sandbox:
             flood = "yes & yes >&2 & wait"
-            done = await asyncio.gather(*(box.exec(flood, timeout_s=20.0, max_output=4096) for _ in range(24)))
-            await attacked(box, "true")
+            done = await asyncio.gather(*(sandbox.exec(flood, timeout_s=20.0, max_output=4096) for _ in range(24)))
+            await attacked(sandbox, "true")
             return done
 
     for done in asyncio.run(scene()):
@@ -269,12 +269,12 @@ def test_an_end_for_want_of_memory_is_the_agents(backend: SandboxBackend, monkey
     monkeypatch.setattr(memory, "rooms", unbounded)
 
     async def scene() -> SandboxGone:
-        async with box_of(backend, SMALL) as box:
+        async with sandbox_of(backend, SMALL) as sandbox:
             with suppress(SandboxGone):
                 for _ in range(50):  # the first process may have just enough for a few more answers
-                    await box.exec(f"{EVERYWHERE}; done; i=0; while : >/tmp/f$i; do i=$((i+1)); done")
+                    await sandbox.exec(f"{EVERYWHERE}; done; i=0; while : >/tmp/f$i; do i=$((i+1)); done")
             with pytest.raises(SandboxGone) as gone:
-                box.start("true")
+                sandbox.start("true")
             return gone.value
 
     assert asyncio.run(scene()).cause == "memory"
@@ -282,14 +282,14 @@ def test_an_end_for_want_of_memory_is_the_agents(backend: SandboxBackend, monkey
 
 def test_an_end_from_outside_is_nobodys(backend: SandboxBackend) -> None:
     async def scene() -> SandboxGone:
-        async with box_of(backend, SMALL) as box:
-            assert (await box.exec(shell_python(HOG))).oom
-            _, idle = await inmates_of(box)
+        async with sandbox_of(backend, SMALL) as sandbox:
+            assert (await sandbox.exec(shell_python(HOG))).oom
+            _, idle = await inmates_of(sandbox)
             for pid in idle:
                 with suppress(ProcessLookupError):  # it ended with the first process
                     os.kill(pid, signal.SIGKILL)
             with pytest.raises(SandboxGone) as gone:
-                await box.exec("sleep 60")
+                await sandbox.exec("sleep 60")
             return gone.value
 
     assert asyncio.run(scene()).cause is None
@@ -300,14 +300,14 @@ def test_a_sandbox_that_does_not_answer_is_given_up(backend: SandboxBackend, mon
     monkeypatch.setattr(channel, "STUCK_S", 0.5)
 
     async def scene(n: int) -> SandboxGone:
-        async with box_of(backend, SandboxSpec(n_processes=200)) as box:
-            await box.exec(f"for i in $(seq {n}); do sleep 60 & done")
-            _, idle = await inmates_of(box)
+        async with sandbox_of(backend, SandboxSpec(n_processes=200)) as sandbox:
+            await sandbox.exec(f"for i in $(seq {n}); do sleep 60 & done")
+            _, idle = await inmates_of(sandbox)
             for pid in idle:
                 os.kill(pid, signal.SIGSTOP)
             try:
                 with pytest.raises(SandboxGone, match="does not answer") as gone:
-                    await asyncio.wait_for(box.exec("true", timeout_s=0.5), 20.0)
+                    await asyncio.wait_for(sandbox.exec("true", timeout_s=0.5), 20.0)
             finally:
                 for pid in idle:
                     with suppress(ProcessLookupError):
@@ -324,9 +324,9 @@ def test_a_command_that_waits_for_others_is_not_given_up(
     monkeypatch.setattr(channel, "STUCK_S", 0.2)
 
     async def scene() -> Sequence[ExecResult]:
-        async with box_of(bubblewrap) as box:
-            long = [box.exec("sleep 1.5; echo long", timeout_s=30.0) for _ in range(2 * (os.cpu_count() or 1))]
-            return await asyncio.gather(*long, box.exec("echo short", timeout_s=0.3))
+        async with sandbox_of(bubblewrap) as sandbox:
+            long = [sandbox.exec("sleep 1.5; echo long", timeout_s=30.0) for _ in range(2 * (os.cpu_count() or 1))]
+            return await asyncio.gather(*long, sandbox.exec("echo short", timeout_s=0.3))
 
     *_, last = asyncio.run(scene())
     assert last.stdout == "short\n"
@@ -352,14 +352,14 @@ ARTIFACTS = {
 @pytest.mark.parametrize("leave", ARTIFACTS.values(), ids=ARTIFACTS)
 def test_what_an_agent_leaves_is_taken_or_refused_in_time(backend: SandboxBackend, leave: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with box_of(backend, SandboxSpec(memory_mb=256)) as box:
-            await box.exec(leave)
+        async with sandbox_of(backend, SandboxSpec(memory_mb=256)) as sandbox:
+            await sandbox.exec(leave)
             async with asyncio.timeout(30.0):
                 with suppress(PathError, TransferLimit):
-                    await box.read("/work/a", max_bytes=1 << 20)
+                    await sandbox.read("/work/a", max_bytes=1 << 20)
                 with suppress(PathError, TransferLimit):
-                    await box.download("/work/a", tmp_path / "a", max_bytes=1 << 20)
-            box.kill_all()
-            await attacked(box, "true")
+                    await sandbox.download("/work/a", tmp_path / "a", max_bytes=1 << 20)
+            sandbox.kill_all()
+            await attacked(sandbox, "true")
 
     asyncio.run(scene())

@@ -1,4 +1,4 @@
-"""What a box's programs may be allowed to ask: an HTTP server on this machine's loopback."""
+"""What a sandbox's programs may be allowed to ask: an HTTP server on this machine's loopback."""
 
 from __future__ import annotations
 

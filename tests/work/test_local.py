@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from agents.box import MemoryBox, MemoryPool, calls, playing
+from agents.sandbox import MemoryPool, MemorySandbox, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
@@ -103,10 +103,10 @@ def test_attempts_that_were_lost_are_made_again_and_those_before_are_counted(sto
     asked = ask(Counting())
     gone = asked.planned[1][1].id
 
-    def die(lease_id: str, attempt: int) -> MemoryBox:
+    def die(lease_id: str, attempt: int) -> MemorySandbox:
         if lease_id == gone and attempt <= n_deaths:
             raise SandboxGone("it died")
-        return MemoryBox()
+        return MemorySandbox()
 
     n_deaths = 99
     first = make(store, asked, MemoryPool(die))

@@ -2,9 +2,9 @@
 
 An action that is not in the environment's action space, a step before the reset and a step after the end are errors
 that the policy sees. The rewards are in the tools' results as the environment gave them; `env_return` makes a verdict
-of them. The environment is trusted code: it runs on the host, in this process or in one of its own (`vector.py`), and
-in no box, which is why a trace of it says `isolation="none"`. What is untrusted, the policy's words, only ever reaches
-it as an element of its action space.
+of them. The environment is trusted code: it runs on the host without a sandbox, in this process or in another
+(`vector.py`), so its trace has `isolation="none"`. The policy's words are untrusted; they reach the environment only
+as an element of its action space.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files of the box: read, write, edit and list.
+"""Files of the sandbox: read, write, edit and list.
 
-All is done by commands in the box, as the user that the agent is there. Texts travel as arguments of the shell's own
-`printf`, quoted; no limit of the agent's is in reach of what a file or a name contains.
+Every operation is a command in the sandbox, run as the agent's user. Texts are quoted arguments of the shell's
+built-in `printf`, so the contents of a file or a name cannot change a limit.
 """
 
 from __future__ import annotations

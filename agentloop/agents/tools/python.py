@@ -1,8 +1,8 @@
-"""A Python interpreter in the box that stays: names, imports and open files live from one call to the next.
+"""A Python interpreter in the sandbox that stays: names, imports and open files live from one call to the next.
 
-It is a process of the box, started by the first call. Code that overruns its time is interrupted and the interpreter
-goes on; one that does not is replaced, and so is one that ended, which the result says. A box without `python3`
-has no such tool.
+The first call starts it as a process of the sandbox. Code that exceeds its time is interrupted, and the interpreter
+goes on. An interpreter that ignores the interrupt, or has ended, is replaced, and the result reports that. The tool
+needs `python3` in the sandbox.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text in files of the box, by regular expression: ripgrep where the box has it, else find and grep."""
+"""Text in files of the sandbox, by regular expression: ripgrep where the sandbox has it, else find and grep."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Shell and submit, the tools that an agent has unless told otherwise.
 
-A command that fails gives a result that the policy can read and recover from. Only a dead box raises.
+A command that fails gives a result that the policy can read and recover from. Only a dead sandbox raises.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STDERR_HIDDEN = "error: the command wrote to stderr"
 
 
 class Shell:
-    """Commands in the box, one at a time."""
+    """Commands in the sandbox, one at a time."""
 
     name = "shell"
 
@@ -78,7 +78,7 @@ def argument(call: ToolCall) -> tuple[str, str | None]:
 
 
 async def run_shell(call: ToolCall, command: str, sandbox: Sandbox, limits: Limits) -> ToolResult:
-    """Run `command` in the box; the content is what it printed, led by the exit code when that is not 0."""
+    """Run `command` in the sandbox; the content is what it printed, led by the exit code when that is not 0."""
     done = await sandbox.exec(command, timeout_s=limits.tool_timeout_s, max_output=limits.max_output)
     printed = (done.stdout + (done.stderr if limits.show_stderr else "")).rstrip("\n")
     if done.stderr and not limits.show_stderr:

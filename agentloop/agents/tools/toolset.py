@@ -42,7 +42,7 @@ class Tool:
     together: bool = False
     """True for what changes nothing: neighbouring calls of one turn are then made at the same time."""
     timed: bool = False
-    """True where the tool itself ends in `Place.timeout_s`, as a command in a box does; others are ended."""
+    """True where the tool itself ends in `Place.timeout_s`, as a command in a sandbox does; others are ended."""
 
 
 class NestedAgent(Protocol):
@@ -89,11 +89,11 @@ class Place:
         return limits.model_copy(update={"tool_timeout_s": timeout_s})
 
     def start(self, command: str) -> LiveProcess:
-        """Run `command` in the box and go on. Raises CapabilityError where the box has no streams, and SandboxGone."""
+        """Start `command` in the sandbox without waiting. Raises CapabilityError without streams, and SandboxGone."""
         if not isinstance(self.sandbox, Streams):
             raise CapabilityError(
-                "this box cannot keep a program running beside its commands, as the tools python and MCP over stdio "
-                "need; use docker or bubblewrap, or leave them out"
+                "this sandbox cannot keep a program running beside its commands, which the tools python and MCP over "
+                "stdio need; use docker or bubblewrap, or remove these tools"
             )
         return self.sandbox.start(command)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 ENDLESS = 1 << 62
 HARD_CAP, FLOOD = 8, 1 << 20
 """A command is killed once it has printed this many times what is kept, and at least this many bytes."""
-SCRATCH = "/tmp"  # noqa: S108 - the box's own
+SCRATCH = "/tmp"  # noqa: S108 - the sandbox's own
 SHELL = "/bin/sh"
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores, and a child would inherit that."""
@@ -50,7 +50,7 @@ image_variables = {
 """PID 1's own environment: what the image sets, nothing of the host's."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 FIRST_TO_GO, LAST_TO_GO = b"1000", b"0"
-"""What the kernel ends when memory runs out: what a command started, and only then PID 1 and with it the box."""
+"""What the kernel ends when memory runs out: what a command started, and only then PID 1 and with it the sandbox."""
 own_score = []  # type: list[int]
 """Descriptor of PID 1's own score; empty where the kernel does not let it be written."""
 

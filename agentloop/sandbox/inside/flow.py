@@ -12,7 +12,7 @@ import sys
 import termios
 
 from .commands import BoundedOutput, RunningCommand, Sent
-from .frames import CHUNK, CREDIT, FROM_BOX, GRANT, RECORDS, STDERR, STDIN, STDOUT, STREAM
+from .frames import CHUNK, CREDIT, FROM_SANDBOX, GRANT, RECORDS, STDERR, STDIN, STDOUT, STREAM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class InputQueue:
 
 
 class Flow:
-    """Every open channel of the box."""
+    """Every open channel of the sandbox."""
 
     def __init__(self, poll: "select.poll", send: "Callable[[int, int, bytes], None]") -> None:
         self.poll, self.send = poll, send
@@ -48,11 +48,11 @@ class Flow:
 
     @property
     def n_connections(self) -> int:
-        """Connections from the box that have not been closed by the host."""
-        return sum(ident >= FROM_BOX for ident in {ident for ident, _ in [*self.sources, *self.sinks]})
+        """Connections from the sandbox that have not been closed by the host."""
+        return sum(ident >= FROM_SANDBOX for ident in {ident for ident, _ in [*self.sources, *self.sinks]})
 
     def connect(self, ident: int, fd: int, other: int) -> None:
-        """Open the two channels of a connection that came from the box; `other` is a second descriptor of it."""
+        """Open the two channels of a connection that came from the sandbox; `other` is a second descriptor of it."""
         os.set_blocking(fd, False)
         self.sinks[ident, STDIN] = InputQueue(other)
         self.sources[ident, STDOUT] = Sent(fd, ident, STDOUT, self.send)
@@ -68,7 +68,7 @@ class Flow:
         else:
             self.push(key)
 
-    # ---------------------------------------------------------------- out of the box
+    # ---------------------------------------------------------------- out of the sandbox
 
     def resume(self, ident: int, channel: int) -> None:
         fd = self.sources[ident, channel].fd
@@ -175,7 +175,7 @@ class Flow:
         for key in [key for key in self.sinks if key[0] == ident]:
             self.shut(key)
 
-    # ---------------------------------------------------------------- into the box
+    # ---------------------------------------------------------------- into the sandbox
 
     def write(self, ident: int, channel: int, data: bytes) -> None:
         """Bytes for a channel, or its end when there are none."""
@@ -212,7 +212,7 @@ class Flow:
         sink = self.sinks.pop(key, None)
         if sink is not None:
             self.pause(sink.fd)
-            if key[0] >= FROM_BOX:
+            if key[0] >= FROM_SANDBOX:
                 half_close(sink.fd)
             os.close(sink.fd)
 

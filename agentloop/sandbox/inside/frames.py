@@ -1,18 +1,18 @@
-"""The frames between a box and its host, as both ends read them.
+"""The frames between a sandbox and its host, as both ends read them.
 
 A frame is HEADER (id, kind, length of the payload; big-endian) and the payload. Ids are chosen by
-who opens: the host for commands, the box (FROM_BOX and above) for connections to the outside.
+who opens: the host for commands, the sandbox (FROM_BOX and above) for connections to the outside.
 
-    READY    box    nothing, or why the box cannot be used
+    READY    sandbox    nothing, or why the sandbox cannot be used
     START    host   REQUEST, the lease's name, the command
-    DONE     box    RESULT, what was kept of stdout and of stderr
+    DONE     sandbox    RESULT, what was kept of stdout and of stderr
     DATA     both   a channel, then bytes; without bytes, the end of that channel
     CREDIT   both   GRANT: that many more bytes may be sent on the channel; 0 says that nobody takes any more
     SIGNAL   host   BYTE: a signal for the group; FOREGROUND ends what a session's latest order started
     RESIZE   host   SIZE: rows and columns of a terminal
     DISCARD  host   id 0: a lease, or nothing for every lease; else give up that command
     LISTEN   host   open the door to the outside, where the proxy answers
-    OPEN     box    a connection to the proxy
+    OPEN     sandbox    a connection to the proxy
 """
 
 import struct
@@ -32,13 +32,13 @@ STDIN, STDOUT, STDERR, ORDERS, RECORDS = range(5)
 """Channels. ORDERS and RECORDS are a session's: what its shell is to run, and how that ended."""
 FOREGROUND = 0
 NO_TIMEOUT = 0xFFFFFFFF
-FROM_BOX = 1 << 31
+FROM_SANDBOX = 1 << 31
 
 WINDOW = 1 << 18
 """Bytes that may be under way in one channel before the receiver asks for more."""
 CHUNK = 1 << 16
 
 PROXY_PORT = 3128
-"""Where the box finds the proxy, on its own loopback."""
+"""Where the sandbox finds the proxy, on its own loopback."""
 MARK = "AGENTLOOP_COMMAND"
 """Variable that says which lease and which command a process belongs to."""

@@ -1,14 +1,14 @@
-"""PID 1 of a box: runs commands for the host over one connection, and ends with it.
+"""PID 1 of a sandbox: runs commands for the host over one connection, and ends with it.
 
 Standard library only, Python 3.6 or newer. It opens no port to the outside and trusts nothing that
 a command prints: frames travel on the connection, output travels on pipes. When the host is gone,
-so is the connection, and with PID 1 the kernel ends every process of the box.
+so is the connection, and with PID 1 the kernel ends every process of the sandbox.
 
-All commands of a box are one user. They are told apart by a mark in their environment: a process
+All commands of a sandbox are one user. They are told apart by a mark in their environment: a process
 that cleared it and outlived its command is nobody's, and is ended at the next sweep.
 """
 
-# The C modules, because `signal`, `socket` and `os` make classes for longer than the rest of a box's start takes.
+# The C modules, because `signal`, `socket` and `os` make classes for longer than the rest of a sandbox's start takes.
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
 import posix as os
@@ -36,7 +36,7 @@ from .frames import (
     DISCARD,
     DONE,
     FOREGROUND,
-    FROM_BOX,
+    FROM_SANDBOX,
     GRANT,
     HEADER,
     LISTEN,
@@ -72,7 +72,7 @@ class Supervisor:
     def __init__(self, connection: socket.socket, ends_at: float) -> None:
         self.connection, self.ends_at = connection, ends_at
         self.incoming, self.outgoing = bytearray(), bytearray()
-        # Not epoll: of that a user has so much on the whole machine, and a command in any box could take it all.
+        # Not epoll: of that a user has so much on the whole machine, and a command in any sandbox could take it all.
         self.poll = select.poll()
         self.wanted = select.POLLIN
         self.flow = Flow(self.poll, self.send)
@@ -288,7 +288,7 @@ class Supervisor:
             aside = f"{SCRATCH}/.discarded-{self.n_removed}"
             try:
                 os.rename(path, aside)
-            except OSError:  # a box that is this full can still be closed
+            except OSError:  # a sandbox that is this full can still be closed
                 return
             text = f"exec 2>/dev/null; chmod -R u+rwx {aside}; rm -rf {aside}"
             self.removers.add(spawn(text.encode(), {"PATH": PATH}, {}, None))
@@ -333,13 +333,13 @@ class Supervisor:
             os.close(fd)
             return
         self.n_opened += 1
-        ident = FROM_BOX + self.n_opened
+        ident = FROM_SANDBOX + self.n_opened
         self.send(ident, OPEN, b"")
         self.flow.connect(ident, fd, other)
 
 
 def main() -> None:
-    """Arguments: the door's folder, the working directory, seconds after which the box ends (or inf)."""
+    """Arguments: the door's folder, the working directory, seconds after which the sandbox ends (or inf)."""
     keep_score()
     keep_crashes()
     door, folder, lifetime_s = sys.argv[1:4]

@@ -11,7 +11,7 @@ PR_SET_DUMPABLE = 4
 def protect() -> None:
     """Keep commands, which run as the same user, out of this process's memory.
 
-    By the C module alone: `ctypes` itself would be a third of a box's start.
+    By the C module alone: `ctypes` itself would be a third of a sandbox's start.
     """
     try:
         import _ctypes
@@ -20,11 +20,11 @@ def protect() -> None:
         prctl = _ctypes.dlsym(here, "prctl")
         _ctypes.call_function(prctl, (PR_SET_DUMPABLE, 0, 0, 0, 0))
     except (ImportError, OSError, AttributeError):
-        pass  # an interpreter without ctypes; the box's own isolation does not rest on it
+        pass  # an interpreter without ctypes; the sandbox's own isolation does not rest on it
 
 
 def keep_crashes() -> None:
-    """No crash in the box starts the machine's handler of core dumps, which runs outside and as root."""
+    """No crash in the sandbox starts the machine's handler of core dumps, which runs outside and as root."""
     try:
         import resource
 

@@ -1,4 +1,4 @@
-"""The other processes of the box, as /proc tells them, and ending those that must not stay."""
+"""The other processes of the sandbox, as /proc tells them, and ending those that must not stay."""
 
 import _signal as signal  # type: ignore[import-not-found]
 import posix as os
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MAX_PASSES = 10
 """Sweeps for what is to end: each catches what was forked during the one before."""
 MAX_ENVIRON = 1 << 17
-"""Of a process's environment, bytes that are read: a box full of longer ones would hold up every answer."""
+"""Of a process's environment, bytes that are read: a sandbox full of longer ones would hold up every answer."""
 CLOCK_BOOTTIME = 7  # `time` has the name since Python 3.7
 
 
@@ -48,7 +48,7 @@ def sweep(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int 
 
     ours: spared, with or without a mark. shell: what is below it without a mark goes, too. since: ticks
     of the clock that `started` tells; what is older is spared.
-    Should more appear than can be killed one by one, everything in the box goes: a bomb spares nothing.
+    Should more appear than can be killed one by one, everything in the sandbox goes: a bomb spares nothing.
     """
     killed = set()  # type: set[int]
     for _ in range(MAX_PASSES):

@@ -37,7 +37,7 @@ class OutsideSandbox:
         self.start: Callable[..., Any] = real.start
 
     async def exec(
-        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "box"
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
     ) -> ExecResult:
         done: ExecResult = await self._real.exec(command, timeout_s=timeout_s, max_output=max_output, lease=lease)
         return done

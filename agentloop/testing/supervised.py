@@ -1,7 +1,7 @@
-"""What a whole box offers beyond `exec`: streams, terminals, sessions, files, a network that opens and closes.
+"""Laws of a sandbox beyond `exec`: streams, terminals, sessions, files, a network that opens and closes.
 
-Laws as in `agentloop.testing`, for backends whose boxes are `agentloop.sandbox.box.Box`. In the box there
-must be a shell, tar, stty and python3.
+As in `agentloop.testing`, for backends whose sandboxes are `agentloop.sandbox.supervised.SupervisedSandbox`. The
+sandbox must have a shell, tar, stty and python3.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ from typing import cast
 
 from agentloop.errors import PathError, TransferLimit
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.box import Box
+from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.testing import SandboxLaw, expect, opened
 
 
 @asynccontextmanager
-async def whole(backend: SandboxBackend) -> AsyncIterator[Box]:
-    """A box that has streams, sessions and files, for the length of the block."""
-    async with opened(backend) as box:
-        expect(isinstance(box, Box), f"{backend.name} makes boxes that only run commands; these laws are not for it")
-        yield cast(Box, box)
+async def whole(backend: SandboxBackend) -> AsyncIterator[SupervisedSandbox]:
+    """A sandbox that has streams, sessions and files, for the length of the block."""
+    async with opened(backend) as sandbox:
+        expect(
+            isinstance(sandbox, SupervisedSandbox),
+            f"{backend.name} makes sandboxes that only run commands; these laws are not for it",
+        )
+        yield cast(SupervisedSandbox, sandbox)
 
 
 async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
     """Output comes while a command runs, input reaches it, and more than any buffer goes both ways at once."""
-    async with whole(backend) as box:
-        process = box.start("echo one; read line; echo $line >&2; cat; exit 3")
+    async with whole(backend) as sandbox:
+        process = sandbox.start("echo one; read line; echo $line >&2; cat; exit 3")
         expect(await process.stdout.read() == b"one\n", "output must come while the command runs")
         data = bytes(range(256)) * 16_384
         feeding = asyncio.ensure_future(process.stdin.write(b"two\n" + data))
@@ -42,22 +45,22 @@ async def streams_go_both_ways(backend: SandboxBackend, folder: Path) -> None:
 
 async def a_killed_process_lets_go(backend: SandboxBackend, folder: Path) -> None:
     """Whoever reads, writes or waits goes on, and what the command started is dead."""
-    async with whole(backend) as box:
-        process = box.start("(setsid sh -c 'while :; do echo x >> /work/alive; sleep 0.05; done' &); sleep 60")
+    async with whole(backend) as sandbox:
+        process = sandbox.start("(setsid sh -c 'while :; do echo x >> /work/alive; sleep 0.05; done' &); sleep 60")
         waiting = [process.stdout.read(), process.stdin.write(bytes(1 << 20)), process.wait()]
         tasks = [asyncio.ensure_future(work) for work in waiting]
-        await box.exec("until [ -e /work/alive ]; do sleep 0.01; done")
+        await sandbox.exec("until [ -e /work/alive ]; do sleep 0.01; done")
         process.kill()
         _, late = await asyncio.wait(tasks, timeout=5.0)
         expect(not late, "a reader, a writer or a waiter hangs after kill()")
-        sizes = [(await box.exec(f"sleep {pause}; wc -c < /work/alive")).stdout for pause in (0.1, 0.3)]
+        sizes = [(await sandbox.exec(f"sleep {pause}; wc -c < /work/alive")).stdout for pause in (0.1, 0.3)]
         expect(sizes[0] == sizes[1], f"what a killed command had started goes on: {sizes}")
 
 
 async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
     """Programs see a terminal of the size that was asked for; what is typed is shown."""
-    async with whole(backend) as box:
-        process = box.terminal(
+    async with whole(backend) as sandbox:
+        process = sandbox.terminal(
             "test -t 0 && test -t 1 && test -t 2 && stty size; read x; echo got $x", rows=33, columns=77
         )
         await process.stdin.write(b"word\n")
@@ -69,8 +72,8 @@ async def a_terminal_is_one(backend: SandboxBackend, folder: Path) -> None:
 
 async def a_session_keeps_its_state(backend: SandboxBackend, folder: Path) -> None:
     """Folder, variables and exit codes, over a timeout too; a shell that ends is replaced, and says so."""
-    async with whole(backend) as box:
-        session = box.session()
+    async with whole(backend) as sandbox:
+        session = sandbox.session()
         await session.exec("cd /; A=5")
         late = await session.exec("echo before; sleep 60", timeout_s=0.3)
         expect(late.timed_out and late.stdout == "before\n", f"a timeout in a session: {late}")
@@ -88,42 +91,46 @@ async def files_come_back_as_they_went(backend: SandboxBackend, folder: Path) ->
     (folder / "in" / "sub" / "a b").write_bytes(bytes(range(256)) * 4096)
     (folder / "in" / "run").write_text("#!/bin/sh\necho ran\n")
     (folder / "in" / "run").chmod(0o755)
-    async with whole(backend) as box:
-        await box.write("/work/new/file", b"data", mode=0o600)
-        expect(await box.read("/work/new/file") == b"data", "a file did not come back as it was written")
-        await box.upload(folder / "in", "/work/up")
-        expect((await box.exec("/work/up/run; ln -s /etc /work/up/link")).stdout == "ran\n", "a program cannot be run")
-        manifest = await box.download("/work/up", folder / "out")
+    async with whole(backend) as sandbox:
+        await sandbox.write("/work/new/file", b"data", mode=0o600)
+        expect(await sandbox.read("/work/new/file") == b"data", "a file did not come back as it was written")
+        await sandbox.upload(folder / "in", "/work/up")
+        expect(
+            (await sandbox.exec("/work/up/run; ln -s /etc /work/up/link")).stdout == "ran\n", "a program cannot be run"
+        )
+        manifest = await sandbox.download("/work/up", folder / "out")
         expect((manifest.n_files, manifest.skipped) == (2, ("up/link",)), f"the manifest says {manifest}")
     expect((folder / "out/sub/a b").read_bytes() == (folder / "in/sub/a b").read_bytes(), "a file has changed")
-    expect("link" not in os.listdir(folder / "out"), "a link left the box")
+    expect("link" not in os.listdir(folder / "out"), "a link left the sandbox")
     expect(os.access(folder / "out/run", os.X_OK), "the executable bit was lost")
 
 
 async def files_do_not_follow_an_enemy(backend: SandboxBackend, folder: Path) -> None:
     """Nothing is written through a planted link, and nothing endless is read."""
     (folder / "test").write_text("secret")
-    async with whole(backend) as box:
-        await box.exec("mkdir /work/real; ln -s /work/real /work/link; truncate -s 1T /work/sparse; mkfifo /work/pipe")
+    async with whole(backend) as sandbox:
+        await sandbox.exec(
+            "mkdir /work/real; ln -s /work/real /work/link; truncate -s 1T /work/sparse; mkfifo /work/pipe"
+        )
         refused: list[tuple[Awaitable[object], type[Exception]]] = [
-            (box.upload(folder, "/work/link"), PathError),
-            (box.write("/work/link/x", b""), PathError),
-            (box.read("/work/pipe"), PathError),
-            (box.read("/work/sparse"), TransferLimit),
-            (box.download("/work/sparse", folder / "out"), TransferLimit),
+            (sandbox.upload(folder, "/work/link"), PathError),
+            (sandbox.write("/work/link/x", b""), PathError),
+            (sandbox.read("/work/pipe"), PathError),
+            (sandbox.read("/work/sparse"), TransferLimit),
+            (sandbox.download("/work/sparse", folder / "out"), TransferLimit),
         ]
         for attempt, error in refused:
             try:
                 await asyncio.wait_for(attempt, 10.0)
             except error:
                 continue
-            raise AssertionError(f"no {error.__name__} for what was planted in a box")
-        expect((await box.exec("ls /work/real")).stdout == "", "a file was written through a link")
+            raise AssertionError(f"no {error.__name__} for what was planted in a sandbox")
+        expect((await sandbox.exec("ls /work/real")).stdout == "", "a file was written through a link")
     expect(os.listdir(folder) == ["test"], "a transfer that failed has left something")
 
 
 async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) -> None:
-    """A host that is allowed can be asked, and no longer when it is not; the box's image must have python3."""
+    """A host that is allowed can be asked, and no longer when it is not; the sandbox's image must have python3."""
     ask = (
         "import socket; s = socket.create_connection(('127.0.0.1', 3128), 5); "
         "s.sendall(b'GET http://127.0.0.1:{}/ HTTP/1.1\\r\\n\\r\\n'); print(s.makefile().readline())"
@@ -137,28 +144,28 @@ async def the_network_opens_and_closes(backend: SandboxBackend, folder: Path) ->
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     command = f'python3 -c "{ask.format(port)}"'
-    async with whole(backend) as box:
-        expect("refused" in (await box.exec(command)).stderr, "a box without a network has a proxy")
-        box.set_network((f"127.0.0.1:{port}",))
-        expect("204" in (await box.exec(command)).stdout, "a host that is allowed cannot be reached")
-        box.set_network(("example.com",))
-        expect("403" in (await box.exec(command)).stdout, "a host that is no longer allowed can be reached")
+    async with whole(backend) as sandbox:
+        expect("refused" in (await sandbox.exec(command)).stderr, "a sandbox without a network has a proxy")
+        sandbox.set_network((f"127.0.0.1:{port}",))
+        expect("204" in (await sandbox.exec(command)).stdout, "a host that is allowed cannot be reached")
+        sandbox.set_network(("example.com",))
+        expect("403" in (await sandbox.exec(command)).stdout, "a host that is no longer allowed can be reached")
     server.close()
 
 
 async def kill_all_leaves_the_files(backend: SandboxBackend, folder: Path) -> None:
-    """Every process ends, with or without our mark; the box and its files go on."""
-    async with whole(backend) as box:
-        await box.exec("(env -i setsid sleep 60 > /dev/null 2>&1 &); echo x > /work/kept")
-        running = asyncio.ensure_future(box.exec("sleep 60"))
-        await box.exec("sleep 0.1")
-        box.kill_all()
+    """Every process ends, with or without our mark; the sandbox and its files go on."""
+    async with whole(backend) as sandbox:
+        await sandbox.exec("(env -i setsid sleep 60 > /dev/null 2>&1 &); echo x > /work/kept")
+        running = asyncio.ensure_future(sandbox.exec("sleep 60"))
+        await sandbox.exec("sleep 0.1")
+        sandbox.kill_all()
         expect((await asyncio.wait_for(running, 5.0)).exit_code == 137, "a command survived kill_all()")
-        left = await box.exec("cat /work/kept; cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$'")
+        left = await sandbox.exec("cat /work/kept; cat /proc/[0-9]*/comm 2>/dev/null | grep -c '^sleep$'")
         expect(left.stdout == "x\n0\n", f"after kill_all(): {left.stdout!r}")
 
 
-BOX_LAWS: tuple[SandboxLaw, ...] = (
+SUPERVISED_LAWS: tuple[SandboxLaw, ...] = (
     streams_go_both_ways,
     a_killed_process_lets_go,
     a_terminal_is_one,

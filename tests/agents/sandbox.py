@@ -16,13 +16,13 @@ from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
 
 
-class MemoryBox:
+class MemorySandbox:
     """See `protocols.Sandbox`. An answer that is an exception is raised."""
 
     isolation = "none"
-    max_boxes = 4
+    max_sandboxes = 4
 
-    def __init__(self, answers: Mapping[str, ExecResult | Exception] | None = None, id: str = "box") -> None:
+    def __init__(self, answers: Mapping[str, ExecResult | Exception] | None = None, id: str = "sandbox") -> None:
         self.id = id
         self.answers = dict(answers or {})
         self.ran: list[tuple[str, float, int]] = []
@@ -41,29 +41,29 @@ class MemoryBox:
 
 
 class MemoryPool:
-    """See `protocols.Pool`; `make(lease_id, attempt)` gives the box of a lease, or raises."""
+    """See `protocols.Pool`; `make(lease_id, attempt)` gives the sandbox of a lease, or raises."""
 
     isolation = "none"
-    max_boxes = 4
+    max_sandboxes = 4
 
-    def __init__(self, make: Callable[[str, int], MemoryBox] = lambda lease_id, attempt: MemoryBox()) -> None:
+    def __init__(self, make: Callable[[str, int], MemorySandbox] = lambda lease_id, attempt: MemorySandbox()) -> None:
         self.make = make
         self.leases: list[str] = []
-        self.boxes: list[MemoryBox] = []
+        self.sandboxes: list[MemorySandbox] = []
         self.n_open = self.most_open = 0
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:
         self.leases.append(lease_id)
-        box = self.make(lease_id, self.leases.count(lease_id))
-        self.boxes.append(box)
+        sandbox = self.make(lease_id, self.leases.count(lease_id))
+        self.sandboxes.append(sandbox)
         self.n_open += 1
         self.most_open = max(self.most_open, self.n_open)
         try:
-            yield box
+            yield sandbox
         finally:
             self.n_open -= 1
-            await box.close()
+            await sandbox.close()
 
     async def close(self) -> None:
         """Nothing outlives its lease."""

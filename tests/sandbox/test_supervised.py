@@ -1,4 +1,4 @@
-"""What a box holds beyond the contract: strays, floods, its own PID 1, and its own death."""
+"""What a sandbox holds beyond the contract: strays, floods, its own PID 1, and its own death."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from agentloop.errors import SandboxGone, SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import bubblewrap as bubblewrap_module
 from agentloop.sandbox import door
-from agentloop.sandbox.box import Lease, SharedBox
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.lease import Lease, SharedSandbox
 from agentloop.testing import opened
 from agentloop.types import SandboxSpec
 
@@ -32,9 +32,9 @@ def test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more(backend: San
     mine, other = f"81{os.getpid()}.5", f"82{os.getpid()}.5"
 
     async def scene() -> None:
-        async with opened(backend, SHARED) as box:
-            assert isinstance(box, SharedBox)
-            first, second = Lease(box, "first/../x"), Lease(box, "second")
+        async with opened(backend, SHARED) as sandbox:
+            assert isinstance(sandbox, SharedSandbox)
+            first, second = Lease(sandbox, "first/../x"), Lease(sandbox, "second")
             await first.exec(f'echo x > "$HOME/note"; setsid sleep {mine} > /dev/null 2>&1 &')
             await second.exec(f'echo x > "$HOME/note"; setsid sleep {other} > /dev/null 2>&1 &')
             assert comes_true(lambda: bool(with_word(mine) and with_word(other)))
@@ -53,9 +53,9 @@ def test_a_closed_lease_answers_what_still_waits(bubblewrap: BubblewrapBackend) 
     n = 4 * (os.cpu_count() or 1) + 4  # more than run at once, so that some are still in the queue
 
     async def scene() -> list[int]:
-        async with opened(bubblewrap, SHARED) as box:
-            assert isinstance(box, SharedBox)
-            lease = Lease(box, "one")
+        async with opened(bubblewrap, SHARED) as sandbox:
+            assert isinstance(sandbox, SharedSandbox)
+            lease = Lease(sandbox, "one")
             waiting = [asyncio.ensure_future(lease.exec("sleep 30")) for _ in range(n)]
             await asyncio.sleep(0.2)
             await lease.close()
@@ -66,22 +66,22 @@ def test_a_closed_lease_answers_what_still_waits(bubblewrap: BubblewrapBackend) 
 
 def test_a_command_cannot_end_or_read_its_supervisor(backend: SandboxBackend) -> None:
     async def scene() -> None:
-        async with opened(backend) as box:
+        async with opened(backend) as sandbox:
             for name in ("INT", "TERM", "HUP", "KILL", "STOP", "CHLD"):
-                await box.exec(f"kill -{name} 1")
-            assert (await box.exec("echo alive")).stdout == "alive\n"
-            assert (await box.exec("cat /proc/1/environ; : > /proc/1/mem")).exit_code != 0
-            await box.exec("kill -9 -1")
-            assert (await box.exec("echo alive")).stdout == "alive\n"
-            assert (await box.exec("ls /run/agentloop/door")).stdout == "", "the socket is still there"
+                await sandbox.exec(f"kill -{name} 1")
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("cat /proc/1/environ; : > /proc/1/mem")).exit_code != 0
+            await sandbox.exec("kill -9 -1")
+            assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+            assert (await sandbox.exec("ls /run/agentloop/door")).stdout == "", "the socket is still there"
 
     asyncio.run(scene())
 
 
 def test_a_flood_costs_the_host_no_memory(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> None:
-        async with opened(bubblewrap) as box:
-            done = await box.exec("head -c 300000000 /dev/zero; echo end", max_output=4096)
+        async with opened(bubblewrap) as sandbox:
+            done = await sandbox.exec("head -c 300000000 /dev/zero; echo end", max_output=4096)
             assert done.exit_code == 137
             assert "it printed more than" in done.stderr
             assert len(done.stdout) + len(done.stderr) < 2 * 4096 + 200
@@ -94,8 +94,8 @@ def test_a_flood_costs_the_host_no_memory(bubblewrap: BubblewrapBackend) -> None
 
 def test_more_than_is_kept_is_not_yet_a_flood(bubblewrap: BubblewrapBackend) -> None:
     async def scene() -> tuple[int, int]:
-        async with opened(bubblewrap) as box:
-            done = await box.exec("head -c 500000 /dev/zero; exit 4", max_output=100)
+        async with opened(bubblewrap) as sandbox:
+            done = await sandbox.exec("head -c 500000 /dev/zero; exit 4", max_output=100)
             return done.exit_code, done.dropped
 
     assert asyncio.run(scene()) == (4, 500_000 - 100)
@@ -103,9 +103,9 @@ def test_more_than_is_kept_is_not_yet_a_flood(bubblewrap: BubblewrapBackend) -> 
 
 def test_scratch_is_bounded(backend: SandboxBackend) -> None:
     async def scene() -> str:
-        async with opened(backend, SandboxSpec(scratch_mb=4)) as box:
-            done = await box.exec("head -c 20000000 /dev/zero > /tmp/fill; head -c 20000000 /dev/zero > /work/fill")
-            assert (await box.exec("rm /tmp/fill /work/fill; echo alive")).stdout == "alive\n"
+        async with opened(backend, SandboxSpec(scratch_mb=4)) as sandbox:
+            done = await sandbox.exec("head -c 20000000 /dev/zero > /tmp/fill; head -c 20000000 /dev/zero > /work/fill")
+            assert (await sandbox.exec("rm /tmp/fill /work/fill; echo alive")).stdout == "alive\n"
             return done.stderr
 
     assert asyncio.run(scene()).count("No space left") == 2
@@ -117,24 +117,24 @@ def test_a_command_that_cannot_start_leaks_no_descriptor(bubblewrap: BubblewrapB
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (200, before[1]))
         try:
-            box = await bubblewrap.create(SandboxSpec())
+            sandbox = await bubblewrap.create(SandboxSpec())
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for _ in range(150):  # two pipes each
-            assert "Argument list too long" in (await box.exec("echo " + "x" * 140_000)).stderr
-        assert (await box.exec("echo alive")).stdout == "alive\n"
-        await box.close()
+            assert "Argument list too long" in (await sandbox.exec("echo " + "x" * 140_000)).stderr
+        assert (await sandbox.exec("echo alive")).stdout == "alive\n"
+        await sandbox.close()
 
     asyncio.run(scene())
 
 
-def test_killing_a_box_is_infrastructure(bubblewrap: BubblewrapBackend) -> None:
+def test_killing_a_sandbox_is_infrastructure(bubblewrap: BubblewrapBackend) -> None:
     mark = f"83{os.getpid()}.5"
 
     async def scene() -> None:
-        box = await bubblewrap.create(SandboxSpec())
-        pending = asyncio.ensure_future(box.exec(f"sleep {mark}", timeout_s=60.0))
-        await box.exec("sleep 0.1")
+        sandbox = await bubblewrap.create(SandboxSpec())
+        pending = asyncio.ensure_future(sandbox.exec(f"sleep {mark}", timeout_s=60.0))
+        await sandbox.exec("sleep 0.1")
         for pid in reversed(children(os.getpid())):
             if b"inside.pid1" in _cmdline(pid):
                 os.kill(pid, 9)
@@ -142,9 +142,9 @@ def test_killing_a_box_is_infrastructure(bubblewrap: BubblewrapBackend) -> None:
         with pytest.raises(SandboxGone, match="supervisor ended"):
             await asyncio.wait_for(pending, 2.0)
         with pytest.raises(SandboxGone):
-            await box.exec("true")
-        assert box.gone
-        await box.close()
+            await sandbox.exec("true")
+        assert sandbox.gone
+        await sandbox.close()
 
     asyncio.run(scene())
     assert comes_true(lambda: not with_word(mark))
@@ -195,7 +195,7 @@ def test_an_unusual_folder_name_is_no_option(bubblewrap: BubblewrapBackend, tmp_
     (folder / "a").write_text("1")
 
     async def scene() -> str:
-        async with opened(bubblewrap, SandboxSpec(files=folder, read_only=True)) as box:
-            return (await box.exec("ls")).stdout
+        async with opened(bubblewrap, SandboxSpec(files=folder, read_only=True)) as sandbox:
+            return (await sandbox.exec("ls")).stdout
 
     assert asyncio.run(scene()) == "a\n"

@@ -1,0 +1,61 @@
+"""One episode's lease of a sandbox that several episodes share."""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol, runtime_checkable
+
+from agentloop.abilities import LeasedStreams, LiveProcess
+from agentloop.errors import CapabilityError, SandboxGone
+from agentloop.protocols import Sandbox
+from agentloop.types import ExecResult
+
+
+@runtime_checkable
+class SharedSandbox(Sandbox, Protocol):
+    """A sandbox that several episodes may use at once, each under a lease's name."""
+
+    @property
+    def gone(self) -> bool:
+        """True once nothing can run in it any more."""
+        ...
+
+    async def exec(
+        self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384, lease: str = "sandbox"
+    ) -> ExecResult:
+        """See `protocols.Sandbox`; `lease` names the scratch folder."""
+        ...
+
+    def discard(self, lease: str) -> None:
+        """Remove a lease's processes and scratch folder; harmless for a sandbox that is gone."""
+        ...
+
+
+class Lease:
+    """One episode's share of a sandbox that several use."""
+
+    def __init__(self, sandbox: SharedSandbox, name: str) -> None:
+        """name: becomes the scratch folder's, with what does not belong in a file name replaced."""
+        self._sandbox, self._name = sandbox, re.sub(r"[^A-Za-z0-9_-]", "_", name)[:200]
+        self.id, self.isolation = f"{sandbox.id}/{self._name[:8]}", sandbox.isolation
+        self._closed = False
+
+    async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
+        """See `protocols.Sandbox`."""
+        if self._closed:
+            raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
+        return await self._sandbox.exec(command, timeout_s=timeout_s, max_output=max_output, lease=self._name)
+
+    def start(self, command: str) -> LiveProcess:
+        """See `SupervisedSandbox`. Raises CapabilityError where sandboxes of this kind have no streams."""
+        if self._closed:
+            raise SandboxGone(f"the sandbox is gone: the lease {self.id} was closed")
+        if not isinstance(self._sandbox, LeasedStreams):
+            raise CapabilityError("this sandbox keeps no program running beside its commands; use docker or bubblewrap")
+        return self._sandbox.start(command, lease=self._name)
+
+    async def close(self) -> None:
+        """Discard the scratch folder and what still runs; the sandbox stays."""
+        if not self._closed:
+            self._closed = True
+            self._sandbox.discard(self._name)
