@@ -16,7 +16,8 @@ from agentloop.harbor.roots import for_backend
 from agentloop.harbor.task import find_tasks
 from agentloop.judge.checks import check_verifiers
 from agentloop.protocols import SandboxBackend
-from agentloop.suites.suite import HEAD, load_suite
+from agentloop.suites.names import HEAD
+from agentloop.suites.suite import load_suite
 
 
 class AuditDisplay(Protocol):

@@ -14,7 +14,7 @@ from pathlib import Path
 from agentloop.config.settings import CONFIG_FILE, load_config
 from agentloop.demo.suite import make_tasks
 from agentloop.errors import ConfigError
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 
 SETTINGS = """\
 # The built-in demo: a tiny policy learns to answer questions about files with shell commands.

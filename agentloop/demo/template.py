@@ -8,7 +8,8 @@ from pathlib import Path
 from agentloop.config.settings import CONFIG_FILE
 from agentloop.demo.project import make_project
 from agentloop.demo.suite import NAMES
-from agentloop.suites.suite import HEAD, write_suite
+from agentloop.suites.names import HEAD
+from agentloop.suites.writer import write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 SETTINGS = """\

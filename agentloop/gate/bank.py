@@ -28,7 +28,9 @@ from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
 from agentloop.output_files import write_text
 from agentloop.rollout.refusals import CORRECT, MAX_INFRA_SHARE
-from agentloop.suites.suite import MUST_PASS, Suite, read_jsonl
+from agentloop.suites.lines import read_jsonl
+from agentloop.suites.names import MUST_PASS
+from agentloop.suites.suite import Suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task
 
 BASELINE = "baseline"

@@ -16,7 +16,8 @@ from agentloop.harbor.verification import Outcome as Tested
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import stable_id
-from agentloop.suites.suite import MUST_PASS, folder_contents
+from agentloop.suites.content import folder_contents
+from agentloop.suites.names import MUST_PASS
 from agentloop.types import Attempt, FailureType, RewardState, SandboxSpec, Task, Verdict, content_hash
 
 

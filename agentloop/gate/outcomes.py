@@ -18,7 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
 from agentloop.input_files import place_of
-from agentloop.suites.suite import read_jsonl
+from agentloop.suites.lines import read_jsonl
 from agentloop.types import Frozen, RewardState
 
 HEADER = "gate"

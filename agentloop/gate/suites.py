@@ -32,7 +32,8 @@ from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
-from agentloop.suites.suite import HEAD, TASKS, Suite, load_suite
+from agentloop.suites.names import HEAD, TASKS
+from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Task
 from agentloop.work.commits import usable_attempt
 

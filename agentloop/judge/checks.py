@@ -5,7 +5,9 @@ from __future__ import annotations
 from agentloop.agents.gym.loop import check as check_environment
 from agentloop.errors import ConfigError, PluginError
 from agentloop.judge.score import make_verifier, name_verifiers
-from agentloop.suites.suite import HEAD, TASKS, Suite, read_jsonl
+from agentloop.suites.lines import read_jsonl
+from agentloop.suites.names import HEAD, TASKS
+from agentloop.suites.suite import Suite
 from agentloop.types import Task
 
 

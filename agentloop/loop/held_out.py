@@ -7,7 +7,8 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError, counted
 from agentloop.mining.case import read_cases
-from agentloop.suites.suite import HEAD, Suite, load_suite
+from agentloop.suites.names import HEAD
+from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Split
 
 

@@ -31,7 +31,9 @@ from pydantic import Field, ValidationError
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.input_files import place_of, read_toml
 from agentloop.output_files import write_text
-from agentloop.suites.suite import CASE, HEAD, MUST_PASS, TASKS, load_suite, toml_value, write_suite
+from agentloop.suites.names import CASE, HEAD, MUST_PASS, TASKS
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import toml_value, write_suite
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
 
 REGRESSIONS = Path("evals") / "regressions"

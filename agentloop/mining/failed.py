@@ -16,7 +16,10 @@ from pydantic import ValidationError, model_validator
 from agentloop.errors import ConfigError
 from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.output_files import write_text
-from agentloop.suites.suite import HEAD, Suite, load_suite, read_jsonl, write_suite
+from agentloop.suites.lines import read_jsonl
+from agentloop.suites.names import HEAD
+from agentloop.suites.suite import Suite, load_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
 FAILED = Path("evals") / "failed"

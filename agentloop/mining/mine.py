@@ -35,7 +35,7 @@ from agentloop.rollout.actors import Actor
 from agentloop.rollout.fork import NoFork, fork
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
-from agentloop.suites.suite import CASE
+from agentloop.suites.names import CASE
 from agentloop.types import FailureType, Imported, RewardState, Task, Trace, Verdict
 
 N_PASSING = 8

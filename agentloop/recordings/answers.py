@@ -36,7 +36,7 @@ from agentloop.output_files import write_text
 from agentloop.policies.replay import difference
 from agentloop.protocols import Policy
 from agentloop.store.redact import Redactor
-from agentloop.suites.suite import read_jsonl
+from agentloop.suites.lines import read_jsonl
 from agentloop.types import Completion, Frozen, Message, ToolSpec, content_hash
 from agentloop.version import __version__
 

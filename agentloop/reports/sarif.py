@@ -16,7 +16,8 @@ from agentloop.gate.findings import broken, failure_type, tally
 from agentloop.gate.outcomes import GateResult, TaskLine
 from agentloop.printable import clean
 from agentloop.reports.loop import clip
-from agentloop.suites.suite import TASKS, read_jsonl
+from agentloop.suites.lines import read_jsonl
+from agentloop.suites.names import TASKS
 from agentloop.types import content_hash
 from agentloop.version import __version__
 

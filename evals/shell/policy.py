@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from agentloop.policies.scripted import ScriptedPolicy, call_message
-from agentloop.suites.suite import MUST_PASS
+from agentloop.suites.names import MUST_PASS
 from agentloop.types import Message, Task
 
 

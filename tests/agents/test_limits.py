@@ -21,7 +21,7 @@ from agentloop.policies.lockstep import Lockstep, Request
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Completion, Limits, Message, Part, Purpose, StopReason, Task, ToolCall, ToolSpec
 from agents.sandbox import act as rollout_of
 

@@ -20,7 +20,8 @@ from agentloop.judge.group import judge_group
 from agentloop.judge.reader import Reader
 from agentloop.judge.score import judge, make_verifier
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.suites.suite import load_suite, write_suite
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Part, RewardState
 
 PAGE = (Path(__file__).parents[2] / "docs" / "05-judging.md").read_text()

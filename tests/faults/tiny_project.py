@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 SETTINGS = """\

@@ -27,7 +27,7 @@ from agentloop.library import stores
 from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import Sandbox
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Graded, Message, RewardState
 
 HERE = {"sandbox": "unconfined"}

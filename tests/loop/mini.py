@@ -14,7 +14,7 @@ from agentloop.loop.turns import run_loop
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Limits, Message, Part, PolicyVersion, Purpose, SandboxSpec, Split, Task, content_hash
 
 N_HELDOUT, N_TRAIN = 30, 4

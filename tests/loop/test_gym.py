@@ -20,7 +20,8 @@ from agentloop.loop.turns import run_loop
 from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
-from agentloop.suites.suite import load_suite, write_suite
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
 
 need("gymnasium")
 

@@ -268,7 +268,7 @@ def test_a_script_in_a_package_reads_the_package(tmp_path: Path) -> None:
     [
         "import re, json; prompt = re.compile(json.dumps('x')).pattern",
         "from collections.abc import Sequence; prompt = str(Sequence)",
-        "from agentloop.suites.suite import MUST_PASS; prompt = MUST_PASS",
+        "from agentloop.suites.names import MUST_PASS; prompt = MUST_PASS",
         "from agentloop import types; prompt = types.Message.__name__",
         "from words import prompt",
     ],

@@ -12,7 +12,8 @@ from agentloop.loop.project import Project
 from agentloop.loop.warm_start import CHECK_EVERY, SETTLE_STEPS, demonstrate, warm_start
 from agentloop.progress import Silent
 from agentloop.registry.artifacts import folder_hash
-from agentloop.suites.suite import load_suite, write_suite
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Split
 
 from .mini import make_mini, opened, solves

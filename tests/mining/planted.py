@@ -18,7 +18,7 @@ from agentloop.protocols import Policy, SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
-from agentloop.suites.suite import write_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Attempt, Limits, Message, Part, SandboxSpec, Split, Task
 
 

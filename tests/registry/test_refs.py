@@ -19,7 +19,8 @@ from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
 from agentloop.store.store import Store
-from agentloop.suites.suite import load_suite, write_suite
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Attempt, Message, Part, Purpose, RewardState, Task, Trace, Verdict
 
 TASK = Task(

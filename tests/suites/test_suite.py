@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.suites.suite import load_suite, write_suite
+from agentloop.suites.suite import load_suite
+from agentloop.suites.writer import write_suite
 from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 HEAD = """

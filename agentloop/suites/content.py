@@ -1,0 +1,50 @@
+"""The hash of a suite: of its tasks, its files folder and its verifiers kept in files, wherever they lie."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.errors import ConfigError, boundary
+from agentloop.suites.lines import Table
+from agentloop.suites.names import TESTS
+from agentloop.suites.parts import file_and_class
+from agentloop.types import Task, content_hash
+
+
+def suite_hash(tasks: Sequence[Task]) -> str:
+    """Equal for suites that ask and check the same, wherever they lie and however their lines are ordered."""
+    folders = sorted({task.sandbox.files for task in tasks if task.sandbox.files is not None})
+    rows = sorted((_portable(task) for task in tasks), key=lambda row: str(row["id"]))
+    return content_hash({"tasks": rows, "files": [folder_contents(folder) for folder in folders]})
+
+
+def _portable(task: Task) -> Table:
+    """The task without locations: a verifier kept in a file counts by that file's contents."""
+    row = task.portable()
+    for part in row["verifiers"]:
+        if isinstance(tests := part["options"].get(TESTS), str):
+            part["options"][TESTS] = folder_contents(Path(tests))
+        if place := file_and_class(part["kind"]):
+            part["kind"] = f"{_sha256(place[0])}:{place[1]}"
+    return row
+
+
+def folder_contents(folder: Path) -> list[tuple[str, str, bool]]:
+    """(relative path, hash or link target, executable) of every file; empty folders are left out, as in git."""
+    rows = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            rows.append((path.relative_to(folder).as_posix(), f"-> {os.readlink(path)}", False))
+        elif path.is_file():
+            executable = bool(path.stat().st_mode & stat.S_IXUSR)
+            rows.append((path.relative_to(folder).as_posix(), _sha256(path), executable))
+    return rows
+
+
+def _sha256(path: Path) -> str:
+    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions"), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,75 @@
+"""Text of a suite's files, and where a mistake in it is: every message names file, line and key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentloop.errors import ConfigError, boundary, did_you_mean
+from agentloop.input_files import parse_json
+
+Table = dict[str, Any]
+
+
+def read_jsonl(path: Path, text: str) -> Iterator[tuple[str, Table]]:
+    """('file:line', object) of each line of `text`, blank ones left out. Raises ConfigError."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            value = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not JSON: {error}; write one JSON object a line") from None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: a line must be a JSON object, not {type(value).__name__}")
+        yield where, value
+
+
+def read_text(path: Path, remedy: str) -> str:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; {remedy}")
+    with boundary(ConfigError, f"{path}: cannot be read; mend its permissions or save it as UTF-8"):
+        return path.read_text(encoding="utf-8")
+
+
+def refuse_unknown(table: Mapping[str, Any], allowed: Collection[str], place: Callable[[str], str]) -> None:
+    """Raises ConfigError for the first key of `table` that is not `known`; `place(key)` says where it is."""
+    for key in table:
+        if key not in allowed:
+            hint = did_you_mean(key, allowed)
+            raise ConfigError(f"{place(key)}: unknown key {key!r} (keys: {', '.join(allowed)}){hint}")
+
+
+def toml_place(path: Path, text: str, table: str, key: str) -> str:
+    """'file:line' of `key` in `table` ("" is the top), or the file alone when the key is written in another way."""
+    current = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[+\s*([^\[\]]+?)\s*\]", line):
+            current = header[1]
+            if not table and current == key:
+                return f"{path}:{number}"
+        elif current == table and re.match(rf"""\s*["']?{re.escape(key)}["']?\s*=""", line):
+            return f"{path}:{number}"
+    return str(path)
+
+
+def place_in(folder: Path, name: str, where: str) -> Path:
+    """The path `name`, which starts at `folder`. Raises ConfigError for a text that no path can be."""
+    try:
+        place = (folder / name).resolve()
+        place.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, with a NUL, through a link to itself
+        raise ConfigError(f"{where}: {name[:100]!r} is no path: {error.__class__.__name__}; name another") from None
+    return place
+
+
+def listed(path: Path) -> str:
+    """As it is, or quoted where it is not one line of text."""
+    return str(path) if str(path).isprintable() else repr(str(path))
+
+
+def lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

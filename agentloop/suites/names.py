@@ -1,0 +1,16 @@
+"""Names of a suite's files and keys."""
+
+from __future__ import annotations
+
+HEAD = "suite.toml"
+TASKS = "tasks.jsonl"
+HEAD_KEYS = ("name", "tags", "sandbox", "limits", "reward", "verifiers")
+TASK_KEYS = ("id", "instruction", "split", "pool", "verifiers", "reward", "solution", "environment", "tags", "prefix")
+CASE = "case.toml"
+"""What a folder in a suite has that is a case of it (`case.py`)."""
+PREFIX = "prefix.jsonl"
+"""The turns that a task goes on from, as they are written; a task names the file by its key `prefix`."""
+MUST_PASS = "must-pass"  # noqa: S105 - not that kind of pass
+"""The tag of a task that no version may fail for good: the gate watches it by itself (`eprocess.py`)."""
+TESTS = "tests"
+"""The option of a verifier that names a folder, relative to the suite's as a verifier's own file is."""
