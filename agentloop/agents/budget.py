@@ -21,7 +21,8 @@ class Budget:
         """above: the parent's, which ends this one, too, and pays for it."""
         wall_s = math.inf if limits.max_wall_s is None else limits.max_wall_s
         self.ends_at: float = min(time.monotonic() + wall_s, above.ends_at if above else math.inf)
-        self._max_usd, self._above = limits.max_cost_usd, above
+        self._max_usd = limits.max_cost_usd
+        self._above = above
         self.spent_usd = 0.0
 
     @property

@@ -50,8 +50,10 @@ class Command:
             raise ConfigError(f"agent 'command': {files} is no folder; name the one that holds the program's files")
         self.files = files and files.resolve()
         self.program = True
-        self._command, self._answer_file = command, answer_file
-        self._env, self._timeout_s = dict(env or {}), timeout_s
+        self._command = command
+        self._answer_file = answer_file
+        self._env = dict(env or {})
+        self._timeout_s = timeout_s
         self._gateway = LocalGateway(served_on_socket)
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
@@ -73,7 +75,8 @@ class Command:
                 "agent 'command' needs a sandbox of its own that leads to the gateway: docker or bubblewrap, "
                 "and a task without `read_only = true`"
             )
-        limit_s, ran = min(self._timeout_s, task.limits.max_wall_s or math.inf), None
+        limit_s = min(self._timeout_s, task.limits.max_wall_s or math.inf)
+        ran = None
         async with self._gateway.opened() as (socket, grants):
             grant = Grant(policy, task.limits, seed)
             try:

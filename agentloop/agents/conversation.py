@@ -20,8 +20,10 @@ class Conversation:
 
     def __init__(self, first: Sequence[Message], compaction: Compaction, place: Place) -> None:
         limits = place.task.limits
-        self.messages, self._n_first = list(first), len(first)
-        self._place, self._compaction = place, compaction
+        self.messages = list(first)
+        self._n_first = len(first)
+        self._place = place
+        self._compaction = compaction
         self._room = math.inf if limits.max_context_tokens is None else limits.max_context_tokens - limits.max_tokens
         self._ratio = TOKENS_PER_CHARACTER
         self._new: tuple[Message, ...] = ()
@@ -35,7 +37,9 @@ class Conversation:
 
         tools: what it is offered, also when it is asked for a summary.
         """
-        self._compacted, self._new, self._tools = False, (), tools
+        self._compacted = False
+        self._new = ()
+        self._tools = tools
         if self._room == math.inf or self._share(self.messages) <= 1:
             return True
         before = self.messages
@@ -83,8 +87,10 @@ class Conversation:
 
         It is offered the tools as ever: endpoints want them where a conversation has calls, and keep prompts by them.
         """
-        place, started = self._place, time.perf_counter()
-        limits, seed = place.task.limits, place.seed + place.step
+        place = self._place
+        started = time.perf_counter()
+        limits = place.task.limits
+        seed = place.seed + place.step
         asked = place.policy.complete(messages, self._tools, max_tokens=limits.max_tokens, seed=seed)
         completion = await place.budget.in_time(asked)
         if completion is None:

@@ -33,7 +33,8 @@ class Delegate:
 
     def __init__(self, max_depth: int = 1, max_steps: int | None = None) -> None:
         """max_depth: how many levels of sub-agents there may be. max_steps: turns of each; None is the task's limit."""
-        self._max_depth, self._max_steps = max_depth, max_steps
+        self._max_depth = max_depth
+        self._max_steps = max_steps
 
     @asynccontextmanager
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
@@ -50,8 +51,10 @@ class Delegate:
         task = place.task.model_copy(update={"instruction": instruction, "limits": limits, "prefix": ()})
         name = content_hash([DELEGATE.name, task.id, instruction, place.seed, place.step, place.depth, call.id])[:32]
         recorded: list[Step | SubTrace] = []
-        started_at, started = datetime.now(UTC), time.perf_counter()
-        stop, answer = StopReason.cancelled, None
+        started_at = datetime.now(UTC)
+        started = time.perf_counter()
+        stop = StopReason.cancelled
+        answer = None
         problem: str | None = None
         broke: Break | None = None
         try:
@@ -64,7 +67,9 @@ class Delegate:
                 above=place,
             )
         except Exception as error:
-            stop, problem, broke = StopReason.error, words_of(error), event_of(error, AttemptPhase.agent)
+            stop = StopReason.error
+            problem = words_of(error)
+            broke = event_of(error, AttemptPhase.agent)
             raise
         finally:
             trace = Trace(

@@ -29,7 +29,8 @@ START_S = 60.0
 CLOSE_S = 5.0
 HEED_S = 0.02
 """How long a result waits for word of a changed list of tools, which the next turn should be offered."""
-MAX_PAGES, MAX_TOOLS = 50, 500
+MAX_PAGES = 50
+MAX_TOOLS = 500
 STRICT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """What strict endpoints take for the name of a function."""
 
@@ -55,7 +56,10 @@ class Mcp:
             import mcp  # noqa: F401
         except ImportError:
             raise PluginError(f"MCP server {name!r} needs the MCP SDK; {extra('mcp')}") from None
-        self.name, self.command, self.url, self.headers = name, command, url, dict(headers or {})
+        self.name = name
+        self.command = command
+        self.url = url
+        self.headers = dict(headers or {})
 
     @asynccontextmanager
     async def open(self, place: Place) -> AsyncIterator[Sequence[Tool]]:
@@ -82,11 +86,14 @@ class Server:
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.leave = asyncio.Event()
         self.living: asyncio.Task[None]
-        self._given, self._place = given, place
+        self._given = given
+        self._place = place
         self._client: Client
         self._pipe: Pipe | None = None
         self._problem = ""
-        self._may_change, self._changed, self._listing = False, False, asyncio.Lock()
+        self._may_change = False
+        self._changed = False
+        self._listing = asyncio.Lock()
 
     async def live(self) -> None:
         """From its start to its end."""
@@ -190,7 +197,8 @@ class Server:
                     self._problem = _one_line(error)
 
     async def _list(self) -> None:
-        cursor, tools = None, []
+        cursor = None
+        tools = []
         for _ in range(MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
             tools += [self._tool(tool) for tool in page.tools]

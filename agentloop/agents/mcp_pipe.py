@@ -30,7 +30,9 @@ class Pipe:
     """One server's streams."""
 
     def __init__(self, process: LiveProcess) -> None:
-        self._process, self._said, self._problem = process, b"", ""
+        self._process = process
+        self._said = b""
+        self._problem = ""
         self.gone: SandboxGone | None = None
         """Set when it was the sandbox that ended."""
         self.is_over = False
@@ -88,7 +90,8 @@ class Pipe:
                         break
                 self.is_over = True
         except SandboxGone as error:
-            self.gone, self.is_over = error, True
+            self.gone = error
+            self.is_over = True
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # the session has ended, and nobody listens any more
 

@@ -43,7 +43,8 @@ async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, 
     started = time.monotonic()
     outputs = [_End(process.stdout, max_output), _End(process.stderr, max_output)]
     reading = [asyncio.ensure_future(output.read()) for output in outputs]
-    ending, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(stopped.wait())
+    ending = asyncio.ensure_future(process.wait())
+    told = asyncio.ensure_future(stopped.wait())
     any_end: list[asyncio.Future[Any]] = [ending, told, *(output.flooded for output in outputs)]
     timed_out = False
     try:
@@ -74,8 +75,10 @@ class _End:
     """The end of an output, which is read to its end."""
 
     def __init__(self, incoming: ByteSource, n_kept: int) -> None:
-        self._incoming, self._n_kept = incoming, n_kept
-        self._kept, self._n = bytearray(), 0
+        self._incoming = incoming
+        self._n_kept = n_kept
+        self._kept = bytearray()
+        self._n = 0
         self.flooded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when there was more than anybody prints."""
 

@@ -36,7 +36,9 @@ class ToolLoop:
 
         files: a folder that the sandbox shows at /agent.
         """
-        self._toolsets, self._compaction, self.files = toolsets, compaction or Stop(), files
+        self._toolsets = toolsets
+        self._compaction = compaction or Stop()
+        self.files = files
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction alone: the tools' own descriptions say the rest."""
@@ -56,13 +58,15 @@ class ToolLoop:
 
         above: the place of the agent that called this one.
         """
-        budget, depth = Budget(task.limits, above.budget if above else None), above.depth + 1 if above else 0
+        budget = Budget(task.limits, above.budget if above else None)
+        depth = above.depth + 1 if above else 0
         place = Place(self, task, policy, sandbox, seed, record, budget, depth)
         async with opened(self._toolsets, place) as tools:
             return await self._take_turns(place, tools)
 
     async def _take_turns(self, place: Place, tools: Toolbox) -> tuple[StopReason, str | None]:
-        limits, budget = place.task.limits, place.budget
+        limits = place.task.limits
+        budget = place.budget
         conversation = Conversation(self.first_messages(place.task), self._compaction, place)
         before = place.task.prefix
         for taken in before:

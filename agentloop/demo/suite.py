@@ -15,7 +15,8 @@ from agentloop.types import Limits, Part, SandboxSpec, Split, Task
 
 NAMES = [f"{letter}{digit}" for letter in "abcdefghijklmno" for digit in range(10)]
 """150 files; a held-out name is made of letters and digits that were seen, in a combination that was not."""
-N_HELDOUT_FILES, N_VALIDATION_FILES = 25, 10
+N_HELDOUT_FILES = 25
+N_VALIDATION_FILES = 10
 LIMITS = Limits(max_steps=5, max_tokens=32, tool_timeout_s=10.0, max_output=512, show_stderr=False)
 """Without stderr, because a seed is to repeat: of `sort -n zz | head -n1 zz`, either program may complain first."""
 

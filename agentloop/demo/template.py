@@ -147,8 +147,9 @@ WORDS = [
     "stone", "tide", "umber", "vale", "willow", "yarrow", "zephyr",
 ]
 # fmt: on
-N_HELDOUT, N_VALIDATION = 15, 10
-"""Of 150 notes: few enough to read, enough that answers are easier to look up than to learn by heart."""
+# Of 150 notes: few enough to read, enough that answers are easier to look up than to learn by heart.
+N_HELDOUT = 15
+N_VALIDATION = 10
 
 
 IGNORED = """# What runs leave behind; suites, baselines and settings belong in git.
@@ -180,7 +181,7 @@ def prepare_template(folder: Path) -> None:
 
 
 def make_tasks(files: Path) -> list[Task]:
-    """Three questions on each of 150 notes, which are written to `files`, by split: a sandbox sees those of its own."""
+    """Three questions on each of 150 notes, written to `files` by split: a sandbox sees only the notes of its split."""
     rng = random.Random("notes")
     drawn = rng.sample(NAMES, N_HELDOUT + N_VALIDATION)
     splits = dict.fromkeys(NAMES, Split.train)
@@ -190,9 +191,10 @@ def make_tasks(files: Path) -> list[Task]:
 
 
 def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[Task]:
-    words, sandbox = rng.sample(WORDS, rng.randint(3, 8)), files / split.value
-    sandbox.mkdir(parents=True, exist_ok=True)
-    (sandbox / name).write_text("\n".join(words) + "\n")
+    words = rng.sample(WORDS, rng.randint(3, 8))
+    folder = files / split.value
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("\n".join(words) + "\n")
     same_word = f"{files.parent / 'verifier.py'}:SameWord"
     questions = (
         ("count", f"How many words are in {name}?", f"wc -w < {name}", "exact", str(len(words))),
@@ -205,7 +207,7 @@ def _tasks_on(files: Path, name: str, split: Split, rng: random.Random) -> list[
             instruction=instruction,
             split=split,
             pool=pool,
-            sandbox=SandboxSpec(files=sandbox, read_only=True),
+            sandbox=SandboxSpec(files=folder, read_only=True),
             limits=Limits(max_steps=5, max_tokens=40, tool_timeout_s=10.0, max_output=512),
             verifiers=(Part(kind=kind, options={"expected": expected}),),
             solution=(command,),

@@ -65,7 +65,8 @@ class _Ledger:
         self.begun.append(now)
 
     def _sum(self, spent: Spent, sign: int) -> None:
-        (n_calls, n_tokens, cost_usd), (calls, tokens, usd) = self.since, spent
+        (n_calls, n_tokens, cost_usd) = self.since
+        (calls, tokens, usd) = spent
         self.since = Spent(n_calls + sign * calls, n_tokens + sign * tokens, cost_usd + sign * usd)
 
 

@@ -56,8 +56,10 @@ UNREADABLE = ("no_answer", "too_large")
 """Kinds of failure of an upstream that answered."""
 NOTED = (400, 402, 404)
 """Statuses of the gateway's own errors that a trace records. The others are temporary: the client retries."""
-ENDED, NOTICE_S = "gateway_ended", 1.0
-"""Kind of error of a call that the gateway cut off, and the time in which its client must read the error."""
+ENDED = "gateway_ended"
+"""Kind of error of a call that the gateway cut off."""
+NOTICE_S = 1.0
+"""Time for its client to read the error."""
 MAX_QUOTE = 200
 """Bytes of an unreadable answer that the error message quotes."""
 
@@ -227,7 +229,8 @@ class Calls:
                         )
             raise
         except Exception as error:  # the process edge: an upstream may send anything
-            call.answer, call.error = None, ("gateway", f"{type(error).__name__}: {error}")
+            call.answer = None
+            call.error = ("gateway", f"{type(error).__name__}: {error}")
             with suppress(ErrorReply):
                 await self._record(call)
             await reply.refuse(ErrorReply(500, "the gateway failed; see its log"), relay.fail)

@@ -22,8 +22,12 @@ import orjson
 from agentloop.gateway.dialects.completion import table_of
 from agentloop.types import content_hash
 
-MAX_CONTEXTS, MAX_EPISODES, MAX_RUNS = 10_000, 5_000, 64
-"""Bounds of the memory: answers, episodes, and runs of one episode."""
+# Bounds of the memory.
+MAX_CONTEXTS = 10_000
+"""Answers."""
+MAX_EPISODES = 5_000
+MAX_RUNS = 64
+"""Runs of one episode."""
 UNIQUE = 16
 """An id of a tool call with at least this many characters is assumed to be unique."""
 INSTRUCTIONS = ("system", "developer")

@@ -16,8 +16,10 @@ from agentloop.store.keys import Key
 
 MAX_BODY = 32 << 20
 """Maximum bytes of a request: a long conversation with images."""
-WRITES_DEPTH, MAX_DEPTH = 254, 100
-"""Levels of JSON that orjson can write; levels that a request or an answer may have, since we nest it further."""
+WRITES_DEPTH = 254
+"""Levels of JSON that orjson can write."""
+MAX_DEPTH = 100
+"""Levels of JSON that a request or an answer may have; spans nest it further."""
 MAX_HELD = 512 << 20
 """Maximum bytes of all requests under way."""
 BODY_S = 60.0

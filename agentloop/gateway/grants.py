@@ -27,10 +27,15 @@ from agentloop.protocols import Policy
 from agentloop.store.keys import Spent
 from agentloop.types import Completion, Limits, Message, Span, StopReason, ToolSpec
 
-LEFT_S, SETTLE_S = 1.0, 10.0
-"""How long calls may take to notice that their client is gone, and to end after they are cancelled."""
-MAX_AT_ONCE, MAX_KEPT = 32, 256 << 20
-"""Calls of one episode under way, and bytes of its recorded calls, so that no program in a sandbox fills our memory."""
+LEFT_S = 1.0
+"""Time for calls to notice that their client disconnected."""
+SETTLE_S = 10.0
+"""Time for cancelled calls to end."""
+# No program in a sandbox can fill our memory.
+MAX_AT_ONCE = 32
+"""Calls of one episode at the same time."""
+MAX_KEPT = 256 << 20
+"""Bytes of the recorded calls of one episode."""
 CUT = {"client_disconnected", "gateway_ended"}
 UNAVAILABLE = {"unreachable", "silent", "broken_off", "rate_limit"}
 """Kinds of error of a call whose upstream was unreachable or answered 429; a 5xx is `http_5…`. Every other kind counts

@@ -56,7 +56,9 @@ class LocalGateway(Generic[Address]):
 
 class _Open(Generic[Address]):
     def __init__(self, serve: Callable[[ASGIApp], AbstractAsyncContextManager[Address]]) -> None:
-        self.n_users, self.stack, self._serve = 0, AsyncExitStack(), serve
+        self.n_users = 0
+        self.stack = AsyncExitStack()
+        self._serve = serve
         self._lock = asyncio.Lock()
         self._service: tuple[Address, Grants] | None = None
 
@@ -74,7 +76,8 @@ async def served_on_socket(app: ASGIApp) -> AsyncIterator[Path]:
     """The socket's path, in a folder that no other user can enter and that is removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=FOLDERS))
     try:
-        loop, path = asyncio.get_running_loop(), folder / "gateway"
+        loop = asyncio.get_running_loop()
+        path = folder / "gateway"
         async with _serving(app, lambda protocol: loop.create_unix_server(protocol, path)):
             yield path
     finally:

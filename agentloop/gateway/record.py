@@ -22,8 +22,9 @@ from agentloop.types import Span
 WHERE = where_of({"attributes": {"service.name": "agentloop"}}, {"name": "agentloop.gateway", "attributes": {}})
 MAX_NAME = 200
 """Maximum length of an unknown model's name in a span, in characters."""
-INTERNAL, CLIENT = 1, 3
-"""Kinds of OpenTelemetry spans."""
+# Kinds of OpenTelemetry spans.
+INTERNAL = 1
+CLIENT = 3
 TOKEN_RELATIONS = {True: "extend", False: "fork", None: None}
 """`ModelCall.extends` -> its attribute."""
 SETTINGS = {

@@ -22,8 +22,10 @@ from agentloop.protocols import Policy
 
 MAX_BEGUN = 10_000
 """Episodes whose live version we remember, so that an episode ends with the version that it began with."""
-MAX_LISTED, MAX_NAME = 30, 200
-"""Bounds of an error message: names that it lists, and characters of the unknown name."""
+MAX_LISTED = 30
+"""Model names in an error message."""
+MAX_NAME = 200
+"""Characters of the unknown name in an error message."""
 WILD = set("*?[")
 FRESH_S = 2.0
 """How long a look-up of the live version stays valid."""

@@ -21,8 +21,9 @@ from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.routes import Upstream
 from agentloop.policies.openai import proxy_of
 
-CONNECT_S, KEPT_S = 5.0, 3.0
-"""Timeout of a connect; life of an idle connection: shorter than servers allow, so that we close it, not they."""
+CONNECT_S = 5.0
+KEPT_S = 3.0
+"""Life of an idle connection: shorter than servers allow, so we close it and never send into a closed one."""
 TRIES = 3
 BACK_OFF_S = 0.2
 MAX_ANSWER = 64 << 20

@@ -18,9 +18,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from agentloop.errors import ConfigError
 from agentloop.types import Message, ToolCall
 
-PAD, END = "<|pad|>", "<|end|>"
+PAD = "<|pad|>"
+END = "<|end|>"
 ROLES = {role: f"<|{role}|>" for role in ("system", "user", "assistant", "tool")}
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
 # The fixed parts of a call are one token each, so that a call costs what its content costs.
 SCAFFOLD = (OPEN + '{"name": "', '", "arguments": {"', '": "', '"}}' + CLOSE)
 _CALL = re.compile(rf"{re.escape(OPEN)}(.*?)({re.escape(CLOSE)}|\Z)", re.DOTALL)
@@ -93,7 +95,8 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.tokenizer.encode_special_tokens = True  # in text they are text; only `prompt_ids` places marks
         self.n_vocab: int = tokenizer.get_vocab_size()
-        self.pad, self.end = _token_id(tokenizer, PAD), _token_id(tokenizer, END)
+        self.pad = _token_id(tokenizer, PAD)
+        self.end = _token_id(tokenizer, END)
         self._roles = {role: _token_id(tokenizer, token) for role, token in ROLES.items()}
 
     @classmethod

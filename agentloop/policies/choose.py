@@ -20,7 +20,9 @@ def choose_endpoint(settings: PolicySection, prices: Sequence[PriceSection] = ()
 
     Raises ConfigError for what is not set, PluginError where litellm is needed and is not there.
     """
-    key, temperature, model_price = settings.api_key, settings.temperature, price(prices)
+    key = settings.api_key
+    temperature = settings.temperature
+    model_price = price(prices)
     if settings.kind == "litellm":
         return LiteLLMPolicy(
             settings.model, base_url=settings.base_url, api_key=key, temperature=temperature, price=model_price

@@ -60,7 +60,9 @@ class LiteLLMPolicy:
         if not model:
             raise ConfigError("policy 'litellm' needs a model, such as anthropic/NAME; set it under [policy]")
         refuse_litellm("policy 'litellm'")
-        self.model, self.temperature, self._price = model, temperature, price
+        self.model = model
+        self.temperature = temperature
+        self._price = price
         self._request = {
             "model": model,
             "temperature": temperature,
@@ -109,7 +111,8 @@ class LiteLLMPolicy:
             except litellm.ContextWindowExceededError:
                 return None
             except Exception as error:  # it raises the classes of every provider's client
-                message, status = " ".join(str(error).split()), getattr(error, "status_code", None) or 0
+                message = " ".join(str(error).split())
+                status = getattr(error, "status_code", None) or 0
                 if status == 400 and any(words in message.lower() for words in TOO_LONG):
                     return None
                 remedy = _remedy(status, message)

@@ -54,8 +54,11 @@ class OpenAIPolicy:
             raise ConfigError(
                 "an endpoint's policy needs base_url and model; set both under [policy] in agentloop.toml"
             )
-        self.model, self.temperature, self.extra = model, temperature, dict(extra or {})
-        self.base_url, self.api_key = base_url.rstrip("/"), api_key
+        self.model = model
+        self.temperature = temperature
+        self.extra = dict(extra or {})
+        self.base_url = base_url.rstrip("/")
+        self.api_key = api_key
         self.price = price
         self._url = f"{self.base_url}/chat/completions"
         self._connections = Connections(self.base_url, api_key)

@@ -27,7 +27,8 @@ from agentloop.errors import ConfigError, PolicyError, counted
 from agentloop.policies import guard
 from agentloop.printable import clean
 
-LOG_BYTES, N_LOGS = 10_000_000, 3
+LOG_BYTES = 10_000_000
+N_LOGS = 3
 N_LAST_LINES = 12
 """Of the log, in the message of a server that will not stay up."""
 
@@ -47,13 +48,15 @@ class VLLMServer:
         log: Path,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        self.url, self.log = url.rstrip("/"), log
+        self.url = url.rstrip("/")
+        self.log = log
         self.adapters: dict[str, Path] = {}
         """Those that a restart loads again: without one of them it is not up."""
         self.others: dict[str, Path] = {}
         """The same of those that somebody else has loaded; one that is gone by then is left out."""
         self.last_lines: deque[str] = deque(maxlen=N_LAST_LINES)
-        self._command, self._variables = list(command), dict(variables or {})
+        self._command = list(command)
+        self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._hold: int | None = None
         self._reader: threading.Thread | None = None
@@ -89,7 +92,8 @@ class VLLMServer:
         What it says of adapters of others that it does not take again. Raises PolicyError when it ends before, or takes
         longer; ConfigError when it refuses an adapter of ours.
         """
-        started, lost = time.monotonic(), list[str]()
+        started = time.monotonic()
+        lost = list[str]()
         while self.status is not None or not self.is_healthy():
             if self.status is not None:
                 raise PolicyError(self.ended())

@@ -75,7 +75,9 @@ class TinyPolicy:
     def of(cls, model: Qwen2ForCausalLM, tokenizer: Tokenizer, *, temperature: float = 1.0) -> TinyPolicy:
         """Around a model that lives in memory, such as the one in training."""
         policy = cls.__new__(cls)
-        policy.chat, policy.model, policy.temperature = ChatTemplate(tokenizer), model, temperature
+        policy.chat = ChatTemplate(tokenizer)
+        policy.model = model
+        policy.temperature = temperature
         return policy
 
     def save(self, folder: Path) -> None:
@@ -155,12 +157,15 @@ def sample(
                 done.append(slot)
         if len(done) == len(slots):
             return out
-        ids, mask = chosen[:, None], torch.cat([mask, mask.new_ones(len(slots), 1)], dim=1)
+        ids = chosen[:, None]
+        mask = torch.cat([mask, mask.new_ones(len(slots), 1)], dim=1)
         if 2 * len(done) >= len(slots):
             gone = set(done)
             keep = [slot for slot in range(len(slots)) if slot not in gone]
             index = torch.tensor(keep)
-            ids, mask, slots = ids[index], mask[index], [slots[slot] for slot in keep]
+            ids = ids[index]
+            mask = mask[index]
+            slots = [slots[slot] for slot in keep]
             cache.batch_select_indices(index)
 
 

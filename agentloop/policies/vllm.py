@@ -48,7 +48,8 @@ class VLLMPolicy:
     ) -> None:
         """price: of an answer. extend: False leaves every prompt to the server, for one that takes no ids."""
         self._chat = OpenAIPolicy(base_url, model, api_key=api_key, temperature=temperature, price=price, extra=EXACT)
-        self.model, self._extend = self._chat.model, extend
+        self.model = self._chat.model
+        self._extend = extend
         self._answers: OrderedDict[int, array[int]] = OrderedDict()
         self._n_kept = 0
         self._ends: set[int] = set()
@@ -135,7 +136,8 @@ class VLLMPolicy:
         # No `stop` is ever sent, so what ends an answer is the model's end mark.
         if done.finish_reason in ("stop", "tool_calls"):
             self._ends.add(done.message.token_ids[-1])
-        key, ids = _key([*messages, done.message], tools), array("i", done.prompt_token_ids + done.message.token_ids)
+        key = _key([*messages, done.message], tools)
+        ids = array("i", done.prompt_token_ids + done.message.token_ids)
         self._n_kept += len(ids) - len(self._answers.pop(key, ()))
         self._answers[key] = ids
         while self._n_kept > MAX_KEPT:

@@ -40,9 +40,12 @@ class ArchiveSource:
     """What arrives from a sandbox, as a file that a thread reads forward; `seek` skips."""
 
     def __init__(self, incoming: Incoming, loop: asyncio.AbstractEventLoop, max_bytes: int, max_entries: int) -> None:
-        self._incoming, self._loop = incoming, loop
+        self._incoming = incoming
+        self._loop = loop
         self._left = max_bytes + MAX_HEADER * max_entries + MAX_READ
-        self._buffer, self._at, self._ended = bytearray(), 0, False
+        self._buffer = bytearray()
+        self._at = 0
+        self._ended = False
 
     def read(self, n: int) -> bytes:
         """Exactly `n` bytes, fewer at the end. Raises TransferLimit."""
@@ -63,7 +66,8 @@ class ArchiveSource:
     def is_empty(self) -> bool:
         """Whether nothing came at all."""
         first = self.read(1)
-        self._buffer[:0], self._at = first, 0
+        self._buffer[:0] = first
+        self._at = 0
         return not first
 
     def tell(self) -> int:
@@ -83,7 +87,8 @@ class ArchiveSink:
     """What goes into a sandbox, as a file that a thread writes."""
 
     def __init__(self, outgoing: Outgoing, loop: asyncio.AbstractEventLoop) -> None:
-        self._outgoing, self._loop = outgoing, loop
+        self._outgoing = outgoing
+        self._loop = loop
 
     def write(self, data: bytes) -> int:
         """Raises BrokenPipeError when nobody takes it any more."""

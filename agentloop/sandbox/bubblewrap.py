@@ -82,8 +82,12 @@ class BubblewrapBackend:
             raise SandboxUnavailable(self.probe())
         host.check_files(spec)
         memory.check(spec)
-        root, egress = await asyncio.to_thread(_root, spec, program), Egress(spec.allowed_hosts, self._secrets)
-        door, name, process, group = Door(spec.lifetime_s), uuid.uuid4().hex[:8], None, None
+        root = await asyncio.to_thread(_root, spec, program)
+        egress = Egress(spec.allowed_hosts, self._secrets)
+        door = Door(spec.lifetime_s)
+        name = uuid.uuid4().hex[:8]
+        process = None
+        group = None
         try:
             group = cgroups.make(_bounded(spec), name)
             with boundary(SandboxUnavailable, "bubblewrap cannot start a sandbox"):

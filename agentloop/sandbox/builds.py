@@ -18,8 +18,10 @@ from agentloop.sandbox import images
 from agentloop.sandbox.images import ImageKind
 
 HOST_IMAGE = "agentloop/host"
-BUILD, ROOT = "agentloop/build", "agentloop/root"
-"""Repositories of what is made here; the tag is the hash of the contents."""
+BUILD = "agentloop/build"
+"""Repository of images that a recipe builds; the tag is the hash of the recipe."""
+ROOT = "agentloop/root"
+"""Repository of images that a root file system makes; the tag is the hash of its contents."""
 TIMEOUT_S = 1800.0
 """Silence of the engine after which a build counts as failed: a step may compile for long."""
 N_LAST_LINES = 6
@@ -173,7 +175,8 @@ def _empty_root() -> BinaryIO:
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name in MOUNT_POINTS:
             folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            folder.type = tarfile.DIRTYPE
+            folder.mode = 0o755
             tar.addfile(folder)
     archive.seek(0)
     return archive

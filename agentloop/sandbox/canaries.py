@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from agentloop.protocols import Sandbox
 
 FOLDER = "/var/lib/grader"
-ANSWER, TEST, CREDENTIAL = f"{FOLDER}/expected_answer.txt", f"{FOLDER}/test_expected.py", f"{FOLDER}/credentials"
+ANSWER = f"{FOLDER}/expected_answer.txt"
+TEST = f"{FOLDER}/test_expected.py"
+CREDENTIAL = f"{FOLDER}/credentials"
 
 
 @dataclass(frozen=True)

@@ -89,14 +89,16 @@ class Watch:
 
     def __init__(self, group: Group, ran_out: Callable[[float], bool] = lambda _: False) -> None:
         """ran_out: whether memory was used up since a time (Unix seconds), for groups that end with their sandbox."""
-        self._group, self._ran_out = group, ran_out
+        self._group = group
+        self._ran_out = ran_out
         self._kills = self._refusals = 0
         self._marked_at = 0.0
         self.mark()
 
     def mark(self) -> None:
         """The sandbox answered: what was counted so far did not end it."""
-        self._kills, self._refusals = self._group.kills(), self._group.refusals()
+        self._kills = self._group.kills()
+        self._refusals = self._group.refusals()
         self._marked_at = time.time()
 
     def kills(self) -> int:
@@ -202,7 +204,8 @@ def of_process(pid: int, controllers: Iterable[str]) -> Group:
 
 def _trees(controller: str, pid: int | None = None) -> Iterator[tuple[Path, str, bool]]:
     """(mount point, a process's own group, whether version 2) of the tree that has `controller`."""
-    own_v1, own_v2 = {}, None
+    own_v1 = {}
+    own_v2 = None
     for line in Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines():
         _, names, path = line.split(":", 2)
         if names:

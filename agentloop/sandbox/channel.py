@@ -271,7 +271,8 @@ class Channel(asyncio.Protocol):
                 outgoing.stop()
         elif kind == OPEN and self._on_open:
             # Its channels at once: what the sandbox says on them may be in the same piece.
-            incoming, outgoing = self._in(ident, STDOUT), self._out(ident, STDIN)
+            incoming = self._in(ident, STDOUT)
+            outgoing = self._out(ident, STDIN)
             serving = asyncio.ensure_future(self._serve(ident, self._on_open, incoming, outgoing))
             self._serving.add(serving)
             serving.add_done_callback(self._serving.discard)

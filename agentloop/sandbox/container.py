@@ -56,7 +56,8 @@ def _limits(spec: SandboxSpec) -> dict[str, Any]:
     if spec.memory_mb is not None:
         limits["mem_limit"] = limits["memswap_limit"] = spec.memory_mb << 20
     if spec.cpus is not None:  # not nano_cpus, which refuses more than the machine has
-        limits["cpu_period"], limits["cpu_quota"] = PERIOD_US, max(1000, int(spec.cpus * PERIOD_US))
+        limits["cpu_period"] = PERIOD_US
+        limits["cpu_quota"] = max(1000, int(spec.cpus * PERIOD_US))
     if spec.root and "scratch_mb" in spec.model_fields_set:
         limits["storage_opt"] = {"size": f"{spec.scratch_mb}m"}
     return limits

@@ -80,7 +80,8 @@ class DockerBackend:
             )
         try:
             with engine(PROBE_TIMEOUT_S) as client:
-                api, url = client.api.api_version, client.api.base_url
+                api = client.api.api_version
+                url = client.api.base_url
         except SandboxUnavailable as error:
             return str(error)
         if tuple(map(int, api.split("."))) < MIN_API:
@@ -136,7 +137,8 @@ class DockerBackend:
         _check(spec)
         egress = Egress(spec.allowed_hosts, self._secrets)
         image, settings = await _image(spec.image, timeout_s)
-        door, name = Door(spec.lifetime_s), f"agentloop-{uuid.uuid4().hex[:12]}"
+        door = Door(spec.lifetime_s)
+        name = f"agentloop-{uuid.uuid4().hex[:12]}"
 
         def end() -> None:
             door.remove()
@@ -167,7 +169,8 @@ class DockerBackend:
             host_config = arguments.pop("host_config")
             limits = client.api.create_host_config(**host_config)
             # Keys of the API that the SDK does not know.
-            limits["MaskedPaths"], limits["ReadonlyPaths"] = list(privileges.HIDDEN), list(privileges.READ_ONLY)
+            limits["MaskedPaths"] = list(privileges.HIDDEN)
+            limits["ReadonlyPaths"] = list(privileges.READ_ONLY)
             try:
                 container = client.api.create_container(image, host_config=limits, **arguments)
                 ignored = _ignored(container.get("Warnings") or ())

@@ -21,8 +21,10 @@ from agentloop.sandbox.fifo import Fifos
 
 START_TIMEOUT_S = 30.0
 """Creating a container on a busy machine takes seconds; this is when it counts as failed."""
-WATCH_S, LOOK_S = 0.1, 0.005
-"""How often a sandbox that is starting is asked whether it ended instead, and whether a shell waits at its door."""
+WATCH_S = 0.1
+"""Interval of the checks whether a starting sandbox has ended instead."""
+LOOK_S = 0.005
+"""Interval of the checks whether a shell has opened its pipe."""
 DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 
 
@@ -75,7 +77,8 @@ class Door:
         """
         if self._channel is None:
             raise SandboxError("a door must be opened before anyone can enter")
-        ready, asked_at = self._channel.ready, time.monotonic()
+        ready = self._channel.ready
+        asked_at = time.monotonic()
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not ready.done():

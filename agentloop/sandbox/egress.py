@@ -40,9 +40,13 @@ from agentloop.sandbox.process import Incoming, Outgoing
 Address: TypeAlias = IPv4Address | IPv6Address
 PORTS = (80, 443)
 MAX_HEAD = 32_768
-HEAD_S, CONNECT_S, IDLE_S = 30.0, 10.0, 60.0
-"""For a request's head; for a connection; how long a host may be silent that was told it will hear no more."""
-MAX_CONNECTIONS, MAX_LOOKUPS = 64, 4
+HEAD_S = 30.0
+"""Timeout of a request's head."""
+CONNECT_S = 10.0
+IDLE_S = 60.0
+"""How long a host may stay silent after we closed our side of its connection."""
+MAX_CONNECTIONS = 64
+MAX_LOOKUPS = 4
 HOP_BY_HOP = ("connection", "proxy-connection", "proxy-authorization", "keep-alive", "host")
 EMBEDDING = tuple(map(ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
 """IPv6 ranges whose addresses stand for IPv4 ones, which is a way around a list."""
@@ -138,7 +142,8 @@ class Egress:
             await self._led(self._gateway, b"\r\n".join(head) + b"\r\n\r\n" + rest, incoming, outgoing)
             return
         method, url, port = _target(head[0])
-        host, tunnel = (url.hostname or "").rstrip(".").lower(), method == "CONNECT"
+        host = (url.hostname or "").rstrip(".").lower()
+        tunnel = method == "CONNECT"
         secret = None if tunnel else self._secrets.get(host)
         port = port or (443 if tunnel or secret else 80)
         reader, writer, address = await self._connect(host, port, self._context() if secret else None)
@@ -228,12 +233,15 @@ class _Entry:
 
     @classmethod
     def of(cls, text: str) -> _Entry:
-        host, ports = text.strip().lower(), cast(tuple[int, ...], PORTS)
+        host = text.strip().lower()
+        ports = cast(tuple[int, ...], PORTS)
         bracketed, _, tail = host.partition("]:")
         if host.startswith("[") and tail.isdigit():
-            host, ports = bracketed[1:], (int(tail),)
+            host = bracketed[1:]
+            ports = (int(tail),)
         elif host.count(":") == 1 and host.rpartition(":")[2].isdigit():
-            host, ports = host.rpartition(":")[0], (int(host.rpartition(":")[2]),)
+            host, _, port = host.rpartition(":")
+            ports = (int(port),)
         try:
             return cls("", ip_network(host.strip("[]"), strict=False), ports)
         except ValueError:

@@ -24,8 +24,10 @@ LATE_S = 30.0
 """Grace after a deadline: a sandbox counts its time from its own start, which on a busy machine takes seconds."""
 LOCAL = "http+docker://localhost"
 """How the SDK writes an engine behind a unix socket."""
-OWNER, DEADLINE = "agentloop.owner", "agentloop.deadline"
-"""Labels: boot id/process namespace/pid/start of the process that made it; its end, in seconds since 1970."""
+OWNER = "agentloop.owner"
+"""Label: boot id/process namespace/pid/start time of the process that created the container."""
+DEADLINE = "agentloop.deadline"
+"""Label: when the container must end, in seconds since 1970."""
 START_TIME = 19
 """Place of the start time, in clock ticks since boot, among the fields of /proc/PID/stat that follow the name."""
 

@@ -24,7 +24,8 @@ from agentloop.types import ExecResult
 T = TypeVar("T")
 NO_MOVE = "its first process does not end what runs"
 NEEDS_PYTHON = "needs python3 in the image, whose first process is a shell; use an image with Python 3.6 or newer"
-END_ALL, ENDED = "end", "its first process ended"
+END_ALL = "end"
+ENDED = "its first process ended"
 MOVE_S = 10.0
 """How long its first process may take to end everything and take orders by another pipe; then the sandbox is gone."""
 
@@ -33,7 +34,8 @@ class _Move:
     """A new pipe for orders, open both ways until the first process has opened it."""
 
     def __init__(self, path: Path, timer: asyncio.TimerHandle) -> None:
-        self.path, self._timer = path, timer
+        self.path = path
+        self._timer = timer
         os.mkfifo(path)
         path.chmod(0o666)  # the sandbox may be another user
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,7 +57,9 @@ class Fifos:
         """
         self.gone: End | None = None
         self.cause: Callable[[bool], str | None] = lambda _: None
-        self._door, self._orders, self._n = door, orders, 0
+        self._door = door
+        self._orders = orders
+        self._n = 0
         self._unsent = bytearray()
         self._move: _Move | None = None
         self._held: list[str] = []

@@ -29,8 +29,9 @@ MAX_BYTES = 256 << 20
 MAX_ENTRIES = 10_000
 TIMEOUT_S = 120.0
 """A transfer that takes longer has met a pipe nobody writes to, or programs that are not the sandbox's own any more."""
-NOT_A_FILE, IS_LINK = 96, 97
-"""Exit codes of our own commands."""
+# Exit codes of our own commands.
+NOT_A_FILE = 96
+IS_LINK = 97
 
 Start = Callable[[str], Process]
 
@@ -55,7 +56,8 @@ async def write_file(start: Start, path: str, data: bytes, mode: int) -> None:
     """
     target = _absolute(path)
     folder = os.path.dirname(target)
-    name, draft = shlex.quote(target), shlex.quote(f"{folder.rstrip('/')}/.agentloop-{secrets.token_hex(6)}")
+    name = shlex.quote(target)
+    draft = shlex.quote(f"{folder.rstrip('/')}/.agentloop-{secrets.token_hex(6)}")
     command = (
         f"{_no_links(target)} [ ! -e {name} ] || [ -f {name} ] || exit {NOT_A_FILE}; "
         f"mkdir -p {shlex.quote(folder)} || exit 1; "

@@ -36,8 +36,10 @@ class Lease:
 
     def __init__(self, sandbox: SharedSandbox, name: str) -> None:
         """name: becomes the scratch folder's, with what does not belong in a file name replaced."""
-        self._sandbox, self._name = sandbox, re.sub(r"[^A-Za-z0-9_-]", "_", name)[:200]
-        self.id, self.isolation = f"{sandbox.id}/{self._name[:8]}", sandbox.isolation
+        self._sandbox = sandbox
+        self._name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:200]
+        self.id = f"{sandbox.id}/{self._name[:8]}"
+        self.isolation = sandbox.isolation
         self._closed = False
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:

@@ -23,8 +23,10 @@ from agentloop.sandbox.inside.processes import ticks
 from agentloop.sandbox.process import End, Incoming, Outgoing
 from agentloop.types import ExecResult
 
-TERM_S, GIVE_UP_S = 0.1, 0.3
-"""How long a command whose time is up may end by itself; then, how long its end is waited for."""
+TERM_S = 0.1
+"""Time for a command to end by itself after its timeout."""
+GIVE_UP_S = 0.3
+"""Time to wait for the end of a killed command."""
 KILLED = 128 + signal.SIGKILL
 
 
@@ -36,10 +38,13 @@ class PipedCommand:
 
         mark: what its processes have in their environment. order: one line for the shell; raises SandboxGone.
         """
-        self.path, self.mark, self.started = path, mark, time.monotonic()
+        self.path = path
+        self.mark = mark
+        self.started = time.monotonic()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when it has no pipe open any more."""
-        self._ordered, self._loop = order, asyncio.get_running_loop()
+        self._ordered = order
+        self._loop = asyncio.get_running_loop()
         self._pid = self._signal = 0
         self._over = self._abandoned = self._lost = False
         self._late: asyncio.Future[None] | None = None
@@ -50,7 +55,8 @@ class PipedCommand:
         outward = ["end", "out", "err", *(["records"] if how & CONTROL else [])]
         self._unwritten: dict[str, bytearray] = {name: bytearray() for name in inward}
         self._ended: set[str] = set()
-        self._unread, self._left = dict.fromkeys(outward, 0), dict.fromkeys(outward, ENDLESS)
+        self._unread = dict.fromkeys(outward, 0)
+        self._left = dict.fromkeys(outward, ENDLESS)
         self.outgoing = {name: Outgoing(partial(self._send, name)) for name in inward}
         self.incoming = {name: Incoming(partial(self._grant, name)) for name in outward}
         try:
@@ -78,7 +84,8 @@ class PipedCommand:
             async with asyncio.timeout(timeout_s):
                 code = await self._end()
         except TimeoutError:
-            timed_out, code = True, await self._stopped()
+            timed_out = True
+            code = await self._stopped()
         if timed_out and not (self._pid or self._over):
             self._late = asyncio.ensure_future(self._end_late())
         else:
@@ -288,7 +295,8 @@ class PipedCommand:
             self._push(name)
 
     def _push(self, name: str) -> None:
-        fd, waiting = self._fds[name], self._unwritten[name]
+        fd = self._fds[name]
+        waiting = self._unwritten[name]
         try:
             n = os.write(fd, waiting) if waiting else 0
         except BlockingIOError:

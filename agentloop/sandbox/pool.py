@@ -95,7 +95,8 @@ class SandboxPool:
         Leases of a shared sandbox have scratch folders of their own, but what a command writes elsewhere
         in /tmp stays while the sandbox does.
         """
-        shared, self._shared = list(self._shared.values()), {}
+        shared = list(self._shared.values())
+        self._shared = {}
         for sandbox in [_result(task) for task in shared if task.done()]:
             if sandbox:
                 await self._end(sandbox)

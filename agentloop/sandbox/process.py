@@ -10,8 +10,10 @@ from agentloop.errors import SandboxGone
 from agentloop.sandbox.inside.frames import CHUNK, FOREGROUND, WINDOW
 from agentloop.types import ExecResult
 
-MAX_SIGNAL, MAX_SIDE = 65, 65_535
-"""One above Linux' last signal; rows and columns of a terminal, as the kernel counts them."""
+MAX_SIGNAL = 65
+"""One above the last signal of Linux."""
+MAX_SIDE = 65_535
+"""Rows or columns of a terminal: the kernel stores each in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,9 @@ class Incoming:
 
     def __init__(self, grant: Callable[[int], None]) -> None:
         """grant: tells the sandbox that so many bytes more may be sent."""
-        self._grant, self._waiting, self._ended = grant, bytearray(), False
+        self._grant = grant
+        self._waiting = bytearray()
+        self._ended = False
         self._gone: End | None = None
         self._wake = asyncio.Event()
 
@@ -78,7 +82,9 @@ class Outgoing:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         """send: puts one piece on its way; b"" is the end."""
-        self._send, self._room, self._closed = send, WINDOW, False
+        self._send = send
+        self._room = WINDOW
+        self._closed = False
         self.stopped = False
         """Nobody takes anything any more."""
         self._gone: End | None = None
@@ -141,8 +147,13 @@ class Process:
 
         orders, records: what a session's shell is to run and how that ended; see `session.py`.
         """
-        self.stdin, self.stdout, self.stderr, self.orders, self.records = stdin, stdout, stderr, orders, records
-        self._control, self._done = control, done
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
+        self.orders = orders
+        self.records = records
+        self._control = control
+        self._done = done
 
     async def wait(self) -> ExecResult:
         """Its end; the output is on the channels. Raises SandboxGone when the sandbox dies first."""

@@ -99,20 +99,35 @@ OF_A_PROCESS: dict[str, tuple[tuple[int, int], int, int]] = {
 With them a command could take the sandbox's first process its descriptors, memory or CPU time, and so end the sandbox.
 The last words of a name are a remark.
 """
-CLONE, CLONE3, SOCKET, SOCKETPAIR = (56, 220), (435, 435), (41, 198), (53, 199)
+CLONE = (56, 220)
+CLONE3 = (435, 435)
+SOCKET = (41, 198)
+SOCKETPAIR = (53, 199)
 NEW_NAMESPACE = (0x00000080, 0x00020000, 0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000)
 """Flags of `clone`: time, mount, cgroup, host name, IPC, user, process, network."""
-FAMILIES, MAX_FAMILIES = (1, 2, 10, 16), 64
-"""Those that are left, AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK; and more than any kernel has."""
+FAMILIES = (1, 2, 10, 16)
+"""Socket families that stay allowed: AF_UNIX, AF_INET, AF_INET6 and AF_NETLINK."""
+MAX_FAMILIES = 64
+"""More than any kernel has."""
 MACHINES = {"x86_64": (0, 0xC000003E, "SCMP_ARCH_X86_64"), "aarch64": (1, 0xC00000B7, "SCMP_ARCH_AARCH64")}
 """Column of the numbers above, AUDIT_ARCH, and libseccomp's name."""
 X32_BIT = 0x40000000
-EPERM, ENOSYS = 1, 38
+EPERM = 1
+ENOSYS = 38
 
-LOAD, JUMP_EQ, JUMP_GE, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-NUMBER, ARCH, FIRST_ARGUMENT, ARGUMENT_SIZE = 0, 4, 16, 8
-"""Offsets in struct seccomp_data; the low half of an argument comes first on both machines."""
-ALLOW, ERRNO, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+LOAD = 0x20
+JUMP_EQ = 0x15
+JUMP_GE = 0x35
+JUMP_ANY_BIT = 0x45
+RETURN = 0x06
+# Offsets in struct seccomp_data; the low half of an argument comes first on both machines.
+NUMBER = 0
+ARCH = 4
+FIRST_ARGUMENT = 16
+ARGUMENT_SIZE = 8
+ALLOW = 0x7FFF0000
+ERRNO = 0x00050000
+KILL = 0x80000000
 
 
 def program() -> bytes:
@@ -123,7 +138,10 @@ def program() -> bytes:
 
 @cache
 def _program(column: int, arch: int) -> bytes:
-    allow, refuse, unknown, kill = "allow", "refuse", "unknown", "kill"
+    allow = "allow"
+    refuse = "refuse"
+    unknown = "unknown"
+    kill = "kill"
     steps: list[tuple[int, int, str | None, str | int | None]] = [(LOAD, ARCH, None, None), (JUMP_EQ, arch, None, kill)]
     steps += [(LOAD, NUMBER, None, None)]
     if column == 0:

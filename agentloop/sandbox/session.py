@@ -179,7 +179,8 @@ class _Records:
     """What the shell says of its orders, on a channel that they do not have."""
 
     def __init__(self, incoming: Incoming | None = None) -> None:
-        self._incoming, self._buffer = incoming, b""
+        self._incoming = incoming
+        self._buffer = b""
 
     async def code(self, token: str) -> int | None:
         """The exit code of the order with that token, None when the shell ended; anything else is skipped."""

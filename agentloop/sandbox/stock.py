@@ -47,7 +47,9 @@ class Stock:
         end: Callable[[Sandbox], Awaitable[None]],
         min_idle: int,
     ) -> None:
-        self._create, self._end, self._min_idle = create, end, min_idle
+        self._create = create
+        self._end = end
+        self._min_idle = min_idle
         self._shelves: dict[Key, Shelf] = {}
 
     async def take(self, spec: SandboxSpec) -> Sandbox:

@@ -38,9 +38,12 @@ class SupervisedSandbox:
 
         watch: what the kernel counts against it. egress: what its proxy allows.
         """
-        self.id, self.isolation = sandbox_id, isolation
-        self._connection, self._end = connection, end
-        self._watch, self._egress = watch, egress or Egress()
+        self.id = sandbox_id
+        self.isolation = isolation
+        self._connection = connection
+        self._end = end
+        self._watch = watch
+        self._egress = egress or Egress()
         if watch:
             connection.cause = watch.cause
         self._listens = False

@@ -72,7 +72,8 @@ class UnconfinedSandbox:
     def __init__(self, spec: SandboxSpec) -> None:
         """Raises OSError when the files cannot be copied."""
         self._folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-"))
-        self.id, self.gone = self._folder.name, False
+        self.id = self._folder.name
+        self.gone = False
         self._n = 0
         try:
             self._work.mkdir()
@@ -142,7 +143,8 @@ class _Output(asyncio.Protocol):
 
     def __init__(self, max_output: int) -> None:
         self.buffer = BoundedOutput(-1, max_output, max(HARD_CAP * max_output, FLOOD))
-        self.ended, self.flooded = asyncio.Event(), asyncio.Event()
+        self.ended = asyncio.Event()
+        self.flooded = asyncio.Event()
         self._transport: asyncio.BaseTransport | None = None
 
     async def open(self) -> int:

@@ -23,8 +23,11 @@ from torch import Tensor, nn
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.registry.artifacts import WEIGHTS, folder_hash
 
-TRAINER, ACTING = "trainer", "acting"
-MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress.json"
+TRAINER = "trainer"
+ACTING = "acting"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+PROGRESS = "progress.json"
 
 
 def save_version(

@@ -58,7 +58,9 @@ class Grpo:
     name = "grpo"
 
     def __init__(self, model: PreTrainedModel, pad: int, settings: GrpoSettings | None = None) -> None:
-        self.model, self.pad, self.settings = model, pad, settings or GrpoSettings()
+        self.model = model
+        self.pad = pad
+        self.settings = settings or GrpoSettings()
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=self.settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )

@@ -50,14 +50,17 @@ def _unfit(task: Task, trace: Trace, verdict: Verdict) -> str | None:
 
 def _row(attempt: Attempt, temperature: float) -> Sample:
     """The last prompt extends all earlier ones (checked above), so one row holds the whole episode."""
-    episode, trace = attempt.episode, attempt.trace
+    episode = attempt.episode
+    trace = attempt.trace
     last = trace.answered[-1].completion
     ids = [*last.prompt_token_ids, *last.message.token_ids]
-    mask, logprobs = [0] * len(ids), [0.0] * len(ids)
+    mask = [0] * len(ids)
+    logprobs = [0.0] * len(ids)
     for step in trace.answered:
         start = len(step.completion.prompt_token_ids)
         for offset, logprob in enumerate(step.completion.logprobs):
-            mask[start + offset], logprobs[start + offset] = 1, logprob
+            mask[start + offset] = 1
+            logprobs[start + offset] = logprob
     return Sample(
         episode_id=episode.id,
         group=episode.group,

@@ -41,8 +41,10 @@ class Sft:
     def __init__(
         self, model: PreTrainedModel, pad: int, *, learning_rate: float = 2e-3, warmup_steps: int = 50
     ) -> None:
-        self.model, self.pad = model, pad
-        self._rate, self._warmup = learning_rate, warmup_steps
+        self.model = model
+        self.pad = pad
+        self._rate = learning_rate
+        self._warmup = warmup_steps
         self.n_steps = 0
         """Updates so far; set it to go on from a checkpoint."""
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, betas=(0.9, 0.98), weight_decay=0.01)

@@ -321,7 +321,7 @@ def test_a_sandbox_that_does_not_answer_is_given_up(
     (tmp_path / "pid1.py").write_text("import time; time.sleep(60)")
     tmp_path.chmod(0o755)
     monkeypatch.setattr(host, "SUPERVISOR", tmp_path)
-    monkeypatch.setattr(docker_module, "PROBE_BOX_S", 2.0)
+    monkeypatch.setattr(docker_module, "PROBE_SANDBOX_S", 2.0)
     started = time.monotonic()
     reason = docker.probe()
     assert reason == "the Docker Engine answers, but no sandbox starts in 2 s; see the engine's log, or use bubblewrap"

@@ -83,7 +83,9 @@ class Play:
     """One episode of an environment, as calls of tools."""
 
     def __init__(self, fleet: Any, spec: EnvironmentSpec, limits: Limits, seed: int) -> None:
-        self._fleet, self._spec, self._limits = fleet, spec, limits
+        self._fleet = fleet
+        self._spec = spec
+        self._limits = limits
         self._seed = spec.seed if spec.seed is not None else seed % 2**31
         self._place: Place | None = None
         self._rewards: list[float] = []

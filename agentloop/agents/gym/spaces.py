@@ -81,7 +81,8 @@ def observed(value: Any, limit: int) -> Any:
 
 def _array(kind: str, low: Any, high: Any) -> Schema:
     """A schema of numbers in the shape of their bounds; bounds that are not the same for all are told in words."""
-    low, high = np.asarray(low), np.asarray(high)
+    low = np.asarray(low)
+    high = np.asarray(high)
     cast: Callable[[Any], Any] = int if kind == "integer" else float
     schema: Schema = {"type": kind}
     if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():

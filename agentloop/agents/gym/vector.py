@@ -25,7 +25,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 from agentloop.errors import SandboxError
 from agentloop.types import EnvironmentSpec
 
-RAISED, TEXT = "raised", "text"
+RAISED = "raised"
+TEXT = "text"
 Seen = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
@@ -108,7 +109,8 @@ class Together:
 
     def _step(self) -> None:
         asked, self._waiting = self._waiting, {}
-        n, space = self._vector.num_envs, self._vector.single_action_space
+        n = self._vector.num_envs
+        space = self._vector.single_action_space
         actions = [asked[index][0] if index in asked else self._passes for index in range(n)]
         try:
             seen = self._transitions(*self._vector.step(concatenate(space, actions, create_empty_array(space, n))))
@@ -141,7 +143,8 @@ class Together:
     def _transitions(self, observations: Any, rewards: Any, ended: Any, cut: Any, infos: dict[str, Any]) -> list[Any]:
         """One of each place; the words of one that raised."""
         each = list(iterate(self._vector.observation_space, observations))
-        raised, texts = infos.get(RAISED), infos.get(TEXT)
+        raised = infos.get(RAISED)
+        texts = infos.get(TEXT)
         return [
             raised[i]
             if raised is not None and raised[i]
@@ -156,7 +159,8 @@ class Place:
     """One episode's environment."""
 
     def __init__(self, together: Together, index: int) -> None:
-        self._together, self._index = together, index
+        self._together = together
+        self._index = index
 
     async def step(self, action: Any) -> Transition:
         """See `Together.step`."""

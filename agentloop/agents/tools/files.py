@@ -21,8 +21,10 @@ REMARK = 100
 """Bytes for what is said of a file that is not shown whole."""
 PIECE = 6000
 """Characters that one command carries: a command is one argument, of 128 KiB at most, and may be quoted twice."""
-NO_FILE, FOLDER, TOO_LONG = 96, 97, 98
-"""Exit codes of our own commands."""
+# Exit codes of our own commands.
+NO_FILE = 96
+FOLDER = 97
+TOO_LONG = 98
 PATH = text("Relative to the working directory, or absolute.")
 READ = ToolSpec(
     name="read_file",
@@ -74,7 +76,9 @@ class _Files:
 
     async def read(self, call: ToolCall, arguments: dict[str, Any]) -> str:
         """Whole lines, as many as there is room for, and a line that says what else there is."""
-        path, first, last = arguments["path"], arguments.get("first_line", 1), arguments.get("last_line")
+        path = arguments["path"]
+        first = arguments.get("first_line", 1)
+        last = arguments.get("last_line")
         room = max(1, self._place.task.limits.max_output - REMARK)
         lines = "" if last is None else f" | head -n {max(0, last - first + 1)}"
         command = f"{_must_be_file(path)} grep -c '' < {_quoted(path)}; tail -n +{first} < {_quoted(path)}{lines}"
@@ -100,7 +104,8 @@ class _Files:
 
     async def edit(self, call: ToolCall, arguments: dict[str, Any]) -> str:
         """Says what was done; fails when the piece is not there, or more than once."""
-        path, old = arguments["path"], arguments["old"]
+        path = arguments["path"]
+        old = arguments["old"]
         command = (
             f"{_must_be_file(path)} n=$(wc -c < {_quoted(path)}); [ $n -le {MAX_EDITED} ] || exit {TOO_LONG}; "
             f"echo $n; cat < {_quoted(path)}"
@@ -118,7 +123,8 @@ class _Files:
 
     async def list(self, call: ToolCall, arguments: dict[str, Any]) -> str:
         """A line each, sorted."""
-        path, depth = arguments.get("path", "."), arguments.get("depth", 1)
+        path = arguments.get("path", ".")
+        depth = arguments.get("depth", 1)
         find = f"find . -mindepth 1 -maxdepth {depth}"
         command = (
             f"[ -d {_quoted(path)} ] || exit {NO_FILE}; cd {_quoted(path)} && "
@@ -131,7 +137,8 @@ class _Files:
         """A short text by one command; a longer one piece by piece beside it, so that the file is never half there."""
         if "\0" in content:
             raise ToolFailed("a text has no NUL in it; make such a file with a command")
-        name, folder = _quoted(path), f'mkdir -p "$(dirname {_quoted(path)})"'
+        name = _quoted(path)
+        folder = f'mkdir -p "$(dirname {_quoted(path)})"'
         if len(content) <= PIECE:
             await self._run(
                 f"[ ! -d {name} ] || exit {FOLDER}; {folder} && printf %s {shlex.quote(content)} > {name}", path

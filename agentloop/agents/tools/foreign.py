@@ -52,7 +52,8 @@ class _Tools:
     """The tools that a foreign family has at the moment."""
 
     def __init__(self, tools: Iterable[Tool], place: Place) -> None:
-        self._tools, self._place = tools, place
+        self._tools = tools
+        self._place = place
 
     def __iter__(self) -> Iterator[Tool]:
         try:
@@ -65,7 +66,8 @@ class _Guarded:
     """`Tool.run` of a foreign tool. Raises ToolFailed for an error of agentloop's classes."""
 
     def __init__(self, tool: Tool, place: Place) -> None:
-        self._tool, self._place = tool, place
+        self._tool = tool
+        self._place = place
 
     async def __call__(self, call: ToolCall, arguments: dict[str, Any]) -> ToolResult | Answer | str:
         try:

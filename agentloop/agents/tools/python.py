@@ -117,7 +117,8 @@ class _Interpreter:
 
     def start(self) -> LiveProcess:
         """A new one, which knows nothing."""
-        self._process, self._said = self._place.start(COMMAND), b""
+        self._process = self._place.start(COMMAND)
+        self._said = b""
         return self._process
 
     def end(self) -> None:
@@ -128,11 +129,14 @@ class _Interpreter:
 
     async def run(self, call: ToolCall, arguments: dict[str, Any]) -> ToolResult:
         """What the code printed; not ok when it raised, or when the interpreter is gone."""
-        started, timeout_s = time.perf_counter(), self._place.timeout_s
-        process, token = self._process or self.start(), secrets.token_hex(8)
+        started = time.perf_counter()
+        timeout_s = self._place.timeout_s
+        process = self._process or self.start()
+        token = secrets.token_hex(8)
         order = {"id": token, "code": arguments["code"], "most": self._place.task.limits.max_output}
         asked = asyncio.ensure_future(self._asked(process, order))
-        timed_out, lines = False, []
+        timed_out = False
+        lines = []
         try:
             await asyncio.wait({asked}, timeout=timeout_s)
             if not asked.done():

@@ -11,7 +11,8 @@ from typing import Any
 from agentloop.agents.tools.toolset import Place, Tool, ToolFailed, number, schema, text
 from agentloop.types import ToolCall, ToolSpec
 
-MAX_MATCHES, MAX_LINE = 100, 300
+MAX_MATCHES = 100
+MAX_LINE = 300
 IS_BINARY = re.compile(r"(grep: .*: binary file|Binary file .*) matches")
 """What grep says in place of lines that are no text."""
 SEARCH = ToolSpec(
@@ -49,7 +50,8 @@ async def _search(
     """`path:number:line`, a line each. Raises ToolFailed for what is no expression, and for a path that is none."""
     if any("\0" in given for given in (pattern, path, glob or "")) or not path:
         raise ToolFailed("neither a pattern nor a path has a NUL in it, and no path is empty")
-    expression, where = shlex.quote(pattern), shlex.quote(path if path.startswith(("/", ".")) else f"./{path}")
+    expression = shlex.quote(pattern)
+    where = shlex.quote(path if path.startswith(("/", ".")) else f"./{path}")
     names, globs = (f"-name {shlex.quote(glob)}", f"-g {shlex.quote(glob)}") if glob else ("", "")
     ripgrep = f"rg --no-config -nH --no-heading --color=never --sort=path --hidden --no-ignore -g '!.git' {globs}"
     files = f"find {where} -name .git -prune -o -type f {names}"
@@ -59,7 +61,8 @@ async def _search(
         f"if command -v rg > /dev/null; then {ripgrep} -e {expression} -- {where}; else {grep}; fi "
         f"| cut -c1-{MAX_LINE} | head -n {max_matches + 1}"
     )
-    timeout_s, room = place.timeout_s, place.task.limits.max_output
+    timeout_s = place.timeout_s
+    room = place.task.limits.max_output
     done = await place.sandbox.exec(command, timeout_s=timeout_s, max_output=room)
     if done.timed_out:
         raise ToolFailed(f"timed out after {timeout_s:g} s; search in fewer files")

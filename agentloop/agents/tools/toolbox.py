@@ -24,7 +24,8 @@ class Toolbox:
     """The tools of one episode, by name."""
 
     def __init__(self, families: Sequence[Iterable[Tool]], place: Place) -> None:
-        self._families, self._place = families, place
+        self._families = families
+        self._place = place
         names = [spec.name for spec in self.specs]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -68,14 +69,18 @@ class Toolbox:
         if why_not is not None:
             return refused(call, why_not)
         tool = next(tool for family in self._families for tool in family if tool.spec.name == call.name)
-        limit_s, started = self._place.timeout_s, time.perf_counter()
-        said, ok, timed_out = "", False, False
+        limit_s = self._place.timeout_s
+        started = time.perf_counter()
+        said = ""
+        ok = False
+        timed_out = False
         try:
             async with asyncio.timeout(None if tool.timed else limit_s) as alarm:
                 done = await tool.run(call, arguments)
             if not isinstance(done, str):
                 return done
-            said, ok = done, True
+            said = done
+            ok = True
         except TimeoutError as error:
             timed_out = alarm.expired()
             said = f"timed out after {limit_s:g} s" if timed_out else f"failed: TimeoutError: {error}"
@@ -113,6 +118,7 @@ def bounded(said: str, max_bytes: int) -> str:
     data = said.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
-    head, tail = data[: max_bytes - max_bytes // 2], data[len(data) - max_bytes // 2 :]
+    head = data[: max_bytes - max_bytes // 2]
+    tail = data[len(data) - max_bytes // 2 :]
     n_left_out = len(data) - len(head) - len(tail)
     return f"{head.decode(errors='ignore')}\n[{n_left_out:,} bytes left out]\n{tail.decode(errors='ignore')}"

@@ -83,7 +83,8 @@ class Place:
     @property
     def limits(self) -> Limits:
         """The task's, with what is left of the time for a call that begins now."""
-        limits, timeout_s = self.task.limits, self.timeout_s
+        limits = self.task.limits
+        timeout_s = self.timeout_s
         if timeout_s == limits.tool_timeout_s:
             return limits
         return limits.model_copy(update={"tool_timeout_s": timeout_s})

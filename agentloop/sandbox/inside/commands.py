@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ENDLESS = 1 << 62
-HARD_CAP, FLOOD = 8, 1 << 20
-"""A command is killed once it has printed this many times what is kept, and at least this many bytes."""
+HARD_CAP = 8
+"""A command is killed once it has printed this many times the bytes we keep, and at least FLOOD bytes."""
+FLOOD = 1 << 20
 SCRATCH = "/tmp"  # noqa: S108 - the sandbox's own
 SHELL = "/bin/sh"
 DEFAULTS = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -49,8 +50,9 @@ image_variables = {
 }
 """PID 1's own environment: what the image sets, nothing of the host's."""
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-FIRST_TO_GO, LAST_TO_GO = b"1000", b"0"
-"""What the kernel ends when memory runs out: what a command started, and only then PID 1 and with it the sandbox."""
+# The kernel ends the highest score when memory runs out: processes of a command first, PID 1 and the sandbox last.
+FIRST_TO_GO = b"1000"
+LAST_TO_GO = b"0"
 own_score = []  # type: list[int]
 """Descriptor of PID 1's own score; empty where the kernel does not let it be written."""
 
@@ -84,8 +86,13 @@ class BoundedOutput:
     """Output of which the first and the last bytes are kept, and the others counted."""
 
     def __init__(self, fd: int, keep: int, cap: int) -> None:
-        self.fd, self.half, self.cap, self.total, self.left = fd, max(1, keep // 2), cap, 0, ENDLESS
-        self.head, self.tail = bytearray(), bytearray()
+        self.fd = fd
+        self.half = max(1, keep // 2)
+        self.cap = cap
+        self.total = 0
+        self.left = ENDLESS
+        self.head = bytearray()
+        self.tail = bytearray()
 
     @property
     def room(self) -> int:
@@ -114,8 +121,12 @@ class Sent:
     """Output that is sent on as it comes, as far as the receiver has room."""
 
     def __init__(self, fd: int, ident: int, channel: int, send: "Callable[[int, int, bytes], None]") -> None:
-        self.fd, self.ident, self.channel, self.send = fd, ident, channel, send
-        self.room, self.left = WINDOW, ENDLESS
+        self.fd = fd
+        self.ident = ident
+        self.channel = channel
+        self.send = send
+        self.room = WINDOW
+        self.left = ENDLESS
 
     def take(self, data: bytes) -> None:
         self.room -= len(data)
@@ -131,7 +142,9 @@ class RunningCommand:
     def __init__(self, ident: int, payload: bytes, send: "Callable[[int, int, bytes], None]") -> None:
         """Starts it. Raises OSError when that is not possible, a text of 128 KiB or more included."""
         timeout_ms, keep, how, rows, columns, n = REQUEST.unpack_from(payload)
-        self.ident, self.lease, self.how = ident, lease_of(payload), how
+        self.ident = ident
+        self.lease = lease_of(payload)
+        self.how = how
         self.cap = max(HARD_CAP * keep, FLOOD)
         self.started = time.monotonic()
         self.deadline = float("inf") if timeout_ms == NO_TIMEOUT else self.started + timeout_ms / 1000.0
@@ -212,7 +225,8 @@ class Terminal(Pipes):
 
     def __init__(self, rows: int, columns: int) -> None:
         ours, theirs = os.openpty()
-        self.inside, self.outside = {STDIN: theirs}, {STDIN: os.dup(ours), STDOUT: ours}
+        self.inside = {STDIN: theirs}
+        self.outside = {STDIN: os.dup(ours), STDOUT: ours}
         self.terminal = os.ttyname(theirs)
         resize(ours, rows, columns)
 

@@ -23,14 +23,17 @@ class InputQueue:
     """The host's bytes on their way into a channel."""
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.waiting, self.ended = fd, bytearray(), False
+        self.fd = fd
+        self.waiting = bytearray()
+        self.ended = False
 
 
 class Flow:
     """Every open channel of the sandbox."""
 
     def __init__(self, poll: "select.poll", send: "Callable[[int, int, bytes], None]") -> None:
-        self.poll, self.send = poll, send
+        self.poll = poll
+        self.send = send
         self.sources = {}  # type: dict[tuple[int, int], Sent | BoundedOutput]
         self.sinks = {}  # type: dict[tuple[int, int], InputQueue]
         self.keys = {}  # type: dict[int, tuple[int, int]]

@@ -26,8 +26,10 @@ SIZE = struct.Struct(">HH")
 
 READY, START, DONE, DATA, CREDIT, SIGNAL, RESIZE, DISCARD, LISTEN, OPEN = range(10)
 
-STREAM, TERMINAL, CONTROL = 1, 2, 4
-"""How a command runs: with channels instead of kept output; in a terminal; as a session's shell."""
+# How a command runs: with channels instead of kept output; in a terminal; as a session's shell.
+STREAM = 1
+TERMINAL = 2
+CONTROL = 4
 STDIN, STDOUT, STDERR, ORDERS, RECORDS = range(5)
 """Channels. ORDERS and RECORDS are a session's: what its shell is to run, and how that ended."""
 FOREGROUND = 0

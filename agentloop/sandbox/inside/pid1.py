@@ -70,8 +70,10 @@ class Supervisor:
     """Starts commands up to a limit, watches them, answers in the order in which they end."""
 
     def __init__(self, connection: socket.socket, ends_at: float) -> None:
-        self.connection, self.ends_at = connection, ends_at
-        self.incoming, self.outgoing = bytearray(), bytearray()
+        self.connection = connection
+        self.ends_at = ends_at
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
         # Not epoll: of that a user has so much on the whole machine, and a command in any sandbox could take it all.
         self.poll = select.poll()
         self.wanted = select.POLLIN
@@ -262,7 +264,8 @@ class Supervisor:
 
     def discard(self, lease: str) -> None:
         """End what a lease left running and remove what it left lying; without a name, end everything."""
-        waiting, self.queue = self.queue, []
+        waiting = self.queue
+        self.queue = []
         for ident, payload in waiting:
             if not lease or lease_of(payload) == lease:
                 self.answer(ident, KILLED, False, 0, 0.0, b"", b"discarded before it started\n")

@@ -4,7 +4,8 @@ import posix as os
 
 from .commands import PATH, spawn
 
-FILES, WORK = "/run/agentloop/files", "/work"
+FILES = "/run/agentloop/files"
+WORK = "/work"
 PR_SET_DUMPABLE = 4
 
 

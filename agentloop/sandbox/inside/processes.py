@@ -65,7 +65,8 @@ def sweep(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int 
 
 def doomed(ours: "Container[int]", is_meant: "Callable[[str], bool]", shell: int) -> "set[int]":
     processes = [(pid, parent, mark_of(pid)) for pid, parent in listed() if pid not in ours]
-    members, grown = {1, shell}, True
+    members = {1, shell}
+    grown = True
     while grown:
         more = {
             pid for pid, parent, mark in processes if (parent in members if mark is None else is_meant(mark))
