@@ -14,10 +14,10 @@ from agentloop.types import Completion, Limits, StopReason
 T = TypeVar("T")
 
 
-class Budget:
+class EpisodeBudget:
     """Made when an episode begins: its clock runs from then on."""
 
-    def __init__(self, limits: Limits, above: Budget | None = None) -> None:
+    def __init__(self, limits: Limits, above: EpisodeBudget | None = None) -> None:
         """above: the parent's, which ends this one, too, and pays for it."""
         wall_s = math.inf if limits.max_wall_s is None else limits.max_wall_s
         self.ends_at: float = min(time.monotonic() + wall_s, above.ends_at if above else math.inf)

@@ -52,7 +52,7 @@ def record_calls(calls: Trace | None, ran: Ran | None, name: str, arguments: Map
     result = ran and ToolResult(
         call_id=name,
         name=name,
-        content=ran.said,
+        content=ran.output,
         ok=not (ran.exit_code or ran.timed_out or ran.flooded),
         exit_code=ran.exit_code,
         timed_out=ran.timed_out,
@@ -95,4 +95,4 @@ def crash_of(ran: Ran, calls: Trace | None, name: str) -> AgentCrashed:
     unanswered = calls is None or not calls.steps
     how = "printed too much and was killed" if ran.flooded else f"ended with exit code {ran.exit_code}"
     when = " before a model answered it" if unanswered else ""
-    return AgentCrashed(f"agent {name!r} {how}{when}: {ran.said[-500:]}")
+    return AgentCrashed(f"agent {name!r} {how}{when}: {ran.output[-500:]}")

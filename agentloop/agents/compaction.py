@@ -60,15 +60,15 @@ class Drop:
 
     async def shorten(self, messages: Sequence[Message], n_first: int, share: Share, ask: Ask) -> list[Message]:
         """See `Compaction`."""
-        kept = list(messages)
-        last_turn = max((n for n, message in enumerate(kept) if message.role == "assistant"), default=0)
-        for n, message in enumerate(kept[:last_turn]):
-            if share(kept) <= self._target:
+        shortened = list(messages)
+        last_turn = max((n for n, message in enumerate(shortened) if message.role == "assistant"), default=0)
+        for n, message in enumerate(shortened[:last_turn]):
+            if share(shortened) <= self._target:
                 break
             line = f"[{len(message.content):,} characters of this result were left out for want of room]"
             if message.role == "tool" and len(line) < len(message.content):
-                kept[n] = message.model_copy(update={"content": line})
-        return kept
+                shortened[n] = message.model_copy(update={"content": line})
+        return shortened
 
 
 class Summarise:

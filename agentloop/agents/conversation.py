@@ -48,9 +48,9 @@ class Conversation:
         self._new = tuple(m for m in self.messages if m.role != "tool" and m not in before)
         return self._share(self.messages) <= 1
 
-    def go_on_from(self, taken: Step) -> None:
+    def go_on_from(self, step: Step) -> None:
         """A turn that was taken before this run is part of what is told."""
-        self.messages = [*self.messages, *taken.heard, *taken.said]
+        self.messages = [*self.messages, *step.heard, *step.said]
 
     def step(self, completion: Completion, results: tuple[ToolResult, ...], started: float) -> Step:
         """The turn that has just been taken; the next one follows upon it."""
@@ -91,8 +91,8 @@ class Conversation:
         started = time.perf_counter()
         limits = place.task.limits
         seed = place.seed + place.step
-        asked = place.policy.complete(messages, self._tools, max_tokens=limits.max_tokens, seed=seed)
-        completion = await place.budget.in_time(asked)
+        answer = place.policy.complete(messages, self._tools, max_tokens=limits.max_tokens, seed=seed)
+        completion = await place.budget.in_time(answer)
         if completion is None:
             return None
         step = Step(index=0, completion=completion, duration_s=time.perf_counter() - started)

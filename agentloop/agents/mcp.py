@@ -81,12 +81,12 @@ class Mcp:
 class Server:
     """One connection. It lives in a task of its own: what breaks there ends nothing else."""
 
-    def __init__(self, given: Mcp, place: Place) -> None:
+    def __init__(self, config: Mcp, place: Place) -> None:
         self.tools: list[Tool] = []
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.leave = asyncio.Event()
         self.living: asyncio.Task[None]
-        self._given = given
+        self._config = config
         self._place = place
         self._client: Client
         self._pipe: Pipe | None = None
@@ -126,17 +126,17 @@ class Server:
             why = await self._pipe.why_over()
         if self._pipe is not None and self._pipe.gone:
             return self._pipe.gone
-        where = f"at {self._given.url}" if self._given.url else f"({self._given.command})"
-        return AgentCrashed(f"MCP server {self._given.name!r} {where} {what}: {why}")
+        where = f"at {self._config.url}" if self._config.url else f"({self._config.command})"
+        return AgentCrashed(f"MCP server {self._config.name!r} {where} {what}: {why}")
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
         """What it gives, as text. Raises ToolFailed; AgentCrashed when a server outside is gone, SandboxGone."""
-        asked = asyncio.ensure_future(self._client.call_tool(tool, arguments))
+        answer = asyncio.ensure_future(self._client.call_tool(tool, arguments))
         try:
-            await asyncio.wait({asked, self.living}, return_when=asyncio.FIRST_COMPLETED)
-            if not asked.done():
+            await asyncio.wait({answer, self.living}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
                 raise await self.gone()
-            result = asked.result()
+            result = answer.result()
         except (AgentCrashed, SandboxGone):
             raise
         # Refusals, results that are none, a connection that closed: what the SDK makes of them.
@@ -148,7 +148,7 @@ class Server:
                 raise await self.gone() from None
             raise ToolFailed(_one_line(error)) from None
         finally:
-            asked.cancel()
+            answer.cancel()
         if self._may_change:  # what it tells of that comes beside its results
             await asyncio.sleep(HEED_S)
             await self._relist()
@@ -157,16 +157,16 @@ class Server:
         return shown(result)
 
     async def _transport(self, stack: AsyncExitStack) -> Any:
-        if self._given.url is None:
+        if self._config.url is None:
             from agentloop.agents.mcp_pipe import Pipe
 
-            self._pipe = Pipe(self._place.start(self._given.command or ""))
+            self._pipe = Pipe(self._place.start(self._config.command or ""))
             return self._pipe.streams()
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        client = await stack.enter_async_context(create_mcp_http_client(headers=self._given.headers))
-        return streamable_http_client(self._given.url, http_client=client)
+        client = await stack.enter_async_context(create_mcp_http_client(headers=self._config.headers))
+        return streamable_http_client(self._config.url, http_client=client)
 
     async def _heed(self, message: object) -> None:
         """Notifications: what a server logs or reports of its progress is nobody's business."""
@@ -213,7 +213,7 @@ class Server:
 
         parameters = {"type": "object", "properties": {}, **tool.input_schema}
         spec = ToolSpec(
-            name=strict_name(f"{self._given.name}__{tool.name}"),
+            name=strict_name(f"{self._config.name}__{tool.name}"),
             description=tool.description or tool.title or "",
             parameters=parameters,
         )
@@ -253,5 +253,5 @@ def _one_line(error: BaseException) -> str:
     """Its first cause, without what task groups put around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = " ".join(str(error).split())[:500]
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    words = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -20,7 +20,7 @@ from agentloop.errors import SandboxGone
 
 MAX_MESSAGE = 4 << 20
 """Bytes of one line."""
-MAX_SAID = 1000
+MAX_STDERR = 1000
 """Characters of its error output that are told of a server that ended."""
 EXIT_S = 1.0
 """How long a process whose output ended is waited for."""
@@ -31,7 +31,7 @@ class Pipe:
 
     def __init__(self, process: LiveProcess) -> None:
         self._process = process
-        self._said = b""
+        self._stderr = b""
         self._problem = ""
         self.gone: SandboxGone | None = None
         """Set when it was the sandbox that ended."""
@@ -68,7 +68,7 @@ class Pipe:
                 self._problem = "it closed its output"
             except SandboxGone as error:
                 self.gone = error
-        words = " ".join(self._said.decode(errors="replace").split())[-MAX_SAID:]
+        words = " ".join(self._stderr.decode(errors="replace").split())[-MAX_STDERR:]
         return f"{self._problem}: {words}" if words else self._problem
 
     async def _read(self, session: Any) -> None:
@@ -107,7 +107,7 @@ class Pipe:
         """What it writes to stderr is for its own people; the last of it tells why it ended."""
         try:
             async for data in self._process.stderr:
-                self._said = (self._said + data)[-4 * MAX_SAID :]
+                self._stderr = (self._stderr + data)[-4 * MAX_STDERR :]
         except SandboxGone as error:
             self.gone = error
         finally:

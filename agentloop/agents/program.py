@@ -29,7 +29,7 @@ class Ran(NamedTuple):
     exit_code: int
     timed_out: bool
     flooded: bool
-    said: str
+    output: str
     """The end of what it printed, errors last."""
     duration_s: float
 
@@ -44,13 +44,13 @@ async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, 
     outputs = [_End(process.stdout, max_output), _End(process.stderr, max_output)]
     reading = [asyncio.ensure_future(output.read()) for output in outputs]
     ending = asyncio.ensure_future(process.wait())
-    told = asyncio.ensure_future(stopped.wait())
-    any_end: list[asyncio.Future[Any]] = [ending, told, *(output.flooded for output in outputs)]
+    stop = asyncio.ensure_future(stopped.wait())
+    any_end: list[asyncio.Future[Any]] = [ending, stop, *(output.flooded for output in outputs)]
     timed_out = False
     try:
         async with asyncio.timeout(None if limit_s == math.inf else limit_s):
             await asyncio.wait(any_end, return_when=FIRST_COMPLETED)
-            if told.done() and not ending.done():
+            if stop.done() and not ending.done():
                 await asyncio.wait({ending}, timeout=GRACE_S)
     except TimeoutError:
         timed_out = True
@@ -59,14 +59,14 @@ async def ran_to_its_end(process: LiveProcess, limit_s: float, max_output: int, 
         try:
             await asyncio.wait({ending, *reading}, timeout=END_S)
         finally:
-            for task in (ending, told, *reading):
+            for task in (ending, stop, *reading):
                 task.cancel()
     done = await ending
     return Ran(
         exit_code=done.exit_code,
         timed_out=timed_out,
         flooded=any(output.flooded.done() for output in outputs),
-        said="\n".join(text for output in outputs if (text := output.text())),
+        output="\n".join(text for output in outputs if (text := output.text())),
         duration_s=time.monotonic() - started,
     )
 
@@ -77,7 +77,7 @@ class _End:
     def __init__(self, incoming: ByteSource, n_kept: int) -> None:
         self._incoming = incoming
         self._n_kept = n_kept
-        self._kept = bytearray()
+        self._tail = bytearray()
         self._n = 0
         self.flooded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when there was more than anybody prints."""
@@ -85,12 +85,12 @@ class _End:
     async def read(self) -> None:
         async for data in self._incoming:
             self._n += len(data)
-            self._kept = (self._kept + data)[-self._n_kept :]
+            self._tail = (self._tail + data)[-self._n_kept :]
             if self._n > MAX_PRINTED and not self.flooded.done():
                 self.flooded.set_result(None)
 
     def text(self) -> str:
-        text = self._kept.decode(errors="replace").rstrip("\n")
-        dropped = self._n - len(self._kept)
+        text = self._tail.decode(errors="replace").rstrip("\n")
+        dropped = self._n - len(self._tail)
         killed = f"\n[killed: it printed more than {MAX_PRINTED} bytes]" if self.flooded.done() else ""
         return (f"[{dropped} bytes before]\n{text}" if dropped else text) + killed

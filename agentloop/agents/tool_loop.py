@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentloop.agents.budget import Budget
+from agentloop.agents.budget import EpisodeBudget
 from agentloop.agents.compaction import Compaction, Stop
 from agentloop.agents.conversation import Conversation
 from agentloop.agents.tools.shell import Shell, Submit
@@ -58,7 +58,7 @@ class ToolLoop:
 
         above: the place of the agent that called this one.
         """
-        budget = Budget(task.limits, above.budget if above else None)
+        budget = EpisodeBudget(task.limits, above.budget if above else None)
         depth = above.depth + 1 if above else 0
         place = Place(self, task, policy, sandbox, seed, record, budget, depth)
         async with opened(self._toolsets, place) as tools:
@@ -69,19 +69,19 @@ class ToolLoop:
         budget = place.budget
         conversation = Conversation(self.first_messages(place.task), self._compaction, place)
         before = place.task.prefix
-        for taken in before:
-            conversation.go_on_from(taken)
-            place.record(taken)
+        for step in before:
+            conversation.go_on_from(step)
+            place.record(step)
         for place.step in range(len(before), limits.max_steps):
             started = time.perf_counter()
             if not await conversation.fits(tools.specs):
                 return budget.reached or StopReason.context_limit, None
             if budget.reached:
                 return budget.reached, None
-            asked = place.policy.complete(
+            answering = place.policy.complete(
                 conversation.messages, tools.specs, max_tokens=limits.max_tokens, seed=place.seed + place.step
             )
-            completion = await budget.in_time(asked)
+            completion = await budget.in_time(answering)
             if completion is None:
                 return StopReason.time_limit, None
             conversation.heed(completion)

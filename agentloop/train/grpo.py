@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentloop.errors import TrainingError
-from agentloop.train.logprobs import Batch, entropy, make_batch, parts, token_logprobs
+from agentloop.train.logprobs import TokenBatch, entropy, make_batch, parts, token_logprobs
 from agentloop.train.sft import sft_loss
 from agentloop.train.update import guarded_step
 from agentloop.types import Sample
@@ -118,7 +118,7 @@ class Grpo:
         self._entropy = total["entropy"] / max(total["n_tokens"], 1)
         return guarded_step(self.model, self.optimizer)
 
-    def _loss(self, batch: Batch, temperature: float, n_tokens: int, total: defaultdict[str, float]) -> Tensor:
+    def _loss(self, batch: TokenBatch, temperature: float, n_tokens: int, total: defaultdict[str, float]) -> Tensor:
         """This batch's share of the mean over `n_tokens` tokens, which may be more than it has itself."""
         s = self.settings
         logprobs_N, logps_NV = token_logprobs(self.model, batch.ids_BT, batch.action_BT, temperature)

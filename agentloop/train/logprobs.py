@@ -17,7 +17,7 @@ from agentloop.types import Sample
 
 
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """One micro-batch; the four (B, T) tensors describe tokens 1..T-1 as targets, shifted already."""
 
     ids_BT: Tensor
@@ -31,7 +31,7 @@ class Batch:
     advantage_B: Tensor
 
 
-def make_batch(samples: Sequence[Sample], pad: int) -> Batch:
+def make_batch(samples: Sequence[Sample], pad: int) -> TokenBatch:
     """Pad `samples` on the right to the longest of them."""
     n = max(len(s.token_ids) for s in samples)
 
@@ -39,7 +39,7 @@ def make_batch(samples: Sequence[Sample], pad: int) -> Batch:
         return torch.tensor([[*row, *[fill] * (n - len(row))] for row in rows], dtype=dtype)
 
     real = padded(([1] * len(s.token_ids) for s in samples), 0, torch.bool)
-    return Batch(
+    return TokenBatch(
         ids_BT=padded((s.token_ids for s in samples), pad, torch.long),
         action_BT=padded((s.action_mask for s in samples), 0, torch.bool)[:, 1:],
         real_BT=real[:, 1:],

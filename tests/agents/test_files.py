@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentloop.agents.tools.files import MAX_EDITED, PIECE, Files
+from agentloop.agents.tools.files import MAX_EDITED, PIECE, FileTools
 from agentloop.agents.tools.search import Search
 from agentloop.agents.tools.shell import Shell
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -21,7 +21,7 @@ ODD = 'it\'s; $(touch /tmp/x) `id` "quoted" \\n *'
 
 
 def files(bubblewrap: BubblewrapBackend, *turns: Any, **more: Any) -> Acted:
-    return act(bubblewrap, [Shell(), Files(), Search()], *turns, limits=more.pop("limits", SMALL), **more)
+    return act(bubblewrap, [Shell(), FileTools(), Search()], *turns, limits=more.pop("limits", SMALL), **more)
 
 
 def test_what_is_written_is_read_edited_and_listed(bubblewrap: BubblewrapBackend) -> None:

@@ -17,7 +17,7 @@ from agentloop.agents.choose import tool_loop
 from agentloop.agents.delegate import Delegate
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.arguments import understood
-from agentloop.agents.tools.files import Files
+from agentloop.agents.tools.files import FileTools
 from agentloop.agents.tools.foreign import is_foreign
 from agentloop.agents.tools.python import Python
 from agentloop.agents.tools.shell import TOOLS, Shell
@@ -191,7 +191,7 @@ def test_an_error_of_the_model_passes_a_foreign_toolset_unchanged(bubblewrap: Bu
 def test_a_toolset_that_borrows_a_name_of_agentloops_is_foreign() -> None:
     fake = type("Shell", (), {"__module__": "agentloop.agents.tools.shell", "name": "shell"})
     assert is_foreign(fake())
-    assert not any(map(is_foreign, (*TOOLS, Delegate(), Files(), Python())))
+    assert not any(map(is_foreign, (*TOOLS, Delegate(), FileTools(), Python())))
 
 
 def test_what_is_shown_is_bounded(bubblewrap: BubblewrapBackend) -> None:

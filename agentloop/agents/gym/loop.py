@@ -21,7 +21,7 @@ from agentloop.protocols import Policy, Sandbox
 from agentloop.types import EnvironmentSpec, Limits, Message, Step, StopReason, Task, ToolCall, ToolResult, ToolSpec
 
 if TYPE_CHECKING:
-    from agentloop.agents.gym.vector import Place, Transition
+    from agentloop.agents.gym.vector import EpisodeEnvironment, Transition
 
 RESET = ToolSpec(
     name="reset",
@@ -87,7 +87,7 @@ class Play:
         self._spec = spec
         self._limits = limits
         self._seed = spec.seed if spec.seed is not None else seed % 2**31
-        self._place: Place | None = None
+        self._environment: EpisodeEnvironment | None = None
         self._rewards: list[float] = []
         self.over: str | None = None
         """`terminated` or `truncated` once it has ended."""
@@ -114,8 +114,8 @@ class Play:
 
     def leave(self) -> None:
         """Let go of the environment."""
-        if self._place is not None:
-            self._place.leave()
+        if self._environment is not None:
+            self._environment.leave()
 
     async def _answer(self, call: ToolCall) -> tuple[str, str | None]:
         """(what the environment said, None), or ("", why it was not asked)."""
@@ -125,11 +125,11 @@ class Play:
         if self.over is not None:
             return "", f"the episode is over ({self.over}); nothing more can be done in it"
         if call.name == RESET.name:
-            if self._place is not None:
+            if self._environment is not None:
                 return "", "the episode has begun already, and begins once; use step"
-            self._place, first = await self._fleet.reset(self._spec, self._seed)
-            return self._told(first, reset=True), None
-        if self._place is None:
+            self._environment, first = await self._fleet.reset(self._spec, self._seed)
+            return self._report(first, reset=True), None
+        if self._environment is None:
             return "", "the episode has not begun; call reset first"
         from agentloop.agents.gym.spaces import InvalidAction, read_action
 
@@ -137,26 +137,26 @@ class Play:
             action = read_action(_spaces(_kind(self._spec))[0], arguments["action"])
         except InvalidAction as error:
             return "", f"invalid action: {error}"
-        seen = await self._place.step(action)
+        seen = await self._environment.step(action)
         self._rewards.append(seen.reward)
         if seen.terminated or seen.truncated:
             self.over = "terminated" if seen.terminated else "truncated"
-        return self._told(seen), None
+        return self._report(seen), None
 
-    def _told(self, seen: Transition, *, reset: bool = False) -> str:
+    def _report(self, seen: Transition, *, reset: bool = False) -> str:
         """JSON of one line; a reward that JSON cannot say is its text."""
         from agentloop.agents.gym.spaces import observed
 
-        told: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         if not reset:
             reward = seen.reward if math.isfinite(seen.reward) else str(seen.reward)
-            told = {"reward": reward, "terminated": seen.terminated, "truncated": seen.truncated}
-        told["observation"] = observed(seen.observation, self._limits.max_output)
+            report = {"reward": reward, "terminated": seen.terminated, "truncated": seen.truncated}
+        report["observation"] = observed(seen.observation, self._limits.max_output)
         if seen.text is not None:
-            told["text"] = seen.text[: self._limits.max_output]
+            report["text"] = seen.text[: self._limits.max_output]
         if self.over is not None:
-            told["over"] = f"the episode is over ({self.over})"
-        return json.dumps(told, ensure_ascii=False)
+            report["over"] = f"the episode is over ({self.over})"
+        return json.dumps(report, ensure_ascii=False)
 
 
 def tools_of(spec: EnvironmentSpec) -> tuple[ToolSpec, ...]:
@@ -188,20 +188,20 @@ def _kind(spec: EnvironmentSpec) -> str:
 
 
 @cache
-def _spaces(spec: str) -> tuple[Any, Any]:
-    """The spaces of actions and observations. spec: an EnvironmentSpec as JSON."""
-    found = EnvironmentSpec.model_validate_json(spec)
+def _spaces(description: str) -> tuple[Any, Any]:
+    """The spaces of actions and observations. description: an EnvironmentSpec as JSON."""
+    spec = EnvironmentSpec.model_validate_json(description)
     try:
         import gymnasium
     except ImportError:
-        raise ConfigError(f"environment {found.id!r} needs gymnasium; {extra('gym')}") from None
+        raise ConfigError(f"environment {spec.id!r} needs gymnasium; {extra('gym')}") from None
     try:
-        made = gymnasium.make(found.id, **found.options)
+        environment = gymnasium.make(spec.id, **spec.options)
     except Exception as error:  # it raises its own kinds, and those of whatever the environment imports
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        raise ConfigError(f"environment {found.id!r} cannot be made: {why}; correct its id and options") from None
-    made.close()
-    return made.action_space, made.observation_space
+        raise ConfigError(f"environment {spec.id!r} cannot be made: {why}; correct its id and options") from None
+    environment.close()
+    return environment.action_space, environment.observation_space
 
 
 def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
@@ -211,10 +211,10 @@ def _arguments(call: ToolCall) -> tuple[dict[str, Any], str | None]:
     if wanted is None:
         return {}, f"no tool {call.name!r} (tools: {RESET.name}, {STEP})"
     try:
-        given = json.loads(call.arguments or "{}")
+        arguments = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError) as error:
         return {}, f"malformed call: arguments are not JSON: {error}"
-    if not isinstance(given, dict) or set(given) != wanted:
+    if not isinstance(arguments, dict) or set(arguments) != wanted:
         takes = "no arguments" if not wanted else "exactly one argument, 'action'"
         return {}, f"malformed call: {call.name} takes {takes}"
-    return given, None
+    return arguments, None

@@ -105,12 +105,12 @@ def _numbers(space: Space[Any], value: Any, where: str) -> Any:
     not_in = InvalidAction(f"{where} {json.dumps(value)[:200]} is not in {space}")
     try:
         with np.errstate(over="ignore"):
-            made = np.array(value, dtype=space.dtype)
+            numbers = np.array(value, dtype=space.dtype)
     except (OverflowError, ValueError):
         raise not_in from None
-    if not np.isfinite(made).all():  # too large for the space's own kind of float
+    if not np.isfinite(numbers).all():  # too large for the space's own kind of float
         raise not_in
-    return made[()] if isinstance(space, spaces.Discrete) else made
+    return numbers[()] if isinstance(space, spaces.Discrete) else numbers
 
 
 def _fits(value: Any, shape: list[int], kinds: tuple[type, ...]) -> bool:

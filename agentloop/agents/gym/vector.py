@@ -1,13 +1,12 @@
-"""Environments that are stepped together: those of a group, as one `gymnasium.vector` environment.
+"""Environments that step together: those of a group, as one `gymnasium.vector` environment.
 
-Whoever resets in the same turn of the event loop sits down together, and of them whoever steps in the same turn is
-stepped by one call. Episodes whose policy is batched (`policies/lockstep.py`) do both, because their answers come at
-once. An environment that is not stepped in a call keeps its place: its seat passes. So what one episode sees does not
-depend on the others.
+Environments that reset in the same turn of the event loop become one vector; those of a vector that step in the same
+turn are stepped by one call. Episodes with a batched policy (`policies/lockstep.py`) do both, because their answers
+arrive together. An environment that does not step in a call passes, so an episode sees nothing of the others.
 
-What it buys: with `processes` the environments step on as many cores, which pays where a step takes longer than a
-message to a process (about 0.1 ms). Without, it is a loop over them. They run on the host, with the rights of this
-process, and block its event loop while they step: an environment is trusted code.
+With `processes`, the environments step on as many cores. That pays when a step takes longer than a message to a
+process (about 0.1 ms). Without it, the vector is a loop. Environments are trusted code: they run on the host, with the
+rights of this process, and block its event loop while they step.
 """
 
 from __future__ import annotations
@@ -31,28 +30,32 @@ Seen = tuple[Any, float, bool, bool, dict[str, Any]]
 
 
 class Transition(NamedTuple):
-    """What a reset or a step gave."""
+    """The result of a reset or a step."""
 
     observation: Any
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
     text: str | None = None
-    """What an environment with `render_mode = "ansi"` shows of itself."""
+    """The display of an environment with `render_mode = "ansi"`."""
+
+
+Arrival = tuple[EnvironmentSpec, int, "asyncio.Future[tuple[EpisodeEnvironment, Transition]]"]
+"""An episode that waits for an environment: its spec, its seed, and where the environment goes."""
 
 
 class Fleet:
-    """Hands out places in environments that step together."""
+    """Hands out environments that step together."""
 
     def __init__(self) -> None:
-        self._arriving: dict[str, list[tuple[EnvironmentSpec, int, asyncio.Future[tuple[Place, Transition]]]]] = {}
+        self._arriving: dict[str, list[Arrival]] = {}
 
-    async def reset(self, spec: EnvironmentSpec, seed: int) -> tuple[Place, Transition]:
+    async def reset(self, spec: EnvironmentSpec, seed: int) -> tuple[EpisodeEnvironment, Transition]:
         """A new environment, beside those that are asked for in the same turn. Raises SandboxError when it breaks."""
         arriving = self._arriving.setdefault(key := spec.model_dump_json(exclude={"seed"}), [])
         if not arriving:
             asyncio.get_running_loop().call_soon(self._seat, key)
-        future: asyncio.Future[tuple[Place, Transition]] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[tuple[EpisodeEnvironment, Transition]] = asyncio.get_running_loop().create_future()
         arriving.append((spec, seed, future))
         return await future
 
@@ -63,16 +66,16 @@ class Fleet:
         spec = arrived[0][0]
         try:
             together = Together(spec, [seed for _, seed, _ in arrived])
-        except Exception as error:  # an environment may raise anything: each episode is told
+        except Exception as error:  # an environment may raise anything, and each episode must see it
             for *_, future in arrived:
                 future.set_exception(broke(spec, "reset", error))
             return
         for index, (*_, future) in enumerate(arrived):
-            future.set_result((Place(together, index), together.first[index]))
+            future.set_result((EpisodeEnvironment(together, index), together.first[index]))
 
 
 class Together:
-    """Environments of one kind in one vector, which ends when the last place is left."""
+    """Environments of one kind in one vector, which closes when the last episode leaves."""
 
     def __init__(self, spec: EnvironmentSpec, seeds: list[int]) -> None:
         self._spec = spec
@@ -89,7 +92,7 @@ class Together:
         self.first = self._transitions(observations, nothing, nothing, nothing, infos)
         self._passes = (0, self._vector.single_action_space[1].sample())
         self._waiting: dict[int, tuple[Any, asyncio.Future[Transition]]] = {}
-        self._taken = set(range(len(seeds)))
+        self._places = set(range(len(seeds)))
         self._is_broken = False
 
     async def step(self, index: int, action: Any) -> Transition:
@@ -102,32 +105,32 @@ class Together:
 
     def leave(self, index: int) -> None:
         """Nobody steps it any more. Leaving twice is harmless."""
-        if index in self._taken:
-            self._taken.remove(index)
-            if not self._taken:
+        if index in self._places:
+            self._places.remove(index)
+            if not self._places:
                 self._close()
 
     def _step(self) -> None:
-        asked, self._waiting = self._waiting, {}
+        waiting, self._waiting = self._waiting, {}
         n = self._vector.num_envs
         space = self._vector.single_action_space
-        actions = [asked[index][0] if index in asked else self._passes for index in range(n)]
+        actions = [waiting[index][0] if index in waiting else self._passes for index in range(n)]
         try:
             seen = self._transitions(*self._vector.step(concatenate(space, actions, create_empty_array(space, n))))
-        except Exception as error:  # of the vector itself; an environment's own are told by its seat
+        except Exception as error:  # of the vector itself; `Seat` reports an environment's own
             self._is_broken = True
-            for _, future in asked.values():
+            for _, future in waiting.values():
                 if not future.done():
                     future.set_exception(broke(self._spec, "step", error))
             return
-        for index, (_, future) in asked.items():
+        for index, (_, future) in waiting.items():
             if future.done():
                 continue
-            found = seen[index]
-            if isinstance(found, str):
-                future.set_exception(broke(self._spec, "step", found))
+            outcome = seen[index]
+            if isinstance(outcome, str):
+                future.set_exception(broke(self._spec, "step", outcome))
             else:
-                future.set_result(found)
+                future.set_result(outcome)
 
     def _close(self) -> None:
         if self._is_broken and isinstance(self._vector, AsyncVectorEnv):
@@ -141,21 +144,16 @@ class Together:
             self._vector.close()
 
     def _transitions(self, observations: Any, rewards: Any, ended: Any, cut: Any, infos: dict[str, Any]) -> list[Any]:
-        """One of each place; the words of one that raised."""
-        each = list(iterate(self._vector.observation_space, observations))
-        raised = infos.get(RAISED)
-        texts = infos.get(TEXT)
-        return [
-            raised[i]
-            if raised is not None and raised[i]
-            else Transition(
-                each[i], float(rewards[i]), bool(ended[i]), bool(cut[i]), texts[i] if texts is not None else None
-            )
-            for i in range(self._vector.num_envs)
-        ]
+        """A transition per environment, or its error message where it raised."""
+        nobody = [None] * self._vector.num_envs
+        errors = infos.get(RAISED, nobody)
+        texts = infos.get(TEXT, nobody)
+        rows = zip(iterate(self._vector.observation_space, observations), rewards, ended, cut, texts, strict=True)
+        transitions = [Transition(seen, float(r), bool(end), bool(stop), text) for seen, r, end, stop, text in rows]
+        return [error or transition for error, transition in zip(errors, transitions, strict=True)]
 
 
-class Place:
+class EpisodeEnvironment:
     """One episode's environment."""
 
     def __init__(self, together: Together, index: int) -> None:
@@ -181,14 +179,14 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
         self._begun = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Once. The vector resets what has ended when it is stepped again, and nobody asked for that."""
+        """Reset once: the vector would reset an ended environment by itself, and no policy called for that."""
         if not self._begun:
             self._last, _ = self.env.reset(seed=seed, options=options)
             self._begun = True
         return self._last, self._shown()
 
     def step(self, action: Any) -> Seen:
-        """What the environment raises is told, and breaks nobody else's."""
+        """Step, or report the error of the environment, which must not break the others."""
         if not action[0]:
             return self._last, 0.0, False, False, {}
         try:
@@ -198,13 +196,16 @@ class Seat(gymnasium.Wrapper[Any, Any, Any, Any]):  # type: ignore[misc]
             return self._last, 0.0, False, True, {RAISED: f"{type(error).__name__}: {error}"}
 
     def _shown(self) -> dict[str, Any]:
-        return {TEXT: str(self.env.render())} if self.env.render_mode == "ansi" else {}
+        if self.env.render_mode != "ansi":
+            return {}
+        return {TEXT: str(self.env.render())}
 
 
-def broke(spec: EnvironmentSpec, where: str, error: object) -> SandboxError:
+def broke(spec: EnvironmentSpec, where: str, error: str | Exception) -> SandboxError:
     """An environment that raises is infrastructure: the episode is tried again and never scored."""
-    said = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    return SandboxError(f"environment {spec.id!r} raised in {where}: {' '.join(str(said).split())[:300]}")
+    if isinstance(error, Exception):
+        error = f"{type(error).__name__}: {error}"
+    return SandboxError(f"environment {spec.id!r} raised in {where}: {' '.join(error.split())[:300]}")
 
 
 def _make(spec: EnvironmentSpec) -> gymnasium.Env[Any, Any]:

@@ -71,7 +71,7 @@ def _only_text(parameters: dict[str, Any]) -> str | None:
     return str(key) if plain and parameters.get("required") == [key] else None
 
 
-_known: dict[str, Any] = {}
+_validators: dict[str, Any] = {}
 
 
 def _compiled(parameters: dict[str, Any]) -> Any:
@@ -80,9 +80,9 @@ def _compiled(parameters: dict[str, Any]) -> Any:
     from referencing import Registry
 
     key = content_hash(parameters)
-    if key not in _known:
-        if len(_known) >= MAX_KEPT:
-            _known.clear()
+    if key not in _validators:
+        if len(_validators) >= MAX_KEPT:
+            _validators.clear()
         kind = validators.validator_for(parameters, default=Draft202012Validator)
         plain = kind.VALIDATORS.get("additionalProperties")
 
@@ -95,5 +95,5 @@ def _compiled(parameters: dict[str, Any]) -> Any:
 
         left_out = dict.fromkeys(("pattern", "patternProperties", "unevaluatedProperties"), none)
         safe = validators.extend(kind, {**left_out, "additionalProperties": additional})
-        _known[key] = safe(parameters, registry=Registry())
-    return _known[key]
+        _validators[key] = safe(parameters, registry=Registry())
+    return _validators[key]

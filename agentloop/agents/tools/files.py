@@ -18,7 +18,7 @@ from agentloop.types import ExecResult, ToolCall, ToolSpec
 MAX_EDITED = 1 << 20
 """Bytes of a file that is edited."""
 REMARK = 100
-"""Bytes for what is said of a file that is not shown whole."""
+"""Bytes for the remark below a file that is not shown whole."""
 PIECE = 6000
 """Characters that one command carries: a command is one argument, of 128 KiB at most, and may be quoted twice."""
 # Exit codes of our own commands.
@@ -53,7 +53,7 @@ LIST = ToolSpec(
 )
 
 
-class Files:
+class FileTools:
     """The four tools."""
 
     name = "files"
@@ -75,35 +75,36 @@ class _Files:
         self._place = place
 
     async def read(self, call: ToolCall, arguments: dict[str, Any]) -> str:
-        """Whole lines, as many as there is room for, and a line that says what else there is."""
+        """As many whole lines as fit, and a line about the rest."""
         path = arguments["path"]
         first = arguments.get("first_line", 1)
         last = arguments.get("last_line")
         room = max(1, self._place.task.limits.max_output - REMARK)
-        lines = "" if last is None else f" | head -n {max(0, last - first + 1)}"
+        lines = ""
+        if last is not None:
+            lines = f" | head -n {max(0, last - first + 1)}"
         command = f"{_must_be_file(path)} grep -c '' < {_quoted(path)}; tail -n +{first} < {_quoted(path)}{lines}"
         done = await self._run(f"{command} | head -c {room + 1}", path, max_output=room + 64)
-        counted, _, found = done.stdout.partition("\n")
-        if "\0" in found or found.count("�") > len(found) / 10:
+        counted, _, content = done.stdout.partition("\n")
+        if "\0" in content or content.count("�") > len(content) / 10:
             raise ToolFailed(f"{path} is no text")
         n_lines = int(counted)
-        if len(found.encode()) <= room:
-            return found or f"[{path} has {n_lines:,} lines; none of them from line {first}]"
-        whole, _, _ = found.encode()[:room].decode(errors="ignore").rpartition("\n")
+        if len(content.encode()) <= room:
+            return content or f"[{path} has {n_lines:,} lines; none of them from line {first}]"
+        whole, _, _ = content.encode()[:room].decode(errors="ignore").rpartition("\n")
         if not whole:
-            return (
-                f"{found.encode()[:room].decode(errors='ignore')}\n[line {first} is longer than what is shown at once]"
-            )
+            head = content.encode()[:room].decode(errors="ignore")
+            return f"{head}\n[line {first} is longer than what is shown at once]"
         n_shown = whole.count("\n") + 1
         return f"{whole}\n[lines {first} to {first + n_shown - 1} of {n_lines:,}; read on with first_line]"
 
     async def write(self, call: ToolCall, arguments: dict[str, Any]) -> str:
-        """Says how much was written."""
+        """Reports how much was written."""
         await self._replace(arguments["path"], arguments["text"])
         return f"wrote {len(arguments['text'].encode()):,} bytes to {arguments['path']}"
 
     async def edit(self, call: ToolCall, arguments: dict[str, Any]) -> str:
-        """Says what was done; fails when the piece is not there, or more than once."""
+        """Reports the line of the edit. Fails unless the old text occurs exactly once."""
         path = arguments["path"]
         old = arguments["old"]
         command = (
@@ -111,15 +112,16 @@ class _Files:
             f"echo $n; cat < {_quoted(path)}"
         )
         done = await self._run(command, path, max_output=MAX_EDITED + 64)
-        n_bytes, _, found = done.stdout.partition("\n")
-        if len(found.encode()) != int(n_bytes) or "\0" in found or done.dropped:
+        n_bytes, _, content = done.stdout.partition("\n")
+        if len(content.encode()) != int(n_bytes) or "\0" in content or done.dropped:
             raise ToolFailed(f"{path} is no text in UTF-8; change it with a command")
-        n_times = found.count(old) if old else 0
-        if n_times != 1:
-            many = f"is {n_times} times in {path}; give more of what is around it"
-            raise ToolFailed(f"the old text {many if n_times else f'is not in {path}; read it again'}")
-        await self._replace(path, found.replace(old, arguments["new"]))
-        return f"edited {path} in line {found[: found.index(old)].count(chr(10)) + 1}"
+        n_times = content.count(old)
+        if not old or not n_times:
+            raise ToolFailed(f"the old text is not in {path}; read it again")
+        if n_times > 1:
+            raise ToolFailed(f"the old text is {n_times} times in {path}; give more of what is around it")
+        await self._replace(path, content.replace(old, arguments["new"]))
+        return f"edited {path} in line {content[: content.index(old)].count(chr(10)) + 1}"
 
     async def list(self, call: ToolCall, arguments: dict[str, Any]) -> str:
         """A line each, sorted."""
@@ -134,7 +136,7 @@ class _Files:
         return done.stdout.rstrip("\n") or f"[{path} is empty]"
 
     async def _replace(self, path: str, content: str) -> None:
-        """A short text by one command; a longer one piece by piece beside it, so that the file is never half there."""
+        """Write a short text by one command, a long one to a draft first: a reader never sees half a file."""
         if "\0" in content:
             raise ToolFailed("a text has no NUL in it; make such a file with a command")
         name = _quoted(path)
@@ -154,26 +156,28 @@ class _Files:
             await self._place.sandbox.exec(f"rm -f {draft}", timeout_s=self._place.task.limits.tool_timeout_s)
 
     async def _run(self, command: str, path: str, *, max_output: int = 4096) -> ExecResult:
-        """A command that went well. Raises ToolFailed for another, with its own words."""
+        """Run a command. Raises ToolFailed with its error output when it fails."""
         timeout_s = self._place.timeout_s
         done = await self._place.sandbox.exec(command, timeout_s=timeout_s, max_output=max_output)
         if done.timed_out:
             raise ToolFailed(f"timed out after {timeout_s:g} s")
-        known = {
+        reasons = {
             NO_FILE: f"{path} is not there, or not of that kind",
             FOLDER: f"{path} is a folder",
             TOO_LONG: f"{path} has more than {MAX_EDITED:,} bytes; change it with a command",
         }
         if done.exit_code:
-            raise ToolFailed(known.get(done.exit_code) or done.stderr.strip() or f"exit code {done.exit_code}")
+            raise ToolFailed(reasons.get(done.exit_code) or done.stderr.strip() or f"exit code {done.exit_code}")
         return done
 
 
 def _quoted(path: str) -> str:
-    """For the shell, and never taken for an option."""
+    """The path quoted for the shell, in a form that no program takes for an option."""
     if "\0" in path or not path:
         raise ToolFailed(f"{path!r} is no path")
-    return shlex.quote(path if path.startswith("/") else f"./{path}")
+    if not path.startswith("/"):
+        path = f"./{path}"
+    return shlex.quote(path)
 
 
 def _must_be_file(path: str) -> str:

@@ -21,7 +21,7 @@ from agentloop.abilities import LiveProcess
 from agentloop.agents.tools.toolset import Place, Tool, schema, text
 from agentloop.types import ToolCall, ToolResult, ToolSpec
 
-MAX_SAID = 4 << 20
+MAX_ANSWER = 4 << 20
 """Bytes of an answer, which is what was printed, cut, as JSON: more than that is no interpreter of ours."""
 STOP_S = 2.0
 """How long interrupted code may take to end."""
@@ -113,12 +113,12 @@ class _Interpreter:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._process: LiveProcess | None = None
-        self._said = b""
+        self._output = b""
 
     def start(self) -> LiveProcess:
         """A new one, which knows nothing."""
         self._process = self._place.start(COMMAND)
-        self._said = b""
+        self._output = b""
         return self._process
 
     def end(self) -> None:
@@ -134,19 +134,19 @@ class _Interpreter:
         process = self._process or self.start()
         token = secrets.token_hex(8)
         order = {"id": token, "code": arguments["code"], "most": self._place.task.limits.max_output}
-        asked = asyncio.ensure_future(self._asked(process, order))
+        reply = asyncio.ensure_future(self._reply(process, order))
         timed_out = False
         lines = []
         try:
-            await asyncio.wait({asked}, timeout=timeout_s)
-            if not asked.done():
+            await asyncio.wait({reply}, timeout=timeout_s)
+            if not reply.done():
                 timed_out = True
                 lines.append(f"timed out after {timeout_s:g} s")
                 process.signal(signal.SIGINT)
-                await asyncio.wait({asked}, timeout=STOP_S)
-            answer = await asked if asked.done() else None
+                await asyncio.wait({reply}, timeout=STOP_S)
+            answer = await reply if reply.done() else None
         finally:
-            asked.cancel()
+            reply.cancel()
         if answer is None:
             self.end()
             lines.append("the interpreter has ended, and with it every name; the next call starts a new one")
@@ -160,18 +160,18 @@ class _Interpreter:
             duration_s=time.perf_counter() - started,
         )
 
-    async def _asked(self, process: LiveProcess, order: dict[str, Any]) -> dict[str, Any] | None:
+    async def _reply(self, process: LiveProcess, order: dict[str, Any]) -> dict[str, Any] | None:
         """The interpreter's answer; None when it ended without one. Raises SandboxGone."""
         await process.stdin.write(json.dumps(order).encode() + b"\n")
         while True:
-            line, is_whole, rest = self._said.partition(b"\n")
+            line, is_whole, rest = self._output.partition(b"\n")
             if is_whole:
-                self._said = rest
+                self._output = rest
                 answer = _read(line)
                 if answer.get("id") == order["id"]:
                     return answer
-            elif len(self._said) < MAX_SAID and (data := await process.stdout.read()):
-                self._said += data
+            elif len(self._output) < MAX_ANSWER and (data := await process.stdout.read()):
+                self._output += data
             else:
                 return None
 

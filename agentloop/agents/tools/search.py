@@ -48,7 +48,7 @@ async def _search(
     place: Place, pattern: str, path: str = ".", glob: str | None = None, max_matches: int = MAX_MATCHES
 ) -> str:
     """`path:number:line`, a line each. Raises ToolFailed for what is no expression, and for a path that is none."""
-    if any("\0" in given for given in (pattern, path, glob or "")) or not path:
+    if any("\0" in argument for argument in (pattern, path, glob or "")) or not path:
         raise ToolFailed("neither a pattern nor a path has a NUL in it, and no path is empty")
     expression = shlex.quote(pattern)
     where = shlex.quote(path if path.startswith(("/", ".")) else f"./{path}")
@@ -66,10 +66,10 @@ async def _search(
     done = await place.sandbox.exec(command, timeout_s=timeout_s, max_output=room)
     if done.timed_out:
         raise ToolFailed(f"timed out after {timeout_s:g} s; search in fewer files")
-    found = [line.removeprefix("./") for line in done.stdout.splitlines() if not IS_BINARY.fullmatch(line)]
-    if not found:
+    matches = [line.removeprefix("./") for line in done.stdout.splitlines() if not IS_BINARY.fullmatch(line)]
+    if not matches:
         if done.stderr.strip():
             raise ToolFailed(done.stderr.strip())
         return "[no line matches]"
-    more = [f"[more than {max_matches} lines match; narrow the search]"] if len(found) > max_matches else []
-    return "\n".join([*found[:max_matches], *more])
+    more = [f"[more than {max_matches} lines match; narrow the search]"] if len(matches) > max_matches else []
+    return "\n".join([*matches[:max_matches], *more])

@@ -71,7 +71,7 @@ class Toolbox:
         tool = next(tool for family in self._families for tool in family if tool.spec.name == call.name)
         limit_s = self._place.timeout_s
         started = time.perf_counter()
-        said = ""
+        content = ""
         ok = False
         timed_out = False
         try:
@@ -79,22 +79,22 @@ class Toolbox:
                 done = await tool.run(call, arguments)
             if not isinstance(done, str):
                 return done
-            said = done
+            content = done
             ok = True
         except TimeoutError as error:
             timed_out = alarm.expired()
-            said = f"timed out after {limit_s:g} s" if timed_out else f"failed: TimeoutError: {error}"
+            content = f"timed out after {limit_s:g} s" if timed_out else f"failed: TimeoutError: {error}"
         except (ToolFailed, PathError, TransferLimit) as error:
-            said = f"failed: {error}"
+            content = f"failed: {error}"
         except AgentLoopError:
             raise
         # The edge to other people's tools: whatever one raises is what it has to say.
         except (Exception, SystemExit) as error:
-            said = f"failed: {words_of(error)}"
+            content = f"failed: {words_of(error)}"
         return ToolResult(
             call_id=call.id,
             name=call.name,
-            content=bounded(said, self._place.task.limits.max_output),
+            content=bounded(content, self._place.task.limits.max_output),
             ok=ok,
             timed_out=timed_out,
             duration_s=time.perf_counter() - started,
@@ -113,9 +113,9 @@ async def opened(toolsets: Sequence[Toolset], place: Place) -> AsyncIterator[Too
         yield Toolbox(families, place)
 
 
-def bounded(said: str, max_bytes: int) -> str:
-    """`said` with at most so many bytes of its beginning and end, and a line that says what was left out."""
-    data = said.encode(errors="replace")
+def bounded(text: str, max_bytes: int) -> str:
+    """`text`, or at most `max_bytes` of its beginning and end around a line that counts the bytes in between."""
+    data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
     head = data[: max_bytes - max_bytes // 2]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from agentloop.abilities import LiveProcess, Streams
-from agentloop.agents.budget import Budget
+from agentloop.agents.budget import EpisodeBudget
 from agentloop.errors import CapabilityError
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.types import Limits, Message, StopReason, Task, ToolCall, ToolResult, ToolSpec
@@ -69,7 +69,7 @@ class Place:
     sandbox: Sandbox
     seed: int
     record: Record
-    budget: Budget
+    budget: EpisodeBudget
     depth: int = 0
     """0 for the agent itself, 1 for one that it called."""
     step: int = 0
