@@ -84,9 +84,13 @@ class Gateway:
     async def _models(self) -> dict[str, Any]:
         """The list of models, with the fields that both OpenAI's and Anthropic's clients read."""
         names = await self.calls.catalog.names()
-        entries = [_entry(name) for name in names]
-        ends = {"has_more": False, "first_id": names[0] if names else None, "last_id": names[-1] if names else None}
-        return {"object": "list", "data": entries, **ends}
+        return {
+            "object": "list",
+            "data": [_entry(name) for name in names],
+            "has_more": False,
+            "first_id": next(iter(names), None),
+            "last_id": next(reversed(names), None),
+        }
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -105,17 +109,23 @@ def _entry(name: str) -> dict[str, Any]:
 def route_of(scope: Scope) -> str | None:
     """The path of a call without its prefix of episode and task; None if the gateway does not serve it."""
     path = _split(scope["path"])[2]
-    return path if path in PATHS or path in (MODELS, COUNT) or path.startswith(MODEL) else None
+    if path in PATHS or path in (MODELS, COUNT) or path.startswith(MODEL):
+        return path
+    return None
 
 
 def dialect_of(scope: Scope) -> Dialect | None:
     """The dialect of a call; None for a request that is not the gateway's."""
     path = route_of(scope)
-    return _dialect(path) if path is not None else None
+    if path is None:
+        return None
+    return _dialect(path)
 
 
 def _dialect(path: str) -> Dialect:
-    return messages if path == COUNT else PATHS.get(path, chat)
+    if path == COUNT:
+        return messages
+    return PATHS.get(path, chat)
 
 
 def _asks_for_websocket(scope: Scope) -> bool:
@@ -130,7 +140,8 @@ def _caller(scope: Scope) -> Caller:
         _, mark, names = (words_of(headers) or "").partition(EPISODE)
         episode, task, _ = _split(mark + names)
         episode = headers.get(HEADER) or episode or None
-    task = headers.get(TASK_HEADER) if task is None else task
+    if task is None:
+        task = headers.get(TASK_HEADER)
     return Caller(state.get("project", PROJECT), state.get("key"), episode, task)
 
 

@@ -181,8 +181,12 @@ class Calls:
         call = ModelCall(
             caller.project, key_id, caller.episode, dialect.name, request, target, place, now, is_exact=is_exact
         )
-        sent = {**(body if is_native else request), "model": target.model}
-        return call, target.settle(sent) if target.settle else sent
+        if is_native:
+            request = body
+        sent = {**request, "model": target.model}
+        if target.settle:
+            sent = target.settle(sent)
+        return call, sent
 
     async def _carry(
         self,
@@ -286,7 +290,9 @@ class Calls:
             call.cost_usd = next((usd for name in names if (usd := price(name, usage)) is not None), None)
         if call.message and call.error is None:
             prompt, sampled, _ = call.tokens
-            tokens = [*prompt, *sampled] if prompt and sampled else []
+            tokens: list[int] = []
+            if prompt and sampled:
+                tokens = [*prompt, *sampled]
             call.extends = self._contexts.answered(call.place, call.project, call.episode, call.message, tokens)
             for message in call.alternatives:
                 self._contexts.remember(call.place, call.project, call.episode, message, ())
@@ -323,7 +329,9 @@ def _exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[
     if is_streamed:
         sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
     if gives_tokens:
-        alternatives = sent.get("top_logprobs") if sent.get("logprobs") else None
-        sent |= EXACT if alternatives is None else {**EXACT, "top_logprobs": alternatives}
+        fields = dict(EXACT)
+        if sent.get("logprobs") and sent.get("top_logprobs") is not None:
+            fields["top_logprobs"] = sent["top_logprobs"]
+        sent |= fields
         sent.pop("include_reasoning", None)  # vLLM returns no tokens for an answer without its reasoning
     return sent

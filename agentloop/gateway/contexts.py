@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from agentloop.gateway.dialects.completion import table_of
+from agentloop.gateway.dialects.completion import table_of, tables
 from agentloop.types import content_hash
 
 # Bounds of the memory.
@@ -152,7 +152,7 @@ class Contexts:
         now = _Checkpoint(place.run, len(tokens), _packed(tokens) if tokens else None)
         self._put(_next(place.digest, message), now)
         seed = f"{project}\0{episode or ''}".encode()
-        for call in _calls(message):
+        for call in tables(message, "tool_calls"):
             self._put(_call(seed, str(call.get("id"))), now)
 
     def failed(self, place: Placement) -> None:
@@ -215,24 +215,22 @@ def _digests(seed: bytes, messages: Sequence[Any]) -> list[Digest]:
 
 def _next(digest: Digest, message: dict[str, Any]) -> Digest:
     """The digest after `message`; the same for every way in which clients write the same message."""
-    functions = [(call.get("id"), table_of(call, "function")) for call in _calls(message)]
+    functions = [(call.get("id"), table_of(call, "function")) for call in tables(message, "tool_calls")]
     calls = [[call_id, function.get("name"), _value(function.get("arguments"))] for call_id, function in functions]
     fields = [message.get("role"), _text(message.get("content")), calls, message.get("tool_call_id")]
     return _digest(digest + orjson.dumps(fields, option=orjson.OPT_SORT_KEYS))
-
-
-def _calls(message: dict[str, Any]) -> list[dict[str, Any]]:
-    calls = message.get("tool_calls")
-    return [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
 
 
 def _text(content: Any) -> Any:
     if isinstance(content, list):
         values = [part.get("text") for part in content if isinstance(part, dict)]
         texts = [text for text in values if isinstance(text, str)]
-        content = "".join(texts) if len(texts) == len(content) else content
+        if len(texts) == len(content):
+            content = "".join(texts)
     # Clients lose blanks at the ends; a changed prompt shows in the exact tokens.
-    return content.strip() if isinstance(content, str) else content or ""
+    if isinstance(content, str):
+        return content.strip()
+    return content or ""
 
 
 def _value(arguments: Any) -> Any:

@@ -39,5 +39,8 @@ def read_error(body: bytes) -> tuple[str, str | None]:
         if isinstance(error, dict) and error.get(key):
             code = error.get("code") or code
             error = error[key]
-    words = error if isinstance(error, str) else orjson.dumps(error).decode()
-    return words[:MAX_WORDS], code if isinstance(code, str) else None
+    if not isinstance(error, str):
+        error = orjson.dumps(error).decode()
+    if not isinstance(code, str):
+        code = None
+    return error[:MAX_WORDS], code

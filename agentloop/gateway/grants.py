@@ -119,11 +119,9 @@ class Grant:
         wish = sent.pop("max_completion_tokens", None) or sent.get("max_tokens")
         most = self.limits.max_tokens
         sent.pop("n", None)  # one turn is one answer
-        request = {
-            **sent,
-            "max_tokens": min(wish, most) if isinstance(wish, int) else most,
-            "seed": (self.seed + self.n_begun) % 2**31,
-        }
+        if isinstance(wish, int):
+            most = min(wish, most)
+        request = {**sent, "max_tokens": most, "seed": (self.seed + self.n_begun) % 2**31}
         self.n_begun += 1
         if isinstance(self.policy, OpenAIPolicy):
             request |= {"temperature": self.policy.temperature, **self.policy.extra}

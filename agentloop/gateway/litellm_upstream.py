@@ -68,10 +68,8 @@ async def ask(upstream: Upstream, body: bytes) -> LitellmAnswer:
         litellm = load_litellm()
     except PluginError as error:
         raise UpstreamFailed("unreachable", f"is not available ({error})") from error
-    credentials = {
-        **({"api_key": upstream.api_key} if upstream.api_key else {}),
-        **({"api_base": upstream.base_url} if upstream.base_url else {}),
-    }
+    settings = {"api_key": upstream.api_key, "api_base": upstream.base_url}
+    credentials = {name: value for name, value in settings.items() if value}
     try:
         # As in policies/litellm.py: no retries, and no import of what only its proxy needs.
         answer = await litellm.acompletion(

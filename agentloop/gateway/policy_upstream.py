@@ -43,7 +43,9 @@ class PolicyAnswer:
         (choice,) = self._answer["choices"]
         message = choice["message"]
         calls = [{"index": n, **call} for n, call in enumerate(message.get("tool_calls") or ())]
-        delta = {**message, **({"tool_calls": calls} if calls else {})}
+        delta = dict(message)
+        if calls:
+            delta["tool_calls"] = calls
         fields = {key: value for key, value in choice.items() if key != "message"}
         chunk = {**self._answer, "object": "chat.completion.chunk", "choices": [{**fields, "delta": delta}]}
         yield b"data: %b\n\ndata: [DONE]\n\n" % orjson.dumps(chunk)

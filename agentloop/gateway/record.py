@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentloop.gateway.contexts import AgentRun, Placement, trace_id_of
-from agentloop.gateway.dialects.completion import number, table_of, text_of
+from agentloop.gateway.dialects.completion import number, table_of, tables, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
 from agentloop.otel.attributes import EPISODE, TASK, VERSION
@@ -75,14 +75,13 @@ class ModelCall:
     @property
     def tokens(self) -> tuple[list[int], list[int], list[float]]:
         """(ids of the prompt, ids of the answer, log-probability of each of these); empty if they are unknown."""
-        logprobs = table_of(self._choice, "logprobs").get("content")
-        ids = _ids((self.answer or {}).get("prompt_token_ids")), _ids(self._choice.get("token_ids"))
-        if isinstance(logprobs, array):
-            return *ids, logprobs.tolist()
-        values = (
-            [each.get("logprob") for each in logprobs if isinstance(each, dict)] if isinstance(logprobs, list) else []
-        )
-        return *ids, [each for each in values if isinstance(each, float | int)]
+        logprobs = table_of(self._choice, "logprobs")
+        prompt = _ids((self.answer or {}).get("prompt_token_ids"))
+        sampled = _ids(self._choice.get("token_ids"))
+        if isinstance(content := logprobs.get("content"), array):
+            return prompt, sampled, content.tolist()
+        values = [each.get("logprob") for each in tables(logprobs, "content")]
+        return prompt, sampled, [each for each in values if isinstance(each, float | int)]
 
     @property
     def usage(self) -> tuple[int, int]:
@@ -114,9 +113,7 @@ class ModelCall:
     @property
     def choices(self) -> list[dict[str, Any]]:
         """The choices of the answer by index: the first is the policy's message. An upstream may send anything."""
-        listed = (self.answer or {}).get("choices")
-        choices = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
-        return sorted(choices, key=lambda each: number(each, "index"))
+        return sorted(tables(self.answer or {}, "choices"), key=lambda each: number(each, "index"))
 
     @property
     def alternatives(self) -> list[dict[str, Any]]:
@@ -186,6 +183,8 @@ def _agent(call: ModelCall, run: AgentRun) -> Span:
 
 def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
     prompt, sampled, logprobs = call.tokens
+    if len(logprobs) != len(sampled):
+        logprobs = []
     n_prompt, n_completion = call.usage
     answer = call.answer or {}
     request = call.request
@@ -216,7 +215,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         "agentloop.cost_usd": call.cost_usd,
         "agentloop.token_ids.prompt": prompt or None,
         "agentloop.token_ids.completion": sampled or None,
-        "agentloop.logprobs": logprobs if len(logprobs) == len(sampled) and sampled else None,
+        "agentloop.logprobs": logprobs or None,
         "agentloop.tokens": TOKEN_RELATIONS[call.extends],
         "agentloop.first_piece_ns": call.first_ns and call.first_ns - call.started_ns,
         "error.type": call.error and call.error[0],
@@ -226,7 +225,9 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
 def _ids(value: Any) -> list[int]:
     if isinstance(value, array):
         return value.tolist()
-    return value if isinstance(value, list) and {*map(type, value)} <= {int} else []
+    if isinstance(value, list) and {*map(type, value)} <= {int}:
+        return value
+    return []
 
 
 def _span(
@@ -247,4 +248,6 @@ def _span(
 
 
 def _estimated(value: Any) -> int:
-    return len(orjson.dumps(value, default=str)) // 4 if value else 0
+    if not value:
+        return 0
+    return len(orjson.dumps(value, default=str)) // 4

@@ -28,9 +28,9 @@ class Relay:
         self._is_same = dialect is wire and not (dialect is chat and call.is_exact)
         wants_usage = table_of(body, "stream_options").get("include_usage")
         # The gateway always requests usage from the upstream, so it removes it for a client that did not.
-        self._encoder: Encoder | None = (
-            None if self._is_same and (wire is not chat or wants_usage) else dialect.encoder(body)
-        )
+        self._encoder: Encoder | None = None
+        if not self._is_same or (wire is chat and not wants_usage):
+            self._encoder = dialect.encoder(body)
         self._last: bytes | None = None
         self._has_begun = False
         self.is_done = False
@@ -45,7 +45,9 @@ class Relay:
     def why(self) -> str:
         """The upstream's error in a stream that broke off, as the end of a message; empty without one."""
         error = self._listener.error
-        return "" if error is None else f": {read_error(orjson.dumps(error))[0]}"
+        if error is None:
+            return ""
+        return f": {read_error(orjson.dumps(error))[0]}"
 
     def whole(self, data: bytes) -> bytes:
         """The client's answer. Raises ValueError for an unreadable answer of the upstream."""
@@ -55,7 +57,9 @@ class Relay:
         if is_deep(answer):
             raise BadAnswer("JSON with too many levels")
         self._call.answer = self._wire.answer_to_chat(answer)
-        return data if self._is_same else orjson.dumps(self._dialect.from_chat(answer, self._body))
+        if self._is_same:
+            return data
+        return orjson.dumps(self._dialect.from_chat(answer, self._body))
 
     def feed(self, events: Sequence[Event]) -> bytes:
         """Events of the upstream -> bytes for the client. The last event is held until `end`."""

@@ -6,7 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+from agentloop.gateway.dialects.completion import table_of, text_of
 from agentloop.gateway.dialects.dialect import Json
+
+ARGUMENTS = {"function": "arguments", "custom": "input"}
+"""Kind of a call -> the field of its arguments."""
 
 
 class StreamedCall:
@@ -20,8 +24,8 @@ class StreamedCall:
         """Of its arguments."""
 
     def whole(self) -> Json:
-        key = "input" if self.kind == "custom" else "arguments"
-        return {"id": self.id, "type": self.kind, self.kind: {"name": self.name, key: "".join(self.pieces)}}
+        arguments = {"name": self.name, ARGUMENTS[self.kind]: "".join(self.pieces)}
+        return {"id": self.id, "type": self.kind, self.kind: arguments}
 
 
 class StreamedCalls:
@@ -33,16 +37,18 @@ class StreamedCalls:
 
     def feed(self, deltas: Any) -> Iterator[tuple[StreamedCall, str]]:
         """Each call with news, and the new piece of its arguments, which may be empty."""
-        for delta in deltas if isinstance(deltas, list) else ():
+        if not isinstance(deltas, list):
+            return
+        for delta in deltas:
             if not isinstance(delta, dict):
                 continue
             kind = "custom" if "custom" in delta else "function"
-            function = delta.get(kind)
-            function = function if isinstance(function, dict) else {}
+            function = table_of(delta, kind)
             name = function.get("name")
             call_id = delta.get("id")
             index = delta.get("index")
-            index = index if isinstance(index, int) else 0
+            if not isinstance(index, int):
+                index = 0
             call = self._at.get(index)
             # Some servers give every parallel call the index 0, so another id with a name starts another call.
             if call is None or (name and call_id and call_id != call.id and call.name):
@@ -50,8 +56,7 @@ class StreamedCalls:
                 self.begun.append(call)
             elif name and not call.name:
                 call.name = str(name)
-            piece = function.get("input" if kind == "custom" else "arguments")
-            piece = piece if isinstance(piece, str) else ""
+            piece = text_of(function, ARGUMENTS[kind])
             if piece:
                 call.pieces.append(piece)
             yield call, piece

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentloop.gateway.dialects import sse
 from agentloop.gateway.dialects.calls import StreamedCalls
+from agentloop.gateway.dialects.completion import list_of, table_of
 from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.errors import openai_error as error
 
@@ -21,8 +22,9 @@ class ChatListener:
     """
 
     def __init__(self, body: Json) -> None:
-        n = body.get("n")
-        self._n_choices = n if isinstance(n, int) else 1
+        self._n_choices = 1
+        if isinstance(n := body.get("n"), int):
+            self._n_choices = n
         self._once: Json = {}
         self._choices: dict[int, StreamedChoice] = {}
         self._usage: Json | None = None
@@ -38,11 +40,11 @@ class ChatListener:
         usage = event.get("usage")
         if isinstance(usage, dict):
             self._usage = usage
-        choices = event.get("choices")
-        for position, entry in enumerate(choices) if isinstance(choices, list) else ():
+        for position, entry in enumerate(list_of(event, "choices")):
             if isinstance(entry, dict):
                 index = entry.get("index")
-                index = index if isinstance(index, int) else position
+                if not isinstance(index, int):
+                    index = position
                 choice = self._choices.get(index)
                 if choice is None:
                     choice = self._choices[index] = StreamedChoice()
@@ -52,7 +54,9 @@ class ChatListener:
         """The answer once every choice has a finish reason: some servers send no usage, some no `[DONE]`."""
         if self.error or len(self._choices) < self._n_choices:
             return None
-        return self.partial() if all(choice.finish for choice in self._choices.values()) else None
+        if not all(choice.finish for choice in self._choices.values()):
+            return None
+        return self.partial()
 
     def partial(self) -> Json:
         completion: Json = {"object": "chat.completion", **self._once}
@@ -129,14 +133,15 @@ class AnswerFilter:
     def __init__(self, body: Json) -> None:
         self._logprobs = bool(body.get("logprobs"))
         self._ids = bool(body.get("return_token_ids"))
-        options = body.get("stream_options")
-        self.usage = bool(options.get("include_usage")) if isinstance(options, dict) else False
+        self.usage = bool(table_of(body, "stream_options").get("include_usage"))
 
     def strip(self, answer: Json) -> Json:
         """`answer` itself if nothing has to go, otherwise a copy."""
         if self._ids and self._logprobs:
             return answer
-        unasked = set() if self._ids else {"token_ids", "prompt_token_ids"}
+        unasked = set()
+        if not self._ids:
+            unasked |= {"token_ids", "prompt_token_ids"}
         if not self._logprobs:
             unasked.add("logprobs")
         visible = {name: value for name, value in answer.items() if name not in unasked}
@@ -173,5 +178,6 @@ class ChatEncoder:
 
 
 def _is_empty(choices: Any) -> bool:
-    entries = choices if isinstance(choices, list) else []
-    return bool(entries) and not any(entry.get("delta") or entry.get("finish_reason") for entry in entries)
+    if not isinstance(choices, list) or not choices:
+        return False
+    return not any(entry.get("delta") or entry.get("finish_reason") for entry in choices)

@@ -52,16 +52,17 @@ class ChatCompletion:
 
 def completion_of(answer: Json, body: Json) -> ChatCompletion:
     """The first choice. Raises BadAnswer if it is missing or has no message."""
-    choices = answer.get("choices")
-    choice = choices[0] if isinstance(choices, list) and choices else None
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(choice, dict) or not isinstance(message, dict):
+    choice = object_of(next(iter(list_of(answer, "choices")), None))
+    message = choice.get("message")
+    if not isinstance(message, dict):
         raise BadAnswer("the upstream's answer has no message in its first choice")
     created = answer.get("created")
+    if not isinstance(created, int):
+        created = int(time.time())
     return ChatCompletion(
         key=key_of(answer),
         model=text_of(answer, "model") or text_of(body, "model"),
-        created=created if isinstance(created, int) else int(time.time()),
+        created=created,
         text=text_of(message, "content"),
         reasoning=reasoning_of(message),
         refusal=text_of(message, "refusal"),
@@ -82,15 +83,23 @@ def text_of(table: Json, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def table_of(table: Json, name: str) -> Json:
-    value = table.get(name)
+def object_of(value: Any) -> Json:
+    """`value` if it is an object, otherwise an empty one: an upstream may send anything."""
     return value if isinstance(value, dict) else {}
+
+
+def table_of(table: Json, name: str) -> Json:
+    return object_of(table.get(name))
+
+
+def list_of(table: Json, name: str) -> list[Any]:
+    value = table.get(name)
+    return value if isinstance(value, list) else []
 
 
 def tables(table: Json, name: str) -> list[Json]:
     """The objects in a list."""
-    value = table.get(name)
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    return [item for item in list_of(table, name) if isinstance(item, dict)]
 
 
 def reasoning_of(message: Json) -> str:
@@ -100,10 +109,9 @@ def reasoning_of(message: Json) -> str:
 
 def _calls(message: Json) -> list[FunctionCall]:
     function_calls = []
-    calls = message.get("tool_calls")
-    for call in calls if isinstance(calls, list) else ():
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not text_of(function, "name"):
+    for call in map(object_of, list_of(message, "tool_calls")):
+        function = table_of(call, "function")
+        if not text_of(function, "name"):
             raise BadAnswer("the upstream's answer has a tool call without a function's name")
         call_id = text_of(call, "id") or f"call_{uuid4().hex}"
         function_calls.append(FunctionCall(call_id, text_of(function, "name"), text_of(function, "arguments")))
@@ -126,8 +134,10 @@ def usage_of(usage: Any) -> Usage | None:
 
 def number(table: Any, name: str) -> int:
     """A count, such as a number of tokens; 0 for any other value."""
-    value = table.get(name) if isinstance(table, dict) else None
-    return value if type(value) is int and 0 <= value < LARGEST else 0
+    value = object_of(table).get(name)
+    if type(value) is not int or not 0 <= value < LARGEST:
+        return 0
+    return value
 
 
 def chat_answer(
@@ -153,7 +163,9 @@ def chat_answer(
 
 
 def chat_message(text: str, reasoning: str, refusal: str, calls: list[Json], other: list[Any]) -> Json:
-    message: Json = {"role": "assistant", "content": text or (None if calls or refusal else "")}
+    message: Json = {"role": "assistant", "content": text}
+    if not text and (calls or refusal):
+        message["content"] = None
     if reasoning:
         message["reasoning_content"] = reasoning
     if refusal:

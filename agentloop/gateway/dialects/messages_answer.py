@@ -13,7 +13,10 @@ from agentloop.gateway.dialects.completion import (
     chat_answer,
     chat_message,
     completion_of,
+    list_of,
     number,
+    object_of,
+    table_of,
     text_of,
 )
 from agentloop.gateway.dialects.dialect import BadAnswer, Json
@@ -75,7 +78,9 @@ def input_of(arguments: str) -> Json:
             orjson.dumps(value)
     except (ValueError, TypeError):
         value = None
-    return value if isinstance(value, dict) else {UNREADABLE: arguments}
+    if not isinstance(value, dict):
+        return {UNREADABLE: arguments}
+    return value
 
 
 def ending(completion: ChatCompletion, body: Json) -> Json:
@@ -83,16 +88,18 @@ def ending(completion: ChatCompletion, body: Json) -> Json:
         reason = "refusal"
     elif completion.finish in STOPS:
         reason = STOPS[completion.finish]
+    elif completion.calls:
+        reason = "tool_use"
     else:
-        reason = "tool_use" if completion.calls else "end_turn"
-    sequences = body.get("stop_sequences")
-    sequence = completion.stop if isinstance(sequences, list) and completion.stop in sequences else None
-    details = {"type": "refusal", "category": None, "explanation": completion.refusal or None}
-    return {
-        "stop_reason": "stop_sequence" if sequence else reason,
-        "stop_sequence": sequence,
-        "stop_details": details if reason == "refusal" else None,
-    }
+        reason = "end_turn"
+    details = None
+    if reason == "refusal":
+        details = {"type": "refusal", "category": None, "explanation": completion.refusal or None}
+    sequence = None
+    if completion.stop and completion.stop in list_of(body, "stop_sequences"):
+        sequence = completion.stop
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": details}
 
 
 def usage(tokens: Usage | None) -> Json:
@@ -115,7 +122,7 @@ def answer_to_chat(answer: Json) -> Json:
     calls: list[Json] = []
     other: list[Any] = []
     for block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
+        kind = object_of(block).get("type")
         if kind == "text":
             texts.append(text_of(block, "text"))
         elif kind == "thinking":
@@ -124,7 +131,7 @@ def answer_to_chat(answer: Json) -> Json:
             calls.append(function_call(text_of(block, "id"), text_of(block, "name"), arguments_of(block.get("input"))))
         else:
             other.append(block)
-    counts = answer.get("usage")
+    counts = table_of(answer, "usage")
     cached = number(counts, "cache_read_input_tokens")
     written = number(counts, "cache_creation_input_tokens")
     tokens = Usage(
@@ -132,7 +139,7 @@ def answer_to_chat(answer: Json) -> Json:
         n_completion=number(counts, "output_tokens"),
         n_cached=cached,
         n_written=written,
-        n_reasoning=number(counts.get("output_tokens_details"), "thinking_tokens") if isinstance(counts, dict) else 0,
+        n_reasoning=number(counts.get("output_tokens_details"), "thinking_tokens"),
     )
     finish = FINISHES.get(str(answer.get("stop_reason")))
     reply = chat_message("".join(texts), "".join(thoughts), "", calls, other)
@@ -145,4 +152,4 @@ def answer_to_chat(answer: Json) -> Json:
 def arguments_of(value: Any) -> str:
     if isinstance(value, dict) and value.keys() == {UNREADABLE} and isinstance(words := value[UNREADABLE], str):
         return words
-    return dumped(value if isinstance(value, dict) else {}, "input")
+    return dumped(object_of(value), "input")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from agentloop.gateway.dialects.completion import chat_message
 from agentloop.gateway.dialects.dialect import BadRequest, Json
 from agentloop.gateway.dialects.values import (
     Keep,
@@ -112,12 +113,7 @@ def _assistant(content: Any, field: str, keep: Keep) -> Json:
             calls.append(function_call(call_id, name, arguments))
         elif kind != "redacted_thinking":  # which only Anthropic can read
             texts.append(keep(where, f"a block of type {kind!r} in an assistant's message", block))
-    message: Json = {"role": "assistant", "content": "".join(texts) or (None if calls else "")}
-    if any(thoughts):
-        message["reasoning_content"] = "".join(thoughts)
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    return chat_message("".join(texts), "".join(thoughts), "", calls, [])
 
 
 def _user(content: Any, field: str, keep: Keep) -> list[Json]:

@@ -13,7 +13,7 @@ import orjson
 
 from agentloop.gateway.dialects import sse
 from agentloop.gateway.dialects.chat_stream import ChatListener
-from agentloop.gateway.dialects.completion import completion_of, key_of, number, reasoning_of, table_of, text_of
+from agentloop.gateway.dialects.completion import completion_of, key_of, number, reasoning_of, table_of, tables, text_of
 from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.errors import anthropic_error as error
 from agentloop.gateway.dialects.messages_answer import UNREADABLE, ending, input_of, message, usage, use
@@ -34,10 +34,9 @@ class MessagesEncoder:
 
     def feed(self, chunk: Json) -> bytes:
         self._whole.feed(chunk)
-        events = b"" if self._key else self._start(chunk)
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict) or choice.get("index"):
+        events = self._start(chunk)
+        for choice in tables(chunk, "choices"):
+            if choice.get("index"):
                 continue
             delta = table_of(choice, "delta")
             if thought := reasoning_of(delta):
@@ -47,14 +46,15 @@ class MessagesEncoder:
         return events
 
     def end(self) -> bytes:
-        events = b"" if self._key else self._start({})
-        events += self._close()
+        events = self._start({}) + self._close()
         chat = self._whole.partial()
         chat["choices"] = chat["choices"] or [{"message": {}}]
         completion = completion_of(chat, self._body)
         for call in completion.calls:
             tool_input = input_of(call.arguments)
-            words = orjson.dumps(tool_input).decode() if UNREADABLE in tool_input else call.arguments.strip()
+            words = call.arguments.strip()
+            if UNREADABLE in tool_input:
+                words = orjson.dumps(tool_input).decode()
             events += self._begin("call", use(call))
             events += self._delta({"type": "input_json_delta", "partial_json": words})
             events += self._close()
@@ -67,6 +67,9 @@ class MessagesEncoder:
         return sse.named(error(status, message, kind))
 
     def _start(self, chunk: Json) -> bytes:
+        """The first event; nothing once it was sent."""
+        if self._key:
+            return b""
         self._key = key_of(chunk)
         completion = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
         return sse.named({"type": "message_start", "message": message(completion)})
@@ -134,7 +137,9 @@ class MessagesListener:
             self.error = event
 
     def answer(self) -> Json | None:
-        return self.partial() if self._has_ended and not self.error else None
+        if self.error or not self._has_ended:
+            return None
+        return self.partial()
 
     def partial(self) -> Json:
         content = [_whole(*self._blocks[index]) for index in sorted(self._blocks)]

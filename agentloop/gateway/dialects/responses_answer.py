@@ -12,6 +12,7 @@ from agentloop.gateway.dialects.completion import (
     chat_message,
     completion_of,
     number,
+    object_of,
     table_of,
     tables,
     text_of,
@@ -55,7 +56,9 @@ def from_chat(answer: Json, body: Json) -> Json:
     custom = names_of(body)
     parts += [("custom" if c.name in custom else "call", c.arguments, c.id, c.name) for c in completion.calls]
     parts = parts or [("text", "", "", "")]  # a turn without an item would be missing from the next request
-    logprobs = logprobs_of(completion.logprobs) if asks_logprobs(body) else []
+    logprobs: list[Json] = []
+    if asks_logprobs(body):
+        logprobs = logprobs_of(completion.logprobs)
     output = []
     for n, (kind, words, call_id, name) in enumerate(parts):
         state = status(completion) if n == len(parts) - 1 else "completed"
@@ -65,22 +68,29 @@ def from_chat(answer: Json, body: Json) -> Json:
 
 def response(completion: ChatCompletion, body: Json, output: list[Json] | None) -> Json:
     """output: None while it is in progress."""
-    state = "in_progress" if output is None else status(completion)
-    echoed = {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
+    state = "in_progress"
+    tokens = None
+    details = None
+    if output is not None:
+        state = status(completion)
+        tokens = usage(completion.usage)
+    if state == "incomplete":
+        details = {"reason": INCOMPLETE[str(completion.finish)]}
     return {
         "id": f"resp_{completion.key}",
         "object": "response",
         "created_at": completion.created,
         "status": state,
         "error": None,
-        "incomplete_details": {"reason": INCOMPLETE[str(completion.finish)]} if state == "incomplete" else None,
+        "incomplete_details": details,
         "model": completion.model,
         "output": output or [],
         "previous_response_id": None,
         "store": False,
         "tools": [FUNCTION | tool if tool.get("type") == "function" else tool for tool in tables(body, "tools")],
-        "usage": usage(completion.usage) if output is not None else None,
-        **echoed,
+        "usage": tokens,
+        **ECHOED,
+        **{name: body[name] for name in ECHOED if body.get(name) is not None},
     }
 
 
@@ -144,7 +154,7 @@ def answer_to_chat(answer: Json) -> Json:
     calls: list[Json] = []
     other: list[Any] = []
     for entry in output:
-        kind = entry.get("type") if isinstance(entry, dict) else None
+        kind = object_of(entry).get("type")
         if kind == "function_call":
             call_id = text_of(entry, "call_id")
             name = text_of(entry, "name")
@@ -154,9 +164,8 @@ def answer_to_chat(answer: Json) -> Json:
             calls.append(function_call(text_of(entry, "call_id"), text_of(entry, "name"), arguments))
         elif kind == "message":
             for piece in tables(entry, "content"):
-                texts["refusal" if piece.get("type") == "refusal" else "text"] += [
-                    text_of(piece, "text") + text_of(piece, "refusal")
-                ]
+                field = "refusal" if piece.get("type") == "refusal" else "text"
+                texts[field].append(text_of(piece, "text") + text_of(piece, "refusal"))
         elif kind == "reasoning":
             thoughts = tables(entry, "content") or tables(entry, "summary")
             texts["reasoning"] += [text_of(piece, "text") for piece in thoughts]
@@ -165,18 +174,29 @@ def answer_to_chat(answer: Json) -> Json:
     words = "".join(texts["text"])
     thought = "\n".join(texts["reasoning"])
     refusal = "".join(texts["refusal"])
-    reason = text_of(table_of(answer, "incomplete_details"), "reason")
-    finish = {"completed": "tool_calls" if calls else "stop", "incomplete": "length"}.get(text_of(answer, "status"))
-    finish = "content_filter" if finish and reason == "content_filter" else finish
     created = answer.get("created_at")
     return chat_answer(
         text_of(answer, "id"),
         text_of(answer, "model"),
         int(created) if isinstance(created, int | float) and abs(created) < LARGEST else 0,
         chat_message(words, thought, refusal, calls, other),
-        finish,
+        _finish(answer, calls),
         _usage(answer),
     )
+
+
+def _finish(answer: Json, calls: list[Json]) -> str | None:
+    """The finish reason of chat; None if the answer broke off."""
+    state = text_of(answer, "status")
+    if state not in ("completed", "incomplete"):
+        return None
+    if text_of(table_of(answer, "incomplete_details"), "reason") == "content_filter":
+        return "content_filter"
+    if state == "incomplete":
+        return "length"
+    if calls:
+        return "tool_calls"
+    return "stop"
 
 
 def _usage(answer: Json) -> Usage | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import orjson
 
-from agentloop.gateway.dialects.completion import table_of, tables, text_of
+from agentloop.gateway.dialects.completion import object_of, table_of, tables, text_of
 from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.values import dumped
 
@@ -37,5 +37,7 @@ def input_of(arguments: str) -> str:
         value = orjson.loads(arguments)
     except ValueError:
         return arguments
-    words = value.get("input") if isinstance(value, dict) else None
-    return words if isinstance(words, str) else arguments
+    words = object_of(value).get("input")
+    if not isinstance(words, str):
+        return arguments
+    return words

@@ -6,8 +6,10 @@ one another is one message, until text or reasoning comes after text: a model th
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
+from agentloop.gateway.dialects.completion import chat_message, text_of
 from agentloop.gateway.dialects.dialect import Json
 from agentloop.gateway.dialects.responses_custom import arguments_of
 from agentloop.gateway.dialects.values import (
@@ -31,16 +33,19 @@ ROLES = {"user": "user", "assistant": "assistant", "system": "system", "develope
 def messages_of(body: Json, keep: Keep) -> list[Json]:
     """All of the request's. What instructs at the beginning is one message: many templates take no second one."""
     chat = Messages(keep)
-    items = body.get("input")
-    for n, item in enumerate([items] if isinstance(items, str) else array(items, "input")):
-        chat.add(item, "input" if isinstance(items, str) else f"input.{n}")
+    if isinstance(body.get("input"), str):
+        chat.add(body["input"], "input")
+    else:
+        for n, item in enumerate(array(body.get("input"), "input")):
+            chat.add(item, f"input.{n}")
     messages = chat.close()
-    first = next((n for n, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    instructions = [text(body["instructions"], "instructions")] if body.get("instructions") else []
-    instructions += [message["content"] for message in messages[:first] if isinstance(message["content"], str)]
-    if len(instructions) < first:  # one of them shows something
-        return [*([{"role": "system", "content": instructions[0]}] if body.get("instructions") else []), *messages]
-    return [*([{"role": "system", "content": "\n\n".join(instructions)}] if instructions else []), *messages[first:]]
+    if body.get("instructions"):
+        messages.insert(0, {"role": "system", "content": text(body["instructions"], "instructions")})
+    leading = list(takewhile(lambda message: message["role"] == "system", messages))
+    contents = [message["content"] for message in leading]
+    if not leading or not all(isinstance(content, str) for content in contents):  # one of them shows something
+        return messages
+    return [{"role": "system", "content": "\n\n".join(contents)}, *messages[len(leading) :]]
 
 
 class Messages:
@@ -107,16 +112,9 @@ class Messages:
 
     def _close_answer(self) -> None:
         reasoning = "\n".join(self._reasoning)
-        words = "".join(self._texts)
-        calls = self._calls
-        if not (reasoning or self._texts or calls):
+        if not (reasoning or self._texts or self._calls):
             return
-        message: Json = {"role": "assistant", "content": words or (None if calls else "")}
-        if reasoning:
-            message["reasoning_content"] = reasoning
-        if calls:
-            message["tool_calls"] = calls
-        self._messages.append(message)
+        self._messages.append(chat_message("".join(self._texts), reasoning, "", self._calls, []))
         self._reasoning = []
         self._texts = []
         self._calls = []
@@ -140,6 +138,5 @@ class Messages:
         if kind == "input_image" and part.get("image_url"):
             return image_part(text(part["image_url"], f"{field}.image_url"), part.get("detail"))
         if kind == "input_file" and part.get("file_data"):
-            name = part.get("filename")
-            return file_part(text(part["file_data"], f"{field}.file_data"), name if isinstance(name, str) else "file")
+            return file_part(text(part["file_data"], f"{field}.file_data"), text_of(part, "filename") or "file")
         return text_part(self._keep(field, f"a part of type {kind!r:.60} that holds no data itself", part))

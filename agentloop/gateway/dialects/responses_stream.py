@@ -71,15 +71,16 @@ class ResponsesEncoder:
 
     def feed(self, chunk: Json) -> bytes:
         self._whole.feed(chunk)
-        events = b"" if self._key else self._start(chunk)
-        choices = chunk.get("choices")
-        for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict) or choice.get("index"):
+        events = self._start(chunk)
+        for choice in tables(chunk, "choices"):
+            if choice.get("index"):
                 continue
             delta = table_of(choice, "delta")
             if thought := reasoning_of(delta):
                 events += self._write("reasoning", thought, [])
-            logprobs = tables(table_of(choice, "logprobs"), "content") if self._asks_logprobs else []
+            logprobs: list[Json] = []
+            if self._asks_logprobs:
+                logprobs = tables(table_of(choice, "logprobs"), "content")
             if words := text_of(delta, "content"):
                 events += self._write("text", words, logprobs_of(logprobs))
             if refusal := text_of(delta, "refusal"):
@@ -92,7 +93,7 @@ class ResponsesEncoder:
         return events
 
     def end(self) -> bytes:
-        events = b"" if self._key else self._start({})
+        events = self._start({})
         completion = self._completion()
         if not self._items:
             events += self._begin("text")
@@ -106,7 +107,7 @@ class ResponsesEncoder:
         )
 
     def fail(self, status: int, message: str, kind: str | None = None) -> bytes:
-        events = b"" if self._key else self._start({})
+        events = self._start({})
         output = [one.whole or one.to_json("".join(one.pieces), "incomplete") for one in self._items]
         failed = response(self._completion(), self._body, output)
         code = "rate_limit_exceeded" if status == 429 else "server_error"
@@ -122,6 +123,9 @@ class ResponsesEncoder:
         return completion_of(chat, self._body)
 
     def _start(self, chunk: Json) -> bytes:
+        """The first events; nothing once they were sent."""
+        if self._key:
+            return b""
         self._key = key_of(chunk)
         completion = completion_of({**chunk, "id": self._key, "choices": [{"message": {}}]}, self._body)
         begun = {"response": response(completion, self._body, None)}
@@ -159,7 +163,9 @@ class ResponsesEncoder:
         return self._event(f"{EVENTS[to.kind]}.delta", fields)
 
     def _close_open(self) -> bytes:
-        return b"" if self._open is None else self._done(self._open, "completed")
+        if self._open is None:
+            return b""
+        return self._done(self._open, "completed")
 
     def _done(self, of: OutputItem, state: str) -> bytes:
         words = "".join(of.pieces)
@@ -181,7 +187,9 @@ class ResponsesEncoder:
 
     def _place(self, of: OutputItem) -> Json:
         place: Json = {"item_id": of.id, "output_index": of.index}
-        return place if of.call else {**place, "content_index": 0}
+        if of.call is None:
+            place["content_index"] = 0
+        return place
 
     def _event(self, kind: str, fields: Json) -> bytes:
         event = {"type": kind, "sequence_number": self._n_events, **fields}
@@ -218,7 +226,9 @@ class ResponsesListener:
                 self.error = table_of(self._response, "error") or event
 
     def answer(self) -> Json | None:
-        return self._response if self._has_ended and not self.error else None
+        if self.error or not self._has_ended:
+            return None
+        return self._response
 
     def partial(self) -> Json:
         if self._has_ended or self._response.get("output"):

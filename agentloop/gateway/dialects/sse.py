@@ -69,7 +69,9 @@ class Events:
                 lines.append(value.removeprefix(b" "))
             elif field == b"event":
                 name = value.removeprefix(b" ")
-        return Event(name.decode(errors="replace") or "message", b"\n".join(lines)) if lines else None
+        if not lines:
+            return None
+        return Event(name.decode(errors="replace") or "message", b"\n".join(lines))
 
 
 def data(value: dict[str, Any]) -> bytes:
