@@ -174,6 +174,14 @@ def test_instructions_come_before_all_that_instructs() -> None:
     assert made["messages"] == [system("be\n\na"), user("hi")]
 
 
+def test_leading_messages_that_show_something_stay_as_they_are() -> None:
+    shows = [{"type": "input_image", "image_url": "https://example.com/a.png"}]
+    made = chat([said("developer", shows), said("user", "hi")], instructions="be")
+    assert [message["role"] for message in made["messages"]] == ["system", "system", "user"]
+    assert made["messages"][0] == system("be")
+    assert made["messages"][1]["content"][0]["type"] == "image_url"
+
+
 FUNCTIONS = [
     {"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}},
     {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}},
