@@ -1,7 +1,7 @@
 """ATIF 1.0 to 1.8: Harbor's Agent Trajectory Interchange Format (RFC 0001), one trajectory a document or line.
 
-One reader for all versions, because each only added fields. What `write` cannot say in ATIF's own words is in
-`extra.agentloop`, where a writer may put anything, and is taken from there.
+One reader for all versions, because each only added fields. Fields of ours that ATIF lacks are in `extra.agentloop`;
+ATIF lets a writer put anything into `extra`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_DEPTH = 32
 
 
 class AtifFormat:
-    """Documents that say so: `schema_version` is `ATIF-v1.N`."""
+    """Documents whose `schema_version` is `ATIF-v1.N`."""
 
     name = "atif"
 
@@ -47,9 +47,9 @@ def _imported(fields: Fields, record: Any) -> Imported:
 
 
 def _trajectory(fields: Fields, record: Any, parent_id: str, depth: int) -> tuple[SubTrace, tuple[Score, ...]]:
-    """The trace, where in its parent's it says it was asked for, and what its root says it was worth.
+    """(the trace with its place in its parent, the scores at its root).
 
-    made: its id. depth: how many traces it is within.
+    parent_id: the trace's own id, from which its children's ids derive. depth: number of traces around it.
     """
     if depth > MAX_DEPTH:
         raise FormatError(f"{fields.where}: nested too deeply")
@@ -58,16 +58,16 @@ def _trajectory(fields: Fields, record: Any, parent_id: str, depth: int) -> tupl
         raise FormatError(f"{fields.where}: schema_version: {str(version)[:40]!r} is no version 1 of ATIF")
     agent = fields.fields("agent")
     extra = fields.fields("extra")
-    own = (extra.fields(OWN) if extra else None) or Fields({}, fields.where)
+    own = extra.fields(OWN)
     place = {"step": own.integer("parent_step"), "call_id": own.text("parent_call_id")}
-    steps = AtifSteps(fields, agent.text("model_name") if agent else None)
+    steps = AtifSteps(fields, agent.text("model_name"))
     trace = make(
         Trace,
         fields.where,
         {
             "source_id": fields.text("trajectory_id"),
             "session": fields.text("session_id"),
-            "agent": agent.text("name") if agent else None,
+            "agent": agent.text("name"),
             "stop_reason": StopReason.unknown,
             **steps.span(),
             **{key: own.take(key) for key in ROOT if key in own},
@@ -89,7 +89,7 @@ def _trajectory(fields: Fields, record: Any, parent_id: str, depth: int) -> tupl
 def _children(
     fields: Fields, record: dict[str, Any], parent: str, depth: int, calls: dict[str, dict[str, Any]]
 ) -> Iterator[SubTrace]:
-    """The embedded trajectories. What they were worth stays with what is left: scores are the whole trace's."""
+    """The embedded trajectories. Their scores stay in `left`, because a score belongs to the whole trace."""
     for n, child in enumerate(fields.objects("subagent_trajectories")):
         subtrace, ratings = _trajectory(
             child, record["subagent_trajectories"][n], trace_id(AtifFormat.name, [parent, n]), depth + 1
@@ -103,10 +103,8 @@ def _children(
 
 
 def _drop_totals(fields: Fields, trace: Trace, n_steps: int) -> None:
-    """Totals that are no more than the sum of the steps are no loss."""
+    """Drops totals that equal the sum of the steps, which lose nothing."""
     final = fields.fields("final_metrics")
-    if final is None:
-        return
     for key, value in {**totals(trace), "total_steps": n_steps}.items():
         if final.peek(key) == value:
             final.take(key)

@@ -1,14 +1,16 @@
 """Traces as ATIF 1.8 documents: a folder of them, or one a line.
 
-What ATIF has no words for is in `extra.agentloop`, from where the importer takes it.
+Fields that ATIF lacks are in `extra.agentloop`, where the importer reads them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
+from agentloop.formats.fields import object_at
 from agentloop.formats.jsonl import line
 from agentloop.protocols import Stored
 from agentloop.types import Message, Step, SubTrace, ToolCall, ToolResult, Trace
@@ -23,7 +25,7 @@ ROOT = {
 
 
 class AtifFiles:
-    """An Exporter. Of the verdict ATIF has the reward alone, in `extra.reward`."""
+    """An Exporter. The only part of the verdict is the reward, in `extra.reward`."""
 
     name = "atif"
     suffix = ".json"
@@ -49,8 +51,11 @@ def write(trace: Trace) -> dict[str, Any]:
 
 
 def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
-    """place: where in its parent's trace it was asked for."""
+    """place: the step and call of its parent that requested it."""
     models = {step.completion.model for step in trace.steps}
+    agent = {"name": trace.agent or "unknown", "version": "unknown"}
+    if len(models) == 1:
+        agent |= _filled(model_name=models.pop())
     steps: list[dict[str, Any]] = [_message(message) for message in trace.messages]
     for step in trace.steps:
         steps += [_message(message) for message in step.heard]
@@ -59,9 +64,7 @@ def _trajectory(trace: Trace, place: dict[str, Any]) -> dict[str, Any]:
         schema_version=VERSION,
         session_id=trace.session,
         trajectory_id=trace.id,
-        agent=_filled(
-            name=trace.agent or "unknown", version="unknown", model_name=models.pop() if len(models) == 1 else None
-        ),
+        agent=agent,
         steps=[{"step_id": n, **step} for n, step in enumerate(steps, start=1)],
         final_metrics={**totals(trace), "total_steps": len(steps)},
         extra=_own({**trace.model_dump(mode="json", include=ROOT), **place}),
@@ -91,18 +94,18 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
         if at is not None:
             results[at].setdefault("subagent_trajectory_ref", []).append(ref)
         else:
-            call_id = child.call_id if any(call.id == child.call_id for call in message.tool_calls) else None
+            call_id = next((call.id for call in message.tool_calls if call.id == child.call_id), None)
             results.append(
                 _filled(source_call_id=call_id, subagent_trajectory_ref=[ref], extra=_own({"is_result": False}))
             )
     return _filled(
         source="agent",
-        timestamp=step.started_at.isoformat() if step.started_at else None,
+        timestamp=step.started_at and step.started_at.isoformat(),
         model_name=completion.model,
         message=message.content,
         reasoning_content=message.reasoning or None,
         tool_calls=[_call(call) for call in message.tool_calls] or None,
-        observation={"results": results} if results else None,
+        observation=_filled(results=results or None) or None,
         metrics=_filled(
             prompt_tokens=completion.n_prompt_tokens or None,
             completion_tokens=completion.n_completion_tokens or None,
@@ -116,7 +119,7 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
         extra=_own(
             {
                 "finish_reason": completion.finish_reason,
-                **({"name": message.name} if message.name else {}),
+                **_filled(name=message.name or None),
                 **step.model_dump(mode="json", include={"duration_s", "compacted"}, exclude_defaults=True),
             }
         ),
@@ -125,39 +128,44 @@ def _answer(step: Step, children: list[SubTrace]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """ATIF takes only objects for arguments: text that is none, or would come back changed, is kept beside them."""
-    try:
-        value = json.loads(call.arguments)
-    except (ValueError, RecursionError):
-        value = None
-    arguments = value if isinstance(value, dict) else {}
-    own = {} if json.dumps(arguments, ensure_ascii=False) == call.arguments else {"arguments": call.arguments}
+    """ATIF takes only objects as arguments: any other text, or one that would change, goes into `extra` as well."""
+    arguments: dict[str, Any] = {}
+    with suppress(ValueError, RecursionError):
+        arguments = object_at(json.loads(call.arguments))
+    own = {}
+    if json.dumps(arguments, ensure_ascii=False) != call.arguments:
+        own["arguments"] = call.arguments
     if call.error:
         own["error"] = call.error
     return _filled(tool_call_id=call.id, function_name=call.name, arguments=arguments, extra=_own(own))
 
 
 def _result(step: Step, result: ToolResult) -> dict[str, Any]:
-    call = next((call for call in step.completion.message.tool_calls if call.id == result.call_id), None)
+    names = {call.id: call.name for call in reversed(step.completion.message.tool_calls)}
     own = result.model_dump(mode="json", exclude={"content", "call_id"}, exclude_defaults=True)
-    if call and call.name == result.name:
-        del own["name"]
-    if call is None:
+    document = {"content": result.content}
+    if result.call_id in names:
+        document = {"source_call_id": result.call_id, **document}
+        if names[result.call_id] == result.name:
+            del own["name"]
+    else:
         own["call_id"] = result.call_id
     if result.ok:
         del own["ok"]
-    return _filled(source_call_id=call.id if call else None, content=result.content, extra=_own(own))
+    return document | _filled(extra=_own(own))
 
 
 def totals(trace: Trace) -> dict[str, Any]:
     """Sums of the steps' metrics, of those that any step has."""
     completions = [step.completion for step in trace.steps]
     costs = [completion.cost_usd for completion in completions if completion.cost_usd is not None]
-    return _filled(
+    sums: dict[str, Any] = {}
+    if costs:
+        sums["total_cost_usd"] = sum(costs)
+    return sums | _filled(
         total_prompt_tokens=sum(c.n_prompt_tokens for c in completions) or None,
         total_completion_tokens=sum(c.n_completion_tokens for c in completions) or None,
         total_cached_tokens=sum(c.n_cached_tokens for c in completions) or None,
-        total_cost_usd=sum(costs) if costs else None,
     )
 
 
@@ -166,5 +174,5 @@ def _own(value: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _filled(**fields: Any) -> dict[str, Any]:
-    """ATIF leaves out what is not there."""
+    """The fields with a value: ATIF omits the others."""
     return {key: value for key, value in fields.items() if value is not None}

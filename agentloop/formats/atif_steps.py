@@ -1,4 +1,4 @@
-"""The steps of an ATIF trajectory: those of the agent, and what was said between them."""
+"""The steps of an ATIF trajectory: those of the agent, and the messages between them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 from agentloop.errors import FormatError
 from agentloop.formats.atif_export import OWN
 from agentloop.formats.chat import arguments, content
-from agentloop.formats.fields import Fields, make, numbers, whole_numbers
+from agentloop.formats.fields import Fields, at, list_at, make, numbers, whole_numbers
+from agentloop.formats.steps import usual_finish
 from agentloop.types import Completion, Message, Step, ToolCall, ToolResult
 
 
 class AtifSteps:
-    """The steps of one trajectory: those of the agent, and what was said between them."""
+    """The steps of one trajectory: those of the agent, and the messages between them."""
 
     def __init__(self, fields: Fields, model: str | None) -> None:
         self._model = model
@@ -21,15 +22,10 @@ class AtifSteps:
         self.heard = self.first
         self.steps: list[Step] = []
         self.callers: dict[str, dict[str, Any]] = {}
-        """Id of an embedded trajectory -> where it was asked for."""
+        """Id of an embedded trajectory -> the step and call that requested it."""
         self._times: list[datetime] = []
         self._compacted = False
-        embedded = fields.peek("subagent_trajectories")
-        self._embedded = [
-            child.get("trajectory_id")
-            for child in (embedded if isinstance(embedded, list) else ())
-            if isinstance(child, dict)
-        ]
+        self._embedded = [at(child, "trajectory_id") for child in list_at(fields.peek("subagent_trajectories"))]
         for n, step in enumerate(fields.objects("steps"), start=1):
             self._add(n, step)
 
@@ -45,28 +41,30 @@ class AtifSteps:
         source = step.text("source")
         extra = step.fields("extra")
         time = step.time("timestamp")
-        self._times += [time] if time else []
-        management = extra.peek("context_management") if extra else None
-        self._compacted |= isinstance(management, dict) and management.get("type") == "compaction"
+        if time:
+            self._times.append(time)
+        self._compacted |= extra.peek("context_management", "type") == "compaction"
         if source == "agent":
-            self._answer(step, (extra.fields(OWN) if extra else None) or Fields({}, step.where), time)
+            self._answer(step, extra.fields(OWN), time)
         elif source in ("system", "user"):
             self.heard.append(
                 make(
                     Message,
                     step.where,
                     {"role": source, "content": content(step, "message")},
-                    extra.take(OWN) if extra else None,
+                    extra.take(OWN),
                 )
             )
-            self.heard += self._results(step, (), len(self.steps) - 1 if self.steps else None)[1]
-            step.keep("timestamp", time.isoformat() if time else None)  # a Message has none
+            last = next((step.index for step in reversed(self.steps)), None)
+            self.heard += self._results(step, (), last)[1]
+            if time:
+                step.keep("timestamp", time.isoformat())  # a Message has no time
         else:
             raise FormatError(f"{step.where}: source: {source!r} is none of agent, system, user")
 
     def _answer(self, step: Fields, own: Fields, time: datetime | None) -> None:
         calls = tuple(_call(call, n) for n, call in enumerate(step.objects("tool_calls")))
-        metrics = step.fields("metrics") or Fields({}, step.where)
+        metrics = step.fields("metrics")
         message = Message(
             role="assistant",
             content=content(step, "message"),
@@ -75,18 +73,23 @@ class AtifSteps:
             name=own.text("name"),
             token_ids=whole_numbers(metrics, "completion_token_ids"),
         )
+        model = step.text("model_name")
+        if model is None:
+            model = self._model
         completion = Completion(
             message=message,
-            finish_reason=own.text("finish_reason") or ("tool_calls" if calls else "stop"),
+            finish_reason=own.text("finish_reason") or usual_finish(message),
             prompt_token_ids=whole_numbers(metrics, "prompt_token_ids"),
             logprobs=numbers(metrics, "logprobs"),
-            model=self._model if step.peek("model_name") is None else step.text("model_name"),
+            model=model,
             n_prompt_tokens=metrics.integer("prompt_tokens") or 0,
             n_cached_tokens=metrics.integer("cached_tokens") or 0,
             n_completion_tokens=metrics.integer("completion_tokens") or 0,
             cost_usd=metrics.number("cost_usd"),
         )
-        heard = self.heard if self.steps else []
+        heard: list[Message] = []
+        if self.steps:  # `first` has the messages before the first step
+            heard = self.heard
         self.heard = []
         results, orphans = self._results(step, calls, len(self.steps))
         self.steps.append(
@@ -107,16 +110,15 @@ class AtifSteps:
     def _results(
         self, step: Fields, calls: tuple[ToolCall, ...], at: int | None
     ) -> tuple[list[ToolResult], list[Message]]:
-        """Results of `calls`; and those of nothing that was called, which are something the agent was told.
+        """(results of `calls`, messages from results without a call).
 
-        at: index of the step that sub-agents were asked for in.
+        at: index of the step that requested the sub-agents.
         """
         results: list[ToolResult] = []
         orphans: list[Message] = []
-        observation = step.fields("observation")
-        for result in observation.objects("results") if observation else ():
+        for result in step.fields("observation").objects("results"):
             extra = result.fields("extra")
-            own = (extra.fields(OWN) if extra else None) or Fields({}, result.where)
+            own = extra.fields(OWN)
             call_id = result.text("source_call_id") or own.text("call_id")
             text = content(result)
             if call_id is None:  # an action without an id; with calls that wait, the first of those is meant
@@ -126,7 +128,9 @@ class AtifSteps:
             if "is_result" in own and not own.truth("is_result"):
                 continue
             call = next((call for call in calls if call.id == call_id), None)
-            name = own.text("name") or (call.name if call else None)
+            name = own.text("name")
+            if call:
+                name = name or call.name
             if call_id is None or name is None:
                 orphans.append(Message(role="tool", content=text, tool_call_id=call_id))
                 continue
@@ -150,16 +154,16 @@ def _call(call: Fields, n: int) -> ToolCall:
         "name": call.text("function_name") or "",
         **arguments(call),
     }
-    return make(ToolCall, call.where, values, extra.take(OWN) if extra else None)
+    return make(ToolCall, call.where, values, extra.take(OWN))
 
 
-def _end(extra: Fields | None) -> dict[str, Any]:
-    """How the call ended, where its `extra` says so in the words that Harbor's agents use."""
-    exit_code = extra.peek("exit_code") if extra else None
-    is_error = extra.peek("is_error") if extra else None
-    if extra and isinstance(exit_code, int) and not isinstance(exit_code, bool):
+def _end(extra: Fields) -> dict[str, Any]:
+    """How the call ended, from the keys that Harbor's agents put into its `extra`."""
+    exit_code = extra.peek("exit_code")
+    is_error = extra.peek("is_error")
+    if isinstance(exit_code, int) and not isinstance(exit_code, bool):
         extra.take("exit_code")
         return {"ok": exit_code == 0 and is_error is not True, "exit_code": exit_code}
-    if extra and isinstance(is_error, bool):
+    if isinstance(is_error, bool):
         return {"ok": not extra.take("is_error")}
     return {"ok": True}

@@ -1,9 +1,9 @@
 """OpenAI chat messages: `{"messages": [...], "tools"?: [...]}` a line, as fine-tuning files and most logs have them.
 
-A row may also say what it was worth, `"reward": 0.5`, and which task it attempted, `"task_id": "a"`.
+A row may also have a reward, `"reward": 0.5`, and name its task, `"task_id": "a"`.
 
-Source: the Chat Completions API reference of OpenAI. The first messages up to the first answer are
-what the policy was told; each assistant message begins a step, and what follows it belongs to it.
+Source: the Chat Completions API reference of OpenAI. The messages up to the first answer are the policy's first
+input; each assistant message begins a step, and the messages after it belong to that step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, read_each, score, unheard
+from agentloop.formats.fields import Fields, read_each, score, text_at, unheard
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -69,7 +69,20 @@ def add_messages(steps: Steps, fields: Fields, key: str = "messages") -> None:
 
 
 def assistant(message: Fields) -> Message:
-    """An assistant's message with its calls, of which the arguments stay the text that was sampled."""
+    """An assistant's message with its calls, whose arguments stay the text that was sampled."""
+    calls = tool_calls(message)
+    reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
+    return Message(
+        role="assistant",
+        content=content(message),
+        reasoning=reasoning,
+        tool_calls=calls,
+        name=message.text("name"),
+    )
+
+
+def tool_calls(message: Fields) -> tuple[ToolCall, ...]:
+    """The calls at `tool_calls`."""
     calls = []
     for n, call in enumerate(message.objects("tool_calls")):
         call.take("type")
@@ -77,18 +90,11 @@ def assistant(message: Fields) -> Message:
         calls.append(
             ToolCall(id=call.text("id") or f"call_{n}", name=function.text("name") or "", **arguments(function))
         )
-    reasoning = message.text("reasoning_content") or message.text("reasoning") or ""
-    return Message(
-        role="assistant",
-        content=content(message),
-        reasoning=reasoning,
-        tool_calls=tuple(calls),
-        name=message.text("name"),
-    )
+    return tuple(calls)
 
 
 def arguments(function: Fields, key: str = "arguments") -> dict[str, Any]:
-    """`arguments` as JSON text, and `error` when they are none: what a ToolCall takes."""
+    """Fields of a ToolCall: `arguments` as JSON text, and `error` when they are not JSON."""
     value = function.take(key)
     if value is None:
         return {"arguments": "{}"}
@@ -102,7 +108,7 @@ def arguments(function: Fields, key: str = "arguments") -> dict[str, Any]:
 
 
 def content(message: Fields, key: str = "content") -> str:
-    """Text, or the text of its parts; parts that are none (images, sound) stay in `left`."""
+    """Text, or the text of its parts; parts without text (images, sound) stay in `left`."""
     value = message.take(key)
     if value is None:
         return ""
@@ -113,9 +119,10 @@ def content(message: Fields, key: str = "content") -> str:
     texts = []
     others = []
     for part in value:
-        is_text = isinstance(part, dict) and isinstance(part.get("text"), str)
-        if is_text or isinstance(part, str):
-            texts.append(part["text"] if is_text else part)
+        if isinstance(part, str):
+            texts.append(part)
+        elif (text := text_at(part, "text")) is not None:
+            texts.append(text)
         else:
             others.append(part)
     if others:

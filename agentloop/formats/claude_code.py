@@ -1,8 +1,8 @@
 """Claude Code sessions: a JSON line an event in ~/.claude/projects, or `{"loglines": [...]}` as its web page has them.
 
-The format is undocumented; sources: simonw/claude-code-transcripts and daaain/claude-code-log. One
-answer is written as several lines with one `message.id`; a sub-agent's lines have `isSidechain`, stand in the same
-file or in `agent-<id>.jsonl` beside it, and become children of the call that started them.
+The format is undocumented; sources: simonw/claude-code-transcripts and daaain/claude-code-log. One answer is several
+lines with one `message.id`. A sub-agent's lines have `isSidechain`, are in the same file or in `agent-<id>.jsonl`
+beside it, and become children of the call that started them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.claude_lines import ROLES, Line, lines, unwrapped
-from agentloop.formats.fields import unheard
+from agentloop.formats.fields import text_at, unheard
 from agentloop.formats.source import SourceFile
-from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, duration_s, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, SubTrace, Trace
 
 SAME = {"cwd", "version", "gitBranch", "userType", "entrypoint", "slug"}
-"""Said again on every line: kept where it changes."""
+"""Repeated on every line: kept where it changes."""
 
 
 class ClaudeCodeFormat:
@@ -44,17 +44,19 @@ class ClaudeCodeFormat:
             else:
                 session = line.session or session
                 sessions.setdefault(session, []).append(line)
-        untold = sessions.pop(None, []) if len(sessions) > 1 else []  # such as the titles at the top of a file
+        opening: list[Line] = []
+        if len(sessions) > 1:
+            opening = sessions.pop(None, [])  # such as the titles at the top of a file
         for lines_of_session in sessions.values():
             chains: dict[str, list[Line]] = {}
-            for line in [*untold, *lines_of_session]:
+            for line in [*opening, *lines_of_session]:
                 chains.setdefault(line.chain, []).append(line)
-            untold = []
+            opening = []
             yield from _add_agent_files(chains, source.path)
             yield from self._traces({key: _Run(key, chain) for key, chain in chains.items()})
 
     def _traces(self, runs: dict[str, _Run]) -> Iterator[Imported]:
-        """The main one with the others below the calls that started them; of a sub-agent's own file that agent."""
+        """The main run with the others below the calls that started them, or the agent of a sub-agent's own file."""
         parents = {key: _parent(key, run, runs) for key, run in runs.items()}
         for key in runs:
             above = parents[key]
@@ -108,7 +110,7 @@ class _Run:
             for result in line.results:
                 self.steps.result(**result)
             if line.starts:
-                self.started[line.starts] = line.results[0]["call_id"] if line.results else None
+                self.started[line.starts] = next((result["call_id"] for result in line.results), None)
             if line.kind == "user" and (line.text or not line.results):
                 self.steps.hear(Message(role="user", content=line.text))
         self.raw |= unheard(self.steps.unheard)
@@ -117,12 +119,15 @@ class _Run:
         times = [line.at for line in self.chain if line.at]
         last = next((line for line in reversed(self.chain) if line.kind in ROLES), None)
         stop = StopReason.unknown
+        error = answer = None
         if last and last.failed:
             stop = StopReason.error
+            error = last.text
         elif last and last.kind == "user" and last.text.startswith("[Request interrupted by user"):
             stop = StopReason.cancelled
         elif last and last.usage.get("finish_reason") == "end_turn":
             stop = StopReason.no_tool_call
+            answer = last.text
         session = next((line.session for line in self.chain if line.session), None)
         return Trace(
             id=trace_id(name, [line.record for line in self.chain]),
@@ -133,11 +138,11 @@ class _Run:
             messages=self.steps.first,
             steps=self.steps.done(),
             children=children,
-            answer=last.text if last and stop is StopReason.no_tool_call else None,
+            answer=answer,
             stop_reason=stop,
-            error=last.text if last and last.failed else None,
+            error=error,
             started_at=min(times, default=None),
-            duration_s=(max(times) - min(times)).total_seconds() if times else 0.0,
+            duration_s=duration_s(times),
         )
 
 
@@ -146,11 +151,15 @@ def _merged(chain: list[Line]) -> Iterator[Line]:
     whole: dict[str, Line] = {}
     out: list[Line] = []
     for line in chain:
-        first = whole.get(line.message_id or "") if line.kind == "assistant" else None
+        answer_id = ""
+        if line.kind == "assistant":
+            answer_id = line.message_id or ""
+        first = whole.get(answer_id)
         if first is None:
             first = replace(line, calls=[*line.calls])
             out.append(first)
-            whole.update({line.message_id: first} if line.message_id and line.kind == "assistant" else {})
+            if answer_id:
+                whole[answer_id] = first
         else:
             first.text = "\n".join(text for text in (first.text, line.text) if text)
             first.reasoning = "\n".join(text for text in (first.reasoning, line.reasoning) if text)
@@ -177,31 +186,31 @@ def _raw(chain: list[Line]) -> dict[str, Any]:
 
 
 def _parent(key: str, run: _Run, runs: dict[str, _Run]) -> tuple[str, str | None] | None:
-    """(chain, call) that started this one: named by the call's result, or told by its prompt."""
+    """(chain, call) that started this one: the call's result names it, or the call has its prompt."""
     others = [(name, other) for name, other in runs.items() if name != key]
     if not key:
         return None
     for name, other in others:
         if key in other.started:
             return name, other.started[key]
-    prompt = run.steps.first[0].content if run.steps.first else ""
+    prompt = next((message.content for message in run.steps.first), "")
     for name, other in others:
         if prompt in other.prompts:
             return name, other.prompts[prompt]
-    return ("", None) if "" in runs else None
+    if "" in runs:  # the main run
+        return "", None
+    return None
 
 
 def _prompt(arguments: str) -> str | None:
     try:
-        value = json.loads(arguments)
+        return text_at(json.loads(arguments), "prompt")
     except ValueError:
         return None
-    prompt = value.get("prompt") if isinstance(value, dict) else None
-    return prompt if isinstance(prompt, str) else None
 
 
 def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[FormatError]:
-    """Adds the sub-agents that have files of their own; yields what is broken in those."""
+    """Adds the sub-agents that have their own files; yields the errors in those."""
     names: set[str] = set()
     while wanted := {line.starts for chain in chains.values() for line in chain if line.starts} - {*chains, *names}:
         names |= wanted
@@ -223,7 +232,7 @@ def _add_agent_files(chains: dict[str, list[Line]], path: Path) -> Iterator[Form
 
 
 def _is_line(line: Any, alone: bool) -> bool:
-    """alone: it came as a record of its own, and not in a document that says what it is."""
+    """alone: it is a record, and not part of a document that names its format."""
     if not isinstance(line, dict) or line.get("type") not in ROLES or not isinstance(line.get("message"), dict):
         return False
     return not alone or "sessionId" in line or "uuid" in line

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments, content
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, at, count_at
 from agentloop.protocols import Records
 from agentloop.types import ToolCall
 
@@ -21,7 +21,7 @@ EXIT_CODE = re.compile(r"(?:Error: )?Exit code (\d{1,3})\b")
 
 @dataclass
 class Line:
-    """`raw` is what has no place in a trace."""
+    """`raw` has the fields that have no place in a trace."""
 
     record: dict[str, Any]
     n: int
@@ -44,28 +44,31 @@ class Line:
 
 
 def lines(source: Records) -> Iterator[Line | FormatError]:
-    """Each line, or why it is none."""
+    """Each line, or the error of a broken one."""
     chains: dict[str, str] = {}
     n = -1
     for where, record in source.records():
         for item in unwrapped(record):
             n += 1
+            place = where
+            if item is not record:
+                place = f"{where}: loglines[{n}]"
             try:
                 if isinstance(item, FormatError):
                     raise item
-                yield _line(item, n, where if item is record else f"{where}: loglines[{n}]", chains)
+                yield _line(item, n, place, chains)
             except FormatError as error:
                 yield error
 
 
 def unwrapped(record: Any) -> list[Any]:
     """The lines in a web session's document; any other record is a line itself."""
-    listed = record.get("loglines") if isinstance(record, dict) else None
+    listed = at(record, "loglines")
     return listed if isinstance(listed, list) else [record]
 
 
 def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) -> Line:
-    """chains: uuid of a sub-agent's line -> its chain, and is added to."""
+    """chains: uuid of a sub-agent's line -> its chain; this line is added."""
     fields = Fields(record, where)
     kind = fields.text("type")
     if kind is None:
@@ -75,9 +78,11 @@ def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) ->
     result = fields.peek("toolUseResult")
     uuid = fields.peek("uuid")
     parent = fields.peek("parentUuid")
-    chain = (agent or chains.get(str(parent)) or str(uuid or f"line {n}")) if side else ""
-    if side and uuid:
-        chains[str(uuid)] = chain
+    chain = ""
+    if side:
+        chain = agent or chains.get(str(parent)) or str(uuid or f"line {n}")
+        if uuid:
+            chains[str(uuid)] = chain
     line = Line(
         record=record,
         n=n,
@@ -87,7 +92,7 @@ def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) ->
         at=fields.time("timestamp"),
         compact=fields.truth("isCompactSummary") or fields.peek("subtype") == "compact_boundary",
         failed=fields.truth("isApiErrorMessage"),
-        starts=agent_id(result.get("agentId")) if isinstance(result, dict) else None,
+        starts=agent_id(at(result, "agentId")),
     )
     if kind in ROLES:
         _message(line, fields)
@@ -98,13 +103,15 @@ def _line(record: dict[str, Any], n: int, where: str, chains: dict[str, str]) ->
 
 
 def agent_id(value: object) -> str | None:
-    """An id that may stand in a file's name."""
-    return value if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value) else None
+    """An id that is safe in a file's name; None for any other value."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", value):
+        return value
+    return None
 
 
 def _message(line: Line, fields: Fields) -> None:
     message = fields.fields("message")
-    if message is None or message.peek("content") is None:
+    if message.peek("content") is None:
         raise FormatError(f"{fields.where}: message: content: missing")
     message.take("role")
     message.take("type")
@@ -142,11 +149,9 @@ def _message(line: Line, fields: Fields) -> None:
         }
         if usage := message.fields("usage"):
             cached = usage.integer("cache_read_input_tokens") or 0
-            written = usage.peek("cache_creation_input_tokens")
+            written = count_at(usage.peek(), "cache_creation_input_tokens")
             line.usage |= {
-                "n_prompt_tokens": (usage.integer("input_tokens") or 0)
-                + cached
-                + (written if isinstance(written, int) else 0),
+                "n_prompt_tokens": (usage.integer("input_tokens") or 0) + cached + written,
                 "n_cached_tokens": cached,
                 "n_completion_tokens": usage.integer("output_tokens") or 0,
             }
@@ -159,11 +164,7 @@ def _result(block: Fields) -> dict[str, Any]:
         text = json.dumps(value, ensure_ascii=False)
     else:
         text = content(block)
-    failed = block.truth("is_error")
-    code = EXIT_CODE.match(text) if failed else None
-    return {
-        "call_id": block.text("tool_use_id"),
-        "content": text,
-        "ok": not failed,
-        "exit_code": int(code[1]) if code else None,
-    }
+    result: dict[str, Any] = {"call_id": block.text("tool_use_id"), "content": text, "ok": not block.truth("is_error")}
+    if not result["ok"] and (code := EXIT_CODE.match(text)):
+        result["exit_code"] = int(code[1])
+    return result

@@ -1,6 +1,6 @@
-"""Traces out of the store into files that others read: which there are, and how one is written whole or not at all.
+"""Writes traces of the store to files for other programs; a file appears only once it is complete.
 
-A format is a class that fits `protocols.Exporter`, entered in `agentloop.exporters`.
+A format is a class that fits `protocols.Exporter`, installed in the entry-point group `agentloop.exporters`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DEFAULT = "jsonl"
 
 
 def load_exporter(name: str | None, out: Path | None = None) -> Exporter:
-    """The format of that name, or else the one that the name of `out` ends like. Raises ConfigError for none.
+    """The format of that name; default: the one that the suffix of `out` names, or else DEFAULT.
 
-    A name that ends like nothing is DEFAULT.
+    Raises ConfigError for an unknown name.
     """
     names = sorted(installed(GROUP))
     if name is None and out is not None and (ending := out.suffix.lstrip(".")):
@@ -40,15 +40,15 @@ def load_exporter(name: str | None, out: Path | None = None) -> Exporter:
 
 
 def save(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
-    """Write a file, or a folder of them, that is there only when it is whole; its bytes.
+    """Write a file, or a folder of files, that appears only when it is complete; the number of bytes.
 
-    A file takes the place of one that was there. Raises ConfigError for a folder that is there and not empty.
+    A file replaces an existing one. Raises ConfigError for a folder that exists and is not empty.
     """
     if exporter.one_each:
         return _save_folder(exporter, traces, out)
     if out.is_dir():
         raise ConfigError(f"{out} is a folder; --out needs the name of a file")
-    if out.exists() and not out.is_file():  # a device or a pipe, which nothing may take the place of
+    if out.exists() and not out.is_file():  # a device or a pipe, which must not be replaced
         with out.open("wb") as file:
             return _copy(exporter.write(traces), file)
     with _part_of(out) as part, part.open("xb") as file:
@@ -60,7 +60,7 @@ def save(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
 
 def _save_folder(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise ConfigError(f"{out} is there already; --out needs the name of a new folder for {exporter.name}")
+        raise ConfigError(f"{out} exists already; --out needs the name of a new folder for {exporter.name}")
     n = 0
     with _part_of(out) as part:
         part.mkdir()
@@ -72,7 +72,7 @@ def _save_folder(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int
 
 @contextmanager
 def _part_of(out: Path) -> Iterator[Path]:
-    """A name beside `out` that becomes `out` when the block has ended well, and nothing when it has not."""
+    """A path beside `out` that is renamed to `out` when the block succeeds, and removed when it fails."""
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     if not out.parent.is_dir():
         raise ConfigError(f"{out.parent}: no such folder; make it, or name another with --out")
@@ -88,13 +88,14 @@ def _part_of(out: Path) -> Iterator[Path]:
 
 
 def _new_file(folder: Path, name: str, suffix: str) -> IO[bytes]:
-    """A file called like its trace. Traces of two projects may have the same id, and an id may be no file's name."""
+    """A file named after its trace. Traces of two projects may have the same id, and not every id is a file name."""
     plain = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).lstrip(".") or "trace"
-    for n in count():
+    file_name = f"{plain}{suffix}"
+    for n in count(1):
         try:
-            return (folder / (f"{plain}-{n}{suffix}" if n else f"{plain}{suffix}")).open("xb")
+            return (folder / file_name).open("xb")
         except FileExistsError:
-            continue
+            file_name = f"{plain}-{n}{suffix}"
     raise AssertionError
 
 

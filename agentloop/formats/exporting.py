@@ -62,7 +62,10 @@ def export(
         return None
     progress.start(f"export: {exporter.name}", total)
     traces = _counted(read_each(store, rows, account.forget), account, progress)
-    account.bytes = to_stdout(exporter, traces) if out == STDOUT else save(exporter, traces, out)
+    if out == STDOUT:
+        account.bytes = to_stdout(exporter, traces)
+    else:
+        account.bytes = save(exporter, traces, out)
     account.seconds = round(time.monotonic() - started, 3)
     return account
 

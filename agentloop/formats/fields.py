@@ -1,13 +1,15 @@
 """Reads a JSON object field by field; fields that no reader took go to `Imported.raw`, so that nothing is lost.
 
-Every importer reads through this, so that a wrong type is told with its place, and no field can be
-forgotten without being counted.
+Every importer reads through this, so that an error names the place of a wrong type, and no field can be
+forgotten without being counted. A value that no trace has a place for is read with `at` and its kin, which take
+nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -27,20 +29,25 @@ Model = TypeVar("Model", bound=Frozen)
 class Fields:
     """The fields of one object. `left` has those that no method but `peek` returned."""
 
-    def __init__(self, value: object, where: str) -> None:
+    def __init__(self, value: object, where: str, *, exists: bool = True) -> None:
         """where: file and record, for messages. Raises FormatError if `value` is not an object."""
         if not isinstance(value, dict):
             raise FormatError(f"{where}: got {_kind(value)}, expected an object")
         self._value: dict[str, Any] = dict(value)
         self._below: list[tuple[str, Fields]] = []
+        self._exists = exists
         self.where = where
+
+    def __bool__(self) -> bool:
+        """False for an object that is missing, so that `a.fields("x") or b` reads a fallback."""
+        return self._exists
 
     def __contains__(self, key: str) -> bool:
         return key in self._value
 
-    def peek(self, key: str) -> Any:
-        """The value, which stays in `left`; None if it is missing."""
-        return self._value.get(key)
+    def peek(self, *path: str | int) -> Any:
+        """The value at a path (see `at`), which stays in `left`; None if it is missing."""
+        return at(self._value, *path)
 
     def take(self, key: str) -> Any:
         """The value of any type; None if it is missing."""
@@ -69,11 +76,11 @@ class Fields:
         value = self._value.pop(key, None)
         if value is None:
             return None
-        try:
-            number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
-        except (ValueError, OverflowError):
-            number = None
-        if number is None or not math.isfinite(number):
+        number = math.nan
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            with suppress(ValueError, OverflowError):
+                number = float(value)
+        if not math.isfinite(number):
             raise FormatError(f"{self.where}: {key}: got {_kind(value)}, expected a number")
         return number
 
@@ -95,10 +102,18 @@ class Fields:
         except (TypeError, ValueError, OverflowError, OSError):
             raise FormatError(f"{self.where}: {key}: {str(value)[:40]!r} is no time") from None
 
-    def fields(self, key: str) -> Fields | None:
-        """A nested object; its `left` is part of this one's."""
+    def fields(self, key: str) -> Fields:
+        """A nested object; its `left` is part of this one's. A missing one has no fields and is false."""
         value = self._value.pop(key, None)
-        return None if value is None else self._child(key, value)
+        if value is None:
+            return Fields({}, self.where, exists=False)
+        return self._child(key, value)
+
+    def optional(self, key: str) -> Fields:
+        """As `fields`, for a key that may hold another type: such a value stays, and the object counts as missing."""
+        if isinstance(self.peek(key), dict):
+            return self.fields(key)
+        return Fields({}, self.where, exists=False)
 
     def items(self, key: str) -> list[Any]:
         """A list; empty if it is missing."""
@@ -135,11 +150,13 @@ class Fields:
 def read_each(source: Records, read: Callable[[Fields, Any], Imported]) -> Iterator[Imported | FormatError]:
     """The result of `read` for each record, or the FormatError of a broken one."""
     for where, record in source.records():
-        yield record if isinstance(record, FormatError) else read_one(where, record, read)
+        yield read_one(where, record, read)
 
 
 def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -> Imported | FormatError:
-    """As `read_each`, for one record."""
+    """As `read_each`, for one record; a FormatError instead of one is returned as it is."""
+    if isinstance(record, FormatError):
+        return record
     try:
         return read(Fields(record, where), record)
     except FormatError as error:
@@ -148,6 +165,54 @@ def read_one(where: str, record: Any, read: Callable[[Fields, Any], Imported]) -
         return FormatError(f"{where}: nested too deeply")
     except ValidationError as error:
         return FormatError(f"{where}: {_first(error)}")
+
+
+def at(value: Any, *path: str | int) -> Any:
+    """The value at a path of keys and list indices in parsed JSON; None if the path leads nowhere."""
+    for key in path:
+        if not isinstance(value, dict | list):
+            return None
+        try:
+            value = value[key]  # type: ignore[index]  # of a list with text for an index, which raises TypeError
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def text_at(value: Any, *path: str | int) -> str | None:
+    """The text at a path; None for any other type."""
+    text = at(value, *path)
+    return text if isinstance(text, str) else None
+
+
+def object_at(value: Any, *path: str | int) -> dict[str, Any]:
+    """The object at a path; an empty one for any other type."""
+    table = at(value, *path)
+    return table if isinstance(table, dict) else {}
+
+
+def list_at(value: Any, *path: str | int) -> list[Any]:
+    """The list at a path; an empty one for any other type."""
+    items = at(value, *path)
+    return items if isinstance(items, list) else []
+
+
+def count_at(value: Any, *keys: str) -> int:
+    """The first whole number at one of these keys; 0 without one."""
+    counts = (at(value, key) for key in keys)
+    return next((n for n in counts if isinstance(n, int) and not isinstance(n, bool)), 0)
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is; any other value as a list of that one."""
+    return value if isinstance(value, list) else [value]
+
+
+def name_of(value: Any) -> str | None:
+    """The name or number of a task or the like, as text; None for any other type."""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    return None
 
 
 def make(model: type[Model], where: str, values: dict[str, Any], own: object = None) -> Model:
@@ -187,10 +252,8 @@ def score(fields: Fields, key: str, verifier: str) -> list[Score]:
     return [Score(verifier=verifier, version="1", value=float(value))]
 
 
-def scores(fields: Fields | None, source: str, names: Iterable[str]) -> tuple[Score, ...]:
+def scores(fields: Fields, source: str, names: Iterable[str]) -> tuple[Score, ...]:
     """The fields with true, false or a number in [0, 1] as scores; others stay, because a Score cannot hold them."""
-    if fields is None:
-        return ()
     named = []
     for name in names:
         if isinstance(fields.peek(name), bool):
@@ -202,8 +265,9 @@ def scores(fields: Fields | None, source: str, names: Iterable[str]) -> tuple[Sc
 
 def unheard(messages: Iterable[Message]) -> dict[str, Any]:
     """For `Imported.raw`: the messages after the last answer, which belong to no step."""
-    listed = [message.model_dump(mode="json", exclude_defaults=True) for message in messages]
-    return {"unheard": listed} if listed else {}
+    if listed := [message.model_dump(mode="json", exclude_defaults=True) for message in messages]:
+        return {"unheard": listed}
+    return {}
 
 
 def keep_unheard(fields: Fields, messages: Iterable[Message]) -> None:

@@ -3,9 +3,9 @@
     found, formats = walk(paths), load_formats()
     account = take(found, formats, put)
 
-The format of a file is told by what is in it. A record that is broken is counted with its reason
-and the others are stored; what a format has no place for is stored raw beside its trace, and
-counted by its path. Importing again stores nothing twice, because ids are made of content.
+A file's content decides its format. A broken record is counted with its reason, and the others are
+stored; fields that a trace has no place for are stored raw beside it, and counted by their path. A
+second import stores nothing twice, because ids are hashes of content.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def load_formats(only: str | None = None) -> dict[str, Format]:
     names = installed(GROUP)
     if only is not None and only not in names:
         raise ConfigError(f"no format {only!r} (known: {', '.join(sorted(names))}){did_you_mean(only, names)}")
-    return {name: load_part(GROUP, name) for name in ([only] if only else sorted(names))}
+    if only is not None:
+        names = {only: names[only]}
+    return {name: load_part(GROUP, name) for name in sorted(names)}
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:
@@ -103,9 +105,11 @@ def walk(paths: Iterable[Path]) -> list[Path]:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
         if not path.is_dir() and not path.is_file():
-            raise ConfigError(f"{path}: a pipe or device, and what is imported is read more than once; save it first")
-        files = sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink()) if path.is_dir() else [path]
-        all_files += files
+            raise ConfigError(f"{path}: a pipe or device, but an import reads its input more than once; save it first")
+        if path.is_dir():
+            all_files += sorted(p for p in path.rglob("*") if p.is_file() and not p.is_symlink())
+        else:
+            all_files.append(path)
     return list(dict.fromkeys(all_files))
 
 
@@ -131,16 +135,16 @@ def recognise(source: SourceFile, formats: Mapping[str, Format]) -> Format | Non
     claims, problem = _claims(source, formats)
     if problem and not claims:
         raise problem
-    if not claims and not source.is_zip and not source.head:  # no line of it can be read: say why of the first
+    if not claims and not source.is_zip and not source.head:  # no line is readable: report the first error
         for _, record in source.records():
             if isinstance(record, FormatError):
                 raise record
-    if not claims and len(source.head) > 1:  # a broken record among them must not hide what the others are
+    if not claims and len(source.head) > 1:  # a broken record must not hide the format of the others
         votes = Counter(name for record in source.head for name in _claims(source.of(record), formats)[0])
         claims = [name for name, n in votes.items() if n == max(votes.values()) and 2 * n >= len(source.head)]
     if len(claims) > 1:
-        raise FormatError(f"{source.name}: could be {' or '.join(claims)}; say which with --format")
-    return formats[claims[0]] if claims else None
+        raise FormatError(f"{source.name}: could be {' or '.join(claims)}; choose one with --format")
+    return next((formats[name] for name in claims), None)
 
 
 def _claims(source: SourceFile, formats: Mapping[str, Format]) -> tuple[list[str], FormatError | None]:
@@ -151,7 +155,7 @@ def _claims(source: SourceFile, formats: Mapping[str, Format]) -> tuple[list[str
         try:
             if format_.recognises(source):
                 claims.append(name)
-        except FormatError as error:  # it is no JSON, which not every format is
+        except FormatError as error:  # it is not JSON, which not every format needs
             problem = error
     return claims, problem
 
@@ -161,10 +165,11 @@ def _take_file(
 ) -> None:
     try:
         source = SourceFile(path)
-        # The one format that was asked for need not recognise it: its reasons are better than a shrug.
+        # A format that the user chose need not recognise the file: its errors help more than "no known format".
         format_ = next(iter(formats.values())) if len(formats) == 1 else recognise(source, formats)
     except FormatError as error:
-        (account.fail if path.suffix in DATA else account.skip)(path, str(error))
+        report = account.fail if path.suffix in DATA else account.skip
+        report(path, str(error))
         return
     if format_ is None:
         account.skip(path, f"{path}: no known format")
@@ -188,7 +193,7 @@ def _take_file(
             _put(path, together, put, ours, account)
             together = []
     _put(path, together, put, ours, account)
-    if not n and not stopped():  # it was asked for by name, or recognised, and there is nothing of it
+    if not n and not stopped():  # the user chose the format, or it recognised the file, but it read no trace
         ours.failed += 1
         account.fail(path, f"{path}: no trace of the format {format_.name}")
 
@@ -202,7 +207,7 @@ def _read(format_: Format, source: SourceFile) -> Iterator[Imported | FormatErro
 
 
 def _is_empty(item: Imported) -> bool:
-    """Whether a trace would have no content: the record is something else, or its keys are misspelt."""
+    """Whether a trace would have no content: the record is of another kind, or its keys are misspelt."""
     trace = item.trace
     content = (
         trace.messages or trace.steps or trace.children or trace.answer or trace.error or item.scores or item.verdict
@@ -211,9 +216,11 @@ def _is_empty(item: Imported) -> bool:
 
 
 def _put(path: Path, items: Sequence[Imported], put: Put, ours: OfFormat, account: ImportReport) -> None:
+    if not items:
+        return
     try:
-        new = put(items) if items else 0
-    except ValueError as error:  # one of them is nested too deeply, say: the others need not suffer
+        new = put(items)
+    except ValueError as error:  # for example, one is nested too deeply: the others can still be stored
         if len(items) > 1:
             for item in items:
                 _put(path, [item], put, ours, account)

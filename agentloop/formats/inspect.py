@@ -1,7 +1,7 @@
 """Inspect logs: an `.eval` archive of `header.json` and `samples/*.json`, or all in one `.json`. A trace a sample.
 
-Source: inspect_ai, src/inspect_ai/log/_log.py. What the log says of all samples is kept with each of
-them. Usage and times come from the model events, which stay in `raw`.
+Source: inspect_ai, src/inspect_ai/log/_log.py. Each sample keeps the fields that its log has for all samples.
+Usage and times come from the model events, which stay in `raw`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, at, keep_unheard
 from agentloop.formats.inspect_events import ModelEvents
 from agentloop.formats.inspect_log import archived, content_of, document, is_archive, resolved
 from agentloop.formats.steps import Steps, trace_id
@@ -19,7 +19,7 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, ToolCall, Trace
 
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
-"""Correct, partly, incorrect, no answer: what Inspect's `value_to_float` makes of them."""
+"""Correct, partly, incorrect, no answer -> the number that Inspect's `value_to_float` returns."""
 STOPS = {
     "context": StopReason.context_limit,
     "time": StopReason.time_limit,
@@ -41,13 +41,13 @@ class InspectFormat:
         """See `Format`."""
         if source.is_zip:
             return is_archive(source)
-        record = source.head[0] if len(source.head) == 1 else None
-        return isinstance(record, dict) and isinstance(record.get("eval"), dict) and "status" in record
+        return len(source.head) == 1 and isinstance(at(source.head, 0, "eval"), dict) and "status" in source.head[0]
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
+        read_samples = archived if source.is_zip else document
         try:
-            for where, header, sample in archived(source) if source.is_zip else document(source):
+            for where, header, sample in read_samples(source):
                 try:
                     if isinstance(sample, FormatError):
                         raise sample
@@ -75,16 +75,25 @@ class InspectFormat:
         epoch = fields.take("epoch")
         error = fields.fields("error")
         limit = fields.fields("limit")
-        limit_type = limit.text("type") if limit else None
-        if limit:
-            limit.keep("type", limit_type)
-        stop = StopReason.submitted if steps.done() else StopReason.unknown
+        limit_type = limit.text("type")
+        limit.keep("type", limit_type)
+        stop = StopReason.unknown
+        answer = None
+        done = steps.done()
+        if done:
+            stop = StopReason.submitted
+            answer = done[-1].completion.message.content or None
         if limit_type:
             stop = STOPS.get(limit_type, StopReason.unknown)
-        done = steps.done()
+        reason = None
+        if error:
+            stop = StopReason.error
+            reason = error.text("message") or "error"
         scores = _scores(fields)
-        if steps.unheard:
-            fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in steps.unheard])
+        keep_unheard(fields, steps.unheard)
+        raw = {**fields.left(), **_of_all(header, number)}
+        if epoch is not None:
+            raw["epoch"] = epoch
         started = fields.time("started_at")
         return Imported(
             trace=Trace(
@@ -94,14 +103,14 @@ class InspectFormat:
                 source_id=fields.text("uuid") or f"{run_id}/{number}/{epoch}",
                 messages=steps.first,
                 steps=done,
-                answer=done[-1].completion.message.content or None if done else None,
-                stop_reason=StopReason.error if error else stop,
-                error=(error.text("message") or "error") if error else None,
+                answer=answer,
+                stop_reason=stop,
+                error=reason,
                 started_at=started,
                 duration_s=max(fields.number("total_time") or 0.0, 0.0),
             ),
             scores=scores,
-            raw={**fields.left(), **({"epoch": epoch} if epoch is not None else {}), **_of_all(header, number)},
+            raw=raw,
         )
 
 
@@ -125,26 +134,27 @@ def _add(steps: Steps, message: Fields, events: ModelEvents) -> None:
         steps.hear(Message(role=role or "user", content=text))
         return
     error = message.fields("error")
-    kind = None
-    if error:
-        kind = error.text("type")
-        why = error.text("message") or ""
-        text = text if why in text else "\n".join(filter(None, [text, why]))
-        error.keep("type", kind)
+    kind = error.text("type")
+    why = error.text("message") or ""
+    if why not in text:
+        text = "\n".join(filter(None, [text, why]))
+    error.keep("type", kind)
     call_id = message.text("tool_call_id")
     name = message.text("function")
-    steps.result(call_id, text, name=name, ok=error is None, timed_out=kind == "timeout")
+    steps.result(call_id, text, name=name, ok=not error, timed_out=kind == "timeout")
 
 
 def _scores(fields: Fields) -> tuple[Score, ...]:
     ratings = []
     values = fields.fields("scores")
-    old = [("score", fields.fields("score"))] if isinstance(fields.peek("score"), dict) else []
-    for name, score in [*((key, values.fields(key)) for key in list(values.left())), *old] if values else old:
-        if score is None:
-            continue
+    by_name = {key: values.fields(key) for key in list(values.left())}
+    if old := fields.optional("score"):
+        by_name["score"] = old
+    for name, score in by_name.items():
         value = score.take("value")
-        number = GRADES.get(value) if isinstance(value, str) else value
+        number = value
+        if isinstance(value, str):
+            number = GRADES.get(value)
         if isinstance(number, bool | int | float) and 0 <= number <= 1:
             ratings.append(Score(verifier=f"inspect:{name}", version="1", value=float(number)))
         else:
@@ -153,7 +163,7 @@ def _scores(fields: Fields) -> tuple[Score, ...]:
 
 
 def _of_all(header: dict[str, Any], number: Any) -> dict[str, Any]:
-    """What the log says of all samples; of the reductions those of this one, or each would have all the others'."""
+    """The fields of the log for all samples, with only this sample's reductions."""
     results = header.get("results")
     if isinstance(results, dict):
         header = {**header, "results": {k: v for k, v in results.items() if k != "sample_reductions"}}

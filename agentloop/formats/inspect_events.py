@@ -1,24 +1,22 @@
-"""What the model events of an Inspect sample tell of its answers: usage, cost, times, why an answer ended."""
+"""Usage, cost, times and finish reasons of an Inspect sample's answers, from its model events."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, at, list_at
 from agentloop.formats.inspect_log import attached_texts, content_of, resolve
 
 
 class ModelEvents:
-    """The events of one sample that are a model's answers, given out once each. They stay in the sample."""
+    """The events of one sample that are a model's answers; `of` returns each once. They stay in the sample."""
 
     def __init__(self, sample: Fields) -> None:
         self._where = f"{sample.where}: model event"
-        transcript = sample.peek("transcript")
-        events = sample.peek("events") or (transcript.get("events") if isinstance(transcript, dict) else None)
+        events = list_at(sample.peek("events") or sample.peek("transcript", "events"))
         record = {key: sample.peek(key) for key in ("attachments", "transcript")}
-        listed = [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
-        answers = [event for event in listed if event.get("event") == "model"]
+        answers = [event for event in events if at(event, "event") == "model"]
         if not answers and sample.peek("output"):  # what the last answer was, in a log without events
             answers = [{"output": sample.peek("output")}]
         self._answers = [resolve({**event, "input": None, "call": None}, attached_texts(record)) for event in answers]
@@ -26,12 +24,15 @@ class ModelEvents:
     def of(self, message_id: object, text: str) -> dict[str, Any]:
         """Fields of the Completion of a message; empty when no event has it. Raises FormatError for a broken event."""
         for n, event in enumerate(self._answers):
-            message = _at(event, "output", "choices", 0, "message")
+            message = at(event, "output", "choices", 0, "message")
             if not isinstance(message, dict):
                 continue
             own_id = message.get("id")
-            same = own_id == message_id if own_id and message_id else _text(message) == text
-            if same:
+            if own_id and message_id:
+                is_same = own_id == message_id
+            else:
+                is_same = _text(message) == text
+            if is_same:
                 del self._answers[n]
                 return _usage(event, self._where)
         return {}
@@ -42,7 +43,7 @@ def _usage(event: dict[str, Any], where: str) -> dict[str, Any]:
     values: dict[str, Any] = {
         "model": output.text("model"),
         "started_at": Fields(event, where).time("timestamp"),
-        "finish_reason": str(_at(event, "output", "choices", 0, "stop_reason") or "") or None,
+        "finish_reason": str(at(event, "output", "choices", 0, "stop_reason") or "") or None,
     }
     if usage := output.fields("usage"):
         n_input = usage.integer("input_tokens") or 0
@@ -50,8 +51,9 @@ def _usage(event: dict[str, Any], where: str) -> dict[str, Any]:
         written = usage.integer("input_tokens_cache_write") or 0
         n_output = usage.integer("output_tokens") or 0
         total = usage.integer("total_tokens")
-        apart = total == n_input + read + written + n_output  # some providers count the cached ones apart
-        values["n_prompt_tokens"] = n_input + read + written if apart else n_input
+        if total == n_input + read + written + n_output:  # some providers count the cached ones separately
+            n_input += read + written
+        values["n_prompt_tokens"] = n_input
         values |= {"n_cached_tokens": read, "n_completion_tokens": n_output, "cost_usd": usage.number("total_cost")}
     return values
 
@@ -61,14 +63,3 @@ def _text(message: dict[str, Any]) -> str | None:
         return content_of(Fields(message, "model event"))[0]
     except FormatError:
         return None
-
-
-def _at(value: Any, *keys: Any) -> Any:
-    for key in keys:
-        if isinstance(value, dict) and isinstance(key, str):
-            value = value.get(key)
-        elif isinstance(value, list) and isinstance(key, int) and key < len(value):
-            value = value[key]
-        else:
-            return None
-    return value

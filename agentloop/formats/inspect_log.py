@@ -1,6 +1,6 @@
-"""What an Inspect log is made of: the members of its archive, attachments, contents, and model events.
+"""The parts of an Inspect log: the members of its archive, attachments, contents, and model events.
 
-Nothing is inflated beyond what the archive declares, and what it declares is bounded.
+Nothing inflates beyond the size that the archive declares, and that size has a limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, object_at, text_at
 from agentloop.formats.source import MAX_DOCUMENT, parse
 from agentloop.protocols import Records
 
@@ -46,10 +46,12 @@ def archived(source: Records) -> Iterator[tuple[str, dict[str, Any], Any]]:
         with zipfile.ZipFile(source.path) as archive:
             members = {info.filename: info for info in archive.infolist()}
             _check(source, archive)
-            name = next((name for name in HEADERS if name in members), None)
-            header = _member(archive, members[name], f"{source.name}: {name}") if name else None
+            name = next((name for name in HEADERS if name in members), HEADERS[0])
+            header = None
+            if name in members:
+                header = _member(archive, members[name], f"{source.name}: {name}")
             if not isinstance(header, dict):
-                raise FormatError(f"{source.name}: {name or 'header.json'}: no object")
+                raise FormatError(f"{source.name}: {name}: no object")
             if "reductions.json" in members:
                 where = f"{source.name}: reductions.json"
                 header["reductions"] = _member(archive, members["reductions.json"], where)
@@ -105,19 +107,16 @@ def resolved(sample: Any) -> Any:
     if not isinstance(sample, dict):
         return sample
     attached = attached_texts(sample)
-    return {key: resolve(value, attached) if key in ("messages", "input") else value for key, value in sample.items()}
+    return sample | {key: resolve(sample[key], attached) for key in ("messages", "input") if key in sample}
 
 
 def attached_texts(sample: dict[str, Any]) -> dict[str, Any]:
     """Hash -> text; older logs have them in the transcript."""
-    transcript = sample.get("transcript")
-    old = transcript.get("content") if isinstance(transcript, dict) else None
-    new = sample.get("attachments")
-    return {**(old if isinstance(old, dict) else {}), **(new if isinstance(new, dict) else {})}
+    return object_at(sample, "transcript", "content") | object_at(sample, "attachments")
 
 
 def resolve(value: Any, attached: dict[str, Any], depth: int = 0) -> Any:
-    """`value` with the text of attachments for references to them; what is nested deeper than any message stays."""
+    """`value` with the text of attachments for references to them; values below MAX_DEPTH stay as they are."""
     if depth > MAX_DEPTH:
         return value
     if isinstance(value, str) and value.startswith(ATTACHED):
@@ -136,17 +135,18 @@ def content_of(message: Fields) -> tuple[str, str]:
         return value or "", ""
     if not isinstance(value, list):
         raise FormatError(f"{message.where}: content: neither text nor a list of parts")
-    texts: list[str] = []
-    thoughts: list[str] = []
+    by_kind: dict[str, list[str]] = {"text": [], "reasoning": []}
     others: list[Any] = []
     for part in value:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(kind) if isinstance(part, dict) and kind in ("text", "reasoning") else None
-        if isinstance(text, str):
-            (texts if kind == "text" else thoughts).append(text)
+        kind = text_at(part, "type")
+        text = None
+        if kind in by_kind:
+            text = text_at(part, kind)
+        if kind and text is not None:
+            by_kind[kind].append(text)
             part = {key: item for key, item in part.items() if key not in ("type", kind) and item not in (None, False)}
         if part:
             others.append(part)
     if others:
         message.keep("content", others)
-    return "\n".join(texts), "\n".join(thoughts)
+    return "\n".join(by_kind["text"]), "\n".join(by_kind["reasoning"])

@@ -1,7 +1,8 @@
-"""Items of the Responses API, put together to the turns that a model answered in.
+"""Items of the Responses API, combined into the turns of a model.
 
-The API lists reasoning, text and calls each by itself. What follows one another without a result or another's words
-between is one turn, until reasoning or text comes after text or a call: a model thinks and speaks before it calls.
+The API lists reasoning, text and calls as separate items. Consecutive items without a result or another speaker
+between them are one turn, until reasoning or text comes after text or a call: a model thinks and speaks before it
+calls.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ class Items:
     """Adds items to `steps`; `close` when no more come."""
 
     def __init__(self, steps: Steps, *, model: str | None = None, copied: bool = False) -> None:
-        """copied: they were the prompt's, so that their answers were not given here."""
+        """copied: the items are from the prompt, so an earlier response gave their answers."""
         self._steps = steps
         self._model = model
         self._copied = copied
         self._clear()
 
     def add(self, item: Fields) -> None:
-        """Raises FormatError with the place of what is broken. An item of a kind that is not known stays as it is."""
+        """Raises FormatError with the place of a broken item. An item of an unknown kind stays in `left`."""
         kind = item.peek("type") or "message"
         if not isinstance(kind, str):
             raise FormatError(f"{item.where}: type: got {kind!r:.40}, expected text")
@@ -35,8 +36,7 @@ class Items:
             self._message(item)
         elif kind == "reasoning":
             self._begin(bool(self._text or self._calls), item)
-            full = item.peek("content") not in NOTHING
-            self._reasoning.append(text(item, "content" if full else "summary"))
+            self._reasoning.append(text(item, "summary" if item.peek("content") in NOTHING else "content"))
         elif kind in CALLS:
             self._begin(False, item)
             self._calls.append(call_of(item, kind, CALLS[kind], len(self._calls)))
@@ -59,24 +59,18 @@ class Items:
 
     def close(self) -> None:
         """The turn ends here."""
-        reasoning = self._reasoning
-        text = self._text
-        calls = self._calls
-        tokens = self._tokens
-        hosted = self._results
+        if self._reasoning or self._text or self._calls:
+            message = Message(
+                role="assistant",
+                content="".join(self._text),
+                reasoning="\n".join(self._reasoning),
+                tool_calls=tuple(self._calls),
+                token_ids=self._tokens.pop("token_ids", ()),
+            )
+            self._steps.answer(message, copied=self._copied, model=self._model, **self._tokens)
+            for call_id, result in self._results:
+                self._steps.result(call_id, **result)
         self._clear()
-        if not (reasoning or text or calls):
-            return
-        message = Message(
-            role="assistant",
-            content="".join(text),
-            reasoning="\n".join(reasoning),
-            tool_calls=tuple(calls),
-            token_ids=tokens.pop("token_ids", ()),
-        )
-        self._steps.answer(message, copied=self._copied, model=self._model, **tokens)
-        for call_id, result in hosted:
-            self._steps.result(call_id, **result)
 
     def _clear(self) -> None:
         self._reasoning: list[str] = []
@@ -86,7 +80,7 @@ class Items:
         self._results: list[tuple[str, dict[str, Any]]] = []
 
     def _begin(self, is_next: bool, item: Fields) -> None:
-        """Makes room for an item: of the turn that is open, or of the next one. Each has one list of sampled tokens."""
+        """Ends the turn if the item belongs to the next one. A turn has only one list of sampled tokens."""
         sampled = whole_numbers(item, "generation_token_ids")
         if is_next or (sampled and self._tokens):
             self.close()
@@ -109,12 +103,14 @@ class Items:
             self._steps.hear(Message(role=role, content=text(item, "content")))
 
     def _hosted(self, item: Fields, kind: str) -> None:
-        passed, keys = HOSTED[kind]
-        call = call_of(item, kind, passed, len(self._calls))
+        arguments_key, result_key = HOSTED[kind]
+        call = call_of(item, kind, arguments_key, len(self._calls))
         self._calls.append(call)
+        result = item.take(result_key)
+        ok = item.peek("status") != "failed"
         error = item.take("error")
-        status = item.peek("status")
-        result = item.take(keys)
-        if error is not None or result is not None:
-            ok = error is None and status != "failed"
-            self._results.append((call.id, {"content": plain(result if error is None else error), "ok": ok}))
+        if error is not None:
+            result = error
+            ok = False
+        if result is not None:
+            self._results.append((call.id, {"content": plain(result), "ok": ok}))

@@ -1,4 +1,4 @@
-"""The kinds of item that the Responses API has, and what is in each."""
+"""The kinds of item of the Responses API, and their contents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, at, list_at, object_at, text_at
 from agentloop.types import ToolCall
 
 CALLS = {
@@ -18,7 +18,7 @@ CALLS = {
     "apply_patch_call": "operation",
     "computer_call": "action",
 }
-"""Calls that the client answers by an item of their own, and what they pass."""
+"""Calls that the client answers with an item -> the key of their arguments."""
 HOSTED = {
     "mcp_call": ("arguments", "output"),
     "web_search_call": ("action", "results"),
@@ -26,35 +26,36 @@ HOSTED = {
     "code_interpreter_call": ("code", "outputs"),
     "image_generation_call": ("revised_prompt", "result"),
 }
-"""Calls that the endpoint itself answered, and where what they passed and what came back is."""
+"""Calls that the endpoint itself answers -> the keys of their arguments and of their result."""
 COMPACTED = {"compaction", "compaction_summary"}
 NOTHING: tuple[Any, ...] = (None, "", [], {})
 PARTS = {"input_text", "output_text", "input_image", "input_file", "refusal"}
 
 
 def are_items(values: list[Any]) -> bool:
-    """Whether all are messages or items of this API, and one of them can be nothing else."""
+    """Whether all are messages or items of this API, and at least one is in no other format."""
     return all(isinstance(value, dict) and _is_item(value) is not None for value in values) and any(
         _is_item(value) for value in values
     )
 
 
 def _is_item(value: dict[str, Any]) -> bool | None:
-    """None for no item, and False for a message that a chat could have, too."""
+    """None if it is not an item, and False for a message that could also be of a chat."""
     kind = value.get("type", "message")
     if kind == "message" and isinstance(value.get("role"), str) and "content" in value:
-        parts = value["content"] if isinstance(value["content"], list) else ()
-        return any(isinstance(part, dict) and str(part.get("type")) in PARTS for part in parts)
+        return any(str(at(part, "type")) in PARTS for part in list_at(value, "content"))
     if kind == "reasoning" and isinstance(value.get("summary", value.get("content")), list):
         return True
     is_kind = isinstance(kind, str) and (
         kind in CALLS or kind in HOSTED or kind in COMPACTED or kind.endswith("_output")
     )
-    return True if is_kind and ("call_id" in value or "id" in value) else None
+    if is_kind and not value.keys().isdisjoint({"call_id", "id"}):
+        return True
+    return None
 
 
 def text(item: Fields, key: str) -> str:
-    """Text, or the text of its parts; what else a part has (annotations, an image) stays in `left`."""
+    """Text, or the text of its parts; a part's other fields (annotations, an image) stay in `left`."""
     value = item.take(key)
     if value is None or isinstance(value, str):
         return value or ""
@@ -62,17 +63,19 @@ def text(item: Fields, key: str) -> str:
         raise FormatError(f"{item.where}: {key}: neither text nor a list of parts")
     texts = []
     for n, part in enumerate(value):
-        words = part if isinstance(part, str) else None
+        if isinstance(part, str):
+            texts.append(part)
+            continue
         if isinstance(part, dict):
-            name = "refusal" if part.get("type") == "refusal" else "text"
-            words = part[name] if isinstance(part.get(name), str) else None
-            rest = {k: v for k, v in part.items() if (words is None or k not in (name, "type")) and v not in NOTHING}
-        else:
-            rest = {} if words is not None else part
-        if words is not None:
-            texts.append(words)
-        if rest not in NOTHING:
-            item.keep(f"{key}[{n}]", rest)
+            name = "text"
+            if part.get("type") == "refusal":
+                name = "refusal"
+            if (words := text_at(part, name)) is not None:
+                texts.append(words)
+                part = {k: v for k, v in part.items() if k not in (name, "type")}
+            part = {k: v for k, v in part.items() if v not in NOTHING}
+        if part not in NOTHING:
+            item.keep(f"{key}[{n}]", part)
     return "".join(texts)
 
 
@@ -83,17 +86,17 @@ def call_of(item: Fields, kind: str, key: str, n: int) -> ToolCall:
         item.keep("id", own)
     name = item.text("name") or kind.removesuffix("_call")
     if key in ("arguments", "action", "operation"):
-        passed = arguments(item, key)
-    else:  # plain text, which is no JSON and need be none
-        passed = {"arguments": json.dumps({key: item.take(key)}, ensure_ascii=False)}
-    return ToolCall(id=call_id or own or f"call_{n}", name=name, **passed)
+        values = arguments(item, key)
+    else:  # plain text, which need not be JSON
+        values = {"arguments": json.dumps({key: item.take(key)}, ensure_ascii=False)}
+    return ToolCall(id=call_id or own or f"call_{n}", name=name, **values)
 
 
 def result_of(item: Fields) -> dict[str, Any]:
-    """What `Steps.result` takes."""
+    """The arguments of `Steps.result`."""
     output = item.take("output")
-    # of a shell there is for each command what it printed, and how it ended
-    runs = [part for part in output if isinstance(part, dict) and "outcome" in part] if isinstance(output, list) else []
+    # A shell's output lists for each command its streams and its outcome.
+    runs = [part for part in list_at(output) if "outcome" in object_at(part)]
     ends = [run["outcome"] for run in runs if isinstance(run["outcome"], dict)]
     if runs:
         words = "".join(f"{run.get('stdout', '')}{run.get('stderr', '')}" for run in runs)
@@ -105,7 +108,7 @@ def result_of(item: Fields) -> dict[str, Any]:
     codes = [end["exit_code"] for end in ends if isinstance(end.get("exit_code"), int)]
     timed_out = any(end.get("type") == "timeout" for end in ends)
     ok = item.peek("status") not in ("failed", "incomplete") and not timed_out and not any(codes)
-    return {"content": words, "ok": ok, "timed_out": timed_out, "exit_code": codes[-1] if codes else None}
+    return {"content": words, "ok": ok, "timed_out": timed_out, "exit_code": next(reversed(codes), None)}
 
 
 def plain(value: Any) -> str:

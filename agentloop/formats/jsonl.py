@@ -1,9 +1,9 @@
-"""Our own file: a trace a line with its verdict, without loss. What `traces export` writes, `traces import` reads.
+"""Our own file: a trace a line with its verdict, without loss. `traces export` writes it, `traces import` reads it.
 
     {"trace": {...}, "verdict": {...}, "raw": {...}, "episode": {...}}
 
-`trace` and `verdict` have the fields of `types.Trace` and `types.Verdict`; `raw` is there when something is in it, and
-`episode`, which tells stage, pool, split and the like, for a loop's own. Documents of the API are read, too.
+`trace` and `verdict` have the fields of `types.Trace` and `types.Verdict`. `raw` is omitted if it is empty; only a
+loop's own traces have an `episode`, with stage, pool, split and so on. The reader also accepts documents of the API.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentloop.types import Imported, Trace, Verdict
 EPISODE = ("episode_id", "stage", "n", "pool", "split", "purpose", "group", "seed", "episode_state")
 BREAKS = tuple((c.encode(), f"\\u{ord(c):04x}".encode()) for c in "\x85\u2028\u2029")
 ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-"""What can be asked for by its address."""
+"""An id that can be part of a URL."""
 
 
 class JsonLines:
@@ -40,7 +40,7 @@ class JsonLines:
 
 
 def line(document: dict[str, Any]) -> bytes:
-    """One line of a file, for those readers, too, that take other characters of Unicode for the end of a line."""
+    """One line of a file. Escapes the characters of Unicode that some readers treat as the end of a line."""
     data = orjson.dumps(document)
     for character, escaped in BREAKS:
         data = data.replace(character, escaped)
@@ -83,7 +83,7 @@ def _is_ours(record: Any) -> bool:
 
 
 def _check_range(where: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:  # nor is NaN, which text can say
+    if value is not None and not 0 <= value <= 1:  # which NaN is not either
         raise FormatError(f"{where}: got {value:g}, expected a number from 0 to 1")
 
 

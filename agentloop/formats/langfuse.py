@@ -1,8 +1,8 @@
 """Langfuse trace exports, `{"trace": {...}, "observations": [...]}`.
 
 Source: langfuse/langfuse, API reference and `worker/src/__tests__/chatml`. A GENERATION is a step, a TOOL (or a SPAN
-called as a pending call) its result, an AGENT that has generations beside others a child. A GENERATION around others is
-the same model call told by another library, or the whole run: the innermost that says something is the step.
+with the name of a pending call) its result, an AGENT that has generations beside others a child. A GENERATION around
+others is the same model call recorded by another library, or the whole run: the innermost with content is the step.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, score
+from agentloop.formats.fields import Fields, at, count_at, object_at, score, text_at
+from agentloop.formats.loose import unwrapped
 from agentloop.formats.runs import RecordedRun, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Score
 
-TOOLS = {"TOOL", "RETRIEVER"}
+KINDS = {"GENERATION": "llm", "TOOL": "tool", "RETRIEVER": "tool"}
+"""Type of an observation -> its kind; any other is a span."""
 TREE = ("type", "name", "parentObservationId", "startTime", "endTime")
-"""Kept of every observation: a trace's steps do not tell how they were nested."""
+"""Every observation keeps these: a trace's steps do not record how they were nested."""
 USAGE = (("input", "promptTokens", "input_tokens"), ("output", "completionTokens", "output_tokens"))
 CACHED = ("input_cache_read", "prompt_details.cache_read", "input_cached_tokens", "cache_read_input_tokens")
 
@@ -46,7 +48,7 @@ class LangfuseFormat:
                     raise record
                 fields = Fields(record, where)
                 head = fields.fields("trace")
-                if head is None:
+                if not head:
                     raise FormatError(f"{where}: trace: missing")
                 runs: list[RecordedRun] = []
                 for observation in fields.objects("observations"):
@@ -60,9 +62,10 @@ class LangfuseFormat:
 
     def _trace(self, record: Any, fields: Fields, head: Fields, runs: list[RecordedRun]) -> Imported:
         scores: list[Score] = []
-        head.take("observations")  # ids of what stands beside
-        for rating in head.objects("scores") if isinstance(head.peek("scores"), list) else ():
-            scores += score(rating, "value", f"{self.name}:{rating.peek('name')}")
+        head.take("observations")  # ids of the observations beside the trace
+        if isinstance(head.peek("scores"), list):  # otherwise it is a summary
+            for rating in head.objects("scores"):
+                scores += score(rating, "value", f"{self.name}:{rating.peek('name')}")
         trace, raw = build(self.name, trace_id(self.name, record), runs)
         more = {
             "source_id": head.text("id"),
@@ -81,7 +84,7 @@ def _run(observation: Fields) -> RecordedRun:
         fields=observation,
         id=observation.text("id") or "",
         parent=observation.text("parentObservationId"),
-        kind=_kind(kind),
+        kind=KINDS.get(kind, "span"),
         name=observation.text("name") or "",
         inputs="input",
         outputs="output",
@@ -94,8 +97,7 @@ def _run(observation: Fields) -> RecordedRun:
     if is_agent:
         run.agent = agent if isinstance(agent, str) else run.name
     keys = ("gen_ai.tool.call.id", "ai.toolCall.id", "tool_call.id")
-    call_id = next((attributes[key] for key in keys if key in attributes), None)
-    run.call_id = call_id if isinstance(call_id, str) else None
+    run.call_id = next((text_at(attributes, key) for key in keys if key in attributes), None)
     if observation.peek("level") == "ERROR":
         run.error = observation.text("statusMessage") or "error"
     if run.kind == "llm":
@@ -103,31 +105,16 @@ def _run(observation: Fields) -> RecordedRun:
     return run
 
 
-def _kind(observation_type: str) -> str:
-    if observation_type == "GENERATION":
-        return "llm"
-    return "tool" if observation_type in TOOLS else "span"
-
-
 def _usage(observation: Fields) -> dict[str, Any]:
     details = observation.peek("usageDetails") or observation.peek("usage")
-    details = details if isinstance(details, dict) else {}
-
-    def count(*keys: str) -> int:
-        return next((v for key in keys if isinstance(v := details.get(key), int) and not isinstance(v, bool)), 0)
-
     return {
         "model": observation.text("model"),
-        "n_prompt_tokens": count(*USAGE[0]),
-        "n_completion_tokens": count(*USAGE[1]),
-        "n_cached_tokens": count(*CACHED),
+        "n_prompt_tokens": count_at(details, *USAGE[0]),
+        "n_completion_tokens": count_at(details, *USAGE[1]),
+        "n_cached_tokens": count_at(details, *CACHED),
         "cost_usd": observation.number("totalCost") or None,
     }
 
 
 def _attributes(metadata: Any) -> dict[str, Any]:
-    from agentloop.formats.loose import unwrapped
-
-    value = unwrapped(metadata)
-    attributes = unwrapped(value.get("attributes")) if isinstance(value, dict) else None
-    return attributes if isinstance(attributes, dict) else {}
+    return object_at(unwrapped(at(unwrapped(metadata), "attributes")))

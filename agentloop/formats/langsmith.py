@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, score
+from agentloop.formats.fields import Fields, as_list, count_at, object_at, score, text_at
 from agentloop.formats.runs import RecordedRun, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records
@@ -19,7 +19,7 @@ from agentloop.types import Imported, Score
 KINDS = {"llm": "llm", "tool": "tool", "retriever": "tool"}
 """Type of a run in LangSmith -> its kind; any other is a span."""
 TREE = ("run_type", "name", "parent_run_id", "start_time", "end_time")
-"""Kept of every run: a trace's steps do not tell how they were nested."""
+"""Every run keeps these: a trace's steps do not record how they were nested."""
 SESSIONS = ("session_id", "thread_id", "conversation_id")
 """Metadata by which LangSmith itself groups traces into threads."""
 
@@ -58,16 +58,15 @@ class LangSmithFormat:
 
     def _trace(self, source_id: str, records: list[dict[str, Any]], runs: list[RecordedRun]) -> Imported:
         runs.sort(key=lambda run: str(run.fields.peek("dotted_order") or ""))
-        for run in reversed(runs):  # metadata is handed down: an agent is where its name appears first
+        for run in reversed(runs):  # runs inherit metadata: an agent is where its name appears first
             above = next((other for other in runs if other.id == run.parent), None)
             if above is not None and above.agent == run.agent:
                 run.agent = None
         root = next((run for run in runs if run.parent is None), runs[0])
         scores: list[Score] = []
-        if isinstance(root.fields.peek("feedback_stats"), dict) and (stats := root.fields.fields("feedback_stats")):
-            for key, value in stats.left().items():
-                if isinstance(value, dict) and (stat := stats.fields(key)):
-                    scores += score(stat, "avg", f"{self.name}:{key}")
+        stats = root.fields.optional("feedback_stats")
+        for key in stats.left():
+            scores += score(stats.optional(key), "avg", f"{self.name}:{key}")
         metadata = [_metadata(run.fields) for run in (root, *runs)]
         session = next((m[key] for m in metadata for key in SESSIONS if isinstance(m.get(key), str)), None)
         task = root.fields.text("reference_example_id")
@@ -83,7 +82,9 @@ def _run(fields: Fields) -> RecordedRun:
     tree = {key: fields.peek(key) for key in TREE}
     kind = fields.text("run_type") or ""
     metadata = _metadata(fields)
-    agent = metadata.get("lc_agent_name") if kind == "chain" else None
+    agent = None
+    if kind == "chain":
+        agent = text_at(metadata, "lc_agent_name") or None
     run = RecordedRun(
         fields=fields,
         id=fields.text("id") or "",
@@ -94,35 +95,31 @@ def _run(fields: Fields) -> RecordedRun:
         outputs="outputs",
         started_at=fields.time("start_time"),
         ended_at=fields.time("end_time"),
-        agent=agent if isinstance(agent, str) and agent else None,
+        agent=agent,
         error=fields.text("error"),
     )
     for key, value in tree.items():
         fields.keep(key, value)
-    output = fields.peek("outputs")
-    output = output.get("output") if isinstance(output, dict) else None
-    output = output.get("kwargs", output) if isinstance(output, dict) else None
-    call_id = output.get("tool_call_id") if isinstance(output, dict) else None
-    run.call_id = call_id if isinstance(call_id, str) else None
+    output = object_at(fields.peek("outputs", "output"))
+    run.call_id = text_at(output.get("kwargs", output), "tool_call_id")
     if run.kind == "llm":
         usage = _usage(fields.peek("outputs"))
         details = fields.peek("prompt_token_details")
-        details = details if isinstance(details, dict) else usage.get("input_token_details")
-        cached = details.get("cache_read") if isinstance(details, dict) else None
-        model = metadata.get("ls_model_name")
+        if not isinstance(details, dict):
+            details = usage.get("input_token_details")
         run.usage = {
-            "model": model if isinstance(model, str) else None,
-            "n_prompt_tokens": fields.integer("prompt_tokens") or _count(usage, "input_tokens", "prompt_tokens"),
+            "model": text_at(metadata, "ls_model_name"),
+            "n_prompt_tokens": fields.integer("prompt_tokens") or count_at(usage, "input_tokens", "prompt_tokens"),
             "n_completion_tokens": fields.integer("completion_tokens")
-            or _count(usage, "output_tokens", "completion_tokens"),
-            "n_cached_tokens": cached if isinstance(cached, int) and not isinstance(cached, bool) else 0,
+            or count_at(usage, "output_tokens", "completion_tokens"),
+            "n_cached_tokens": count_at(details, "cache_read"),
             "cost_usd": fields.number("total_cost"),
         }
     return run
 
 
 def _usage(outputs: Any) -> dict[str, Any]:
-    """The counts of tokens that stand somewhere in what a model gave."""
+    """The counts of tokens, from wherever a model's output has them."""
     waiting = [outputs]
     for _ in range(64):  # they stand near the top
         if not waiting:
@@ -138,21 +135,15 @@ def _usage(outputs: Any) -> dict[str, Any]:
     return {}
 
 
-def _count(counts: dict[str, Any], *keys: str) -> int:
-    return next((v for key in keys if isinstance(v := counts.get(key), int) and not isinstance(v, bool)), 0)
-
-
 def _metadata(fields: Fields) -> dict[str, Any]:
-    extra = fields.peek("extra")
-    metadata = extra.get("metadata") if isinstance(extra, dict) else None
-    return metadata if isinstance(metadata, dict) else {}
+    return object_at(fields.peek("extra", "metadata"))
 
 
 def _runs(record: Any) -> list[Any]:
-    """The runs of a file's record: itself, a list of them, or what the API answers to a query."""
+    """The runs of a file's record: itself, a list of them, or the API's answer to a query."""
     if isinstance(record, dict) and isinstance(record.get("runs"), list) and "run_type" not in record:
         return list(record["runs"])
-    return record if isinstance(record, list) else [record]
+    return as_list(record)
 
 
 def _is_run(item: Any) -> bool:

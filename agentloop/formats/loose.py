@@ -1,7 +1,7 @@
 """Messages as tracing clients write them: OpenAI, Anthropic, Gemini, LangChain, OpenTelemetry parts, Responses items.
 
-Used for stores of runs whose inputs and outputs are whatever an application handed to its model. What is
-understood is taken; all else stays with the fields it came in.
+Used for stores of runs whose inputs and outputs are whatever an application passed to its model. Fields of an
+unknown shape stay in their object, so they reach `Imported.raw`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentloop.formats.chat import arguments
-from agentloop.formats.fields import Fields
+from agentloop.formats.fields import Fields, as_list, text_at
 from agentloop.formats.source import HALF, whole
 from agentloop.types import Message, ToolCall
 
@@ -61,14 +61,12 @@ def messages_at(fields: Fields, key: str, role: str) -> list[LooseMessage]:
     value = unwrapped(fields.take(key))
     if value is None:
         return []
-    if isinstance(value, dict):
-        fields.keep(key, value)
-        child = fields.fields(key)
-        return list(_object(child, role)) if child else []
+    if not isinstance(value, dict | list):
+        return [LooseMessage(role, [_text(value)])]
+    fields.keep(key, value)
     if isinstance(value, list):
-        fields.keep(key, value)
         return _list(fields, key, role)
-    return [LooseMessage(role, [_text(value)])]
+    return list(_object(fields.fields(key), role))
 
 
 def unwrapped(value: Any) -> Any:
@@ -76,7 +74,9 @@ def unwrapped(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
         try:
             decoded = json.loads(value)
-            return whole(decoded) if HALF.search(value) else decoded
+            if HALF.search(value):
+                decoded = whole(decoded)
+            return decoded
         except (ValueError, RecursionError):
             return value
     return value
@@ -87,9 +87,9 @@ def _list(fields: Fields, key: str, role: str) -> list[LooseMessage]:
     messages: list[LooseMessage] = []
     flat: list[Any] = []
     for item in fields.items(key):
-        flat += item if isinstance(item, list) else [item]
+        flat += as_list(item)
     open_: LooseMessage | None = None
-    fields.keep(key, [item if isinstance(item, dict) else {"text": _text(item)} for item in flat if item is not None])
+    fields.keep(key, [_as_object(item) for item in flat if item is not None])
     for child in fields.objects(key):
         if _is_part(child):
             if open_ is None:
@@ -104,13 +104,12 @@ def _list(fields: Fields, key: str, role: str) -> list[LooseMessage]:
 
 def _object(child: Fields, role: str) -> Iterator[LooseMessage]:
     if isinstance(child.peek("kwargs"), dict) and "lc" in child:
-        kind = child.take("id")
-        name = kind[-1] if isinstance(kind, list) and kind and isinstance(kind[-1], str) else ""
-        child.take("lc"), child.take("type")
+        name = text_at(child.take("id"), -1) or ""
+        child.take("lc")
+        child.take("type")
         kwargs = child.fields("kwargs")
-        if kwargs:
-            kwargs.take("type")
-            yield from _object(kwargs, ROLES.get(name, role))
+        kwargs.take("type")
+        yield from _object(kwargs, ROLES.get(name, role))
         return
     for key in ("system", "system_instruction", "instructions"):
         if isinstance(child.peek(key), str):
@@ -118,15 +117,15 @@ def _object(child: Fields, role: str) -> Iterator[LooseMessage]:
     lists = [key for key in LISTS if isinstance(child.peek(key), list)]
     for key in lists:
         yield from _list(child, key, role)
-    finish = child.peek("finish_reason")
+    finish = text_at(child.peek("finish_reason"))
     for key in ("message", "generation", "output"):
-        if isinstance(child.peek(key), dict) and (inner := child.fields(key)):
+        if inner := child.optional(key):
             for one in _object(inner, role):
-                one.finish = one.finish or (finish if isinstance(finish, str) else None)
+                one.finish = one.finish or finish
                 yield one
             child.take("text")  # the message once more
             return
-    if isinstance(child.peek("content"), dict) and (inner := child.fields("content")):
+    if inner := child.optional("content"):
         yield from _object(inner, role)
     elif _is_part(child):
         one = LooseMessage(role)
@@ -148,21 +147,18 @@ def _message(child: Fields, role: str) -> LooseMessage:
             role = ROLES[text]
             child.take(key)
             break
-    finish = child.peek("finish_reason")
-    call_id = child.peek("tool_call_id")
-    name = child.peek("name")
-    one = LooseMessage(role, finish=finish if isinstance(finish, str) else None)
-    if isinstance(call_id, str):
-        one.call_id = child.text("tool_call_id")
-    if isinstance(name, str):
-        one.name = child.text("name")
-    if isinstance(thought := child.peek("reasoning_content"), str):
+    one = LooseMessage(
+        role,
+        finish=text_at(child.peek("finish_reason")),
+        call_id=_any_text(child, "tool_call_id"),
+        name=_any_text(child, "name"),
+    )
+    if (thought := _any_text(child, "reasoning_content")) is not None:
         one.reasoning.append(thought)
-        child.take("reasoning_content")
     for key in ("content", "parts"):
         value = child.peek(key)
         if isinstance(value, list):
-            child.keep(key, [item if isinstance(item, dict) else {"text": _text(item)} for item in value])
+            child.keep(key, [_as_object(item) for item in value])
             for part in child.objects(key):
                 _part(part, one)
         elif value is not None:
@@ -172,17 +168,13 @@ def _message(child: Fields, role: str) -> LooseMessage:
                 child.keep("tool_calls", inner)  # the calls as the text of the message
             else:
                 one.texts.append(_text(value))
-    for holder in (
-        child,
-        child.fields("additional_kwargs") if isinstance(child.peek("additional_kwargs"), dict) else None,
-    ):
-        if holder is None or not isinstance(holder.peek("tool_calls"), list):
+    for holder in (child, child.optional("additional_kwargs")):
+        if not isinstance(holder.peek("tool_calls"), list):
             continue
         calls = []
         for n, call in enumerate(holder.objects("tool_calls")):
             call.take("type")
-            function = call.fields("function") if isinstance(call.peek("function"), dict) else None
-            calls.append(_call(call, function or call, n))
+            calls.append(_call(call, call.optional("function") or call, n))
         if not one.calls:
             one.calls = calls
     return one
@@ -191,11 +183,11 @@ def _message(child: Fields, role: str) -> LooseMessage:
 def _part(part: Fields, one: LooseMessage) -> None:
     kind = part.peek("type")
     for key in ("function_call", "functionCall"):
-        if isinstance(part.peek(key), dict) and (inner := part.fields(key)):
+        if inner := part.optional(key):
             one.calls.append(_call(inner, inner, len(one.calls)))
             return
     for key in ("function_response", "functionResponse"):
-        if isinstance(part.peek(key), dict) and (inner := part.fields(key)):
+        if inner := part.optional(key):
             one.results.append(
                 {
                     "call_id": _any_text(inner, "id"),
@@ -245,9 +237,15 @@ def _is_part(child: Fields) -> bool:
     return is_kind or bare or _any(child, "toolName", "functionCall", "function_response", "functionResponse")
 
 
+def _as_object(item: Any) -> dict[str, Any]:
+    """A part of a message as an object; text, or any other value, becomes a text part."""
+    if isinstance(item, dict):
+        return item
+    return {"text": _text(item)}
+
+
 def _is_call(item: Any) -> bool:
-    function = item.get("function") if isinstance(item, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    return text_at(item, "function", "name") is not None
 
 
 def _any(child: Fields, *keys: str) -> bool:

@@ -1,8 +1,8 @@
 """mini-swe-agent trajectories: `{"info", "messages", "trajectory_format": "mini-swe-agent-1" or "-1.1"}`, and
-the bare list of messages that came before them.
+the bare list of messages of older versions.
 
-Source: mini-swe-agent, docs/usage/output_files.md. Commands are called as tools (1.1) or written as
-one fenced block, which becomes a call of `bash`; then the user message that follows is its result.
+Source: mini-swe-agent, docs/usage/output_files.md. Commands are calls of tools (1.1) or one fenced block,
+which becomes a call of `bash`; the next user message is then its result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
-from agentloop.formats.fields import Fields, read_each, read_one
+from agentloop.formats.fields import Fields, keep_unheard, read_each, read_one, text_at
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
@@ -56,13 +56,13 @@ class MiniSweAgentFormat:
 
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps = Steps()
-        model = _model(record)
+        model = text_at(record, "info", "config", "model", "model_name")
         waits = False
         """Whether the command of a fenced block has no result yet."""
         final = Fields({}, fields.where)
         for message in fields.objects("messages"):
             role = message.text("role") or "user"
-            extra = message.fields("extra") or Fields({}, message.where)
+            extra = message.fields("extra")
             if role == "assistant":
                 message_of_step = _with_command(assistant(message), extra)
                 waits = bool(message_of_step.tool_calls) and message_of_step.tool_calls[0].id == "call_0"
@@ -75,13 +75,17 @@ class MiniSweAgentFormat:
                 waits = False
             else:
                 steps.hear(Message(role=role, content=content(message)))
-        info = fields.fields("info") or Fields({}, fields.where)
+        info = fields.fields("info")
         status = info.text("exit_status") or final.text("exit_status")
         info.keep("exit_status", status)
         answer = info.text("submission") or final.text("submission")
-        if steps.unheard:
-            fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in steps.unheard])
-        stop = STOPS.get(status, StopReason.error) if status else StopReason.unknown
+        keep_unheard(fields, steps.unheard)
+        stop = StopReason.unknown
+        error = None
+        if status:
+            stop = STOPS.get(status, StopReason.error)
+            if stop is StopReason.error:
+                error = status
         trace = Trace(
             id=trace_id(self.name, record),
             task_id=fields.text("instance_id"),
@@ -90,13 +94,13 @@ class MiniSweAgentFormat:
             steps=steps.done(),
             answer=answer,
             stop_reason=stop,
-            error=status if stop is StopReason.error else None,
+            error=error,
         )
         return Imported(trace=trace, raw=fields.left())
 
 
 def _with_command(message: Message, extra: Fields) -> Message:
-    """With the call that the fenced block is, where none is called as a tool; two blocks are none to it."""
+    """The message with its fenced block as a call, unless it calls tools; the agent rejects two blocks."""
     fences = FENCED.findall(message.content)
     if message.tool_calls or len(fences) != 1:
         return message
@@ -105,19 +109,18 @@ def _with_command(message: Message, extra: Fields) -> Message:
 
 
 def _usage(extra: Fields, model: str | None) -> dict[str, Any]:
-    """What a Completion takes from the endpoint's response, of which the rest stays."""
-    usage: dict[str, Any] = {"model": model, "cost_usd": extra.number("cost")}
-    if response := extra.fields("response"):
-        usage["model"] = response.text("model") or model
-        if counts := response.fields("usage"):
-            usage["n_prompt_tokens"] = counts.integer("prompt_tokens") or 0
-            usage["n_completion_tokens"] = counts.integer("completion_tokens") or 0
-            if details := counts.fields("prompt_tokens_details"):
-                usage["n_cached_tokens"] = details.integer("cached_tokens") or 0
-        choices = list(response.objects("choices"))
-        if choices:
-            usage["finish_reason"] = choices[0].text("finish_reason")
-    return usage
+    """Fields of a Completion from the endpoint's response; its other fields stay in `left`."""
+    response = extra.fields("response")
+    counts = response.fields("usage")
+    choices = list(response.objects("choices"))
+    return {
+        "model": response.text("model") or model,
+        "cost_usd": extra.number("cost"),
+        "n_prompt_tokens": counts.integer("prompt_tokens") or 0,
+        "n_completion_tokens": counts.integer("completion_tokens") or 0,
+        "n_cached_tokens": counts.fields("prompt_tokens_details").integer("cached_tokens") or 0,
+        "finish_reason": next((choice.text("finish_reason") for choice in choices), None),
+    }
 
 
 def _result(steps: Steps, message: Fields, extra: Fields) -> None:
@@ -135,12 +138,6 @@ def _result(steps: Steps, message: Fields, extra: Fields) -> None:
         extra.keep("raw_output", output)
     ok = code in (0, None) and not late and not raised
     steps.result(call_id, text, ok=ok, exit_code=code, timed_out=late or "timed out" in (raised or ""))
-
-
-def _model(record: Any) -> str | None:
-    for key in ("info", "config", "model", "model_name"):
-        record = record.get(key) if isinstance(record, dict) else None
-    return record if isinstance(record, str) else None
 
 
 def _is_run(record: Any) -> bool:

@@ -1,7 +1,7 @@
-"""NeMo Gym rollouts: `{"responses_create_params", "response", "reward", ...}` a line, with what the verifier found.
+"""NeMo Gym rollouts: `{"responses_create_params", "response", "reward", ...}` a line, with the verifier's results.
 
 Source: the rollouts that NVIDIA-NeMo/Gym has beside its environments. Request and response are those of the
-Responses API; the other keys are the environment's own, and what has no place in a Trace is kept.
+Responses API; each environment adds its own keys.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, read_each, scores
+from agentloop.formats.fields import Fields, name_of, object_at, read_each, scores
 from agentloop.formats.responses import add_input, add_items, ending
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -29,7 +29,7 @@ STOPS = {
     "context_length_exceeded_error": StopReason.context_limit,
     "memory_limit_exceeded_error": StopReason.error,
 }
-"""Flags, or how often it happened."""
+"""Flag, or number of times that it happened -> why the run ended."""
 
 
 class NemoGymFormat:
@@ -53,8 +53,9 @@ class NemoGymFormat:
     def _imported(self, fields: Fields, record: Any) -> Imported:
         request = fields.fields("responses_create_params")
         response = fields.fields("response")
-        if request is None or response is None:
-            raise FormatError(f"{fields.where}: {'response' if request else 'responses_create_params'}: is missing")
+        for key, part in (("responses_create_params", request), ("response", response)):
+            if not part:
+                raise FormatError(f"{fields.where}: {key}: is missing")
         steps = Steps()
         add_input(steps, request, response)
         if response.peek("contains_transitions") is True:
@@ -62,29 +63,29 @@ class NemoGymFormat:
         add_items(steps, response, "output", response.text("model") or None)
         values, own_steps = ending(response, steps)
         for key, value in record["responses_create_params"].items():
-            if key in response and response.peek(key) == value:  # it repeats what was asked
+            if key in response and response.peek(key) == value:  # it repeats the request
                 response.take(key)
-        agent = fields.fields("agent_ref")
         components = fields.fields("reward_components")
         ratings = scores(fields, self.name, SCORES)
-        names = list(record["reward_components"]) if components else []
         ratings += tuple(
             score.model_copy(update={"verifier": f"{self.name}:reward_components.{score.verifier.partition(':')[2]}"})
-            for score in scores(components, self.name, names)
+            for score in scores(components, self.name, object_at(record, "reward_components"))
         )
-        stops = [stop for flag, stop in STOPS.items() if isinstance(n := fields.peek(flag), int) and n > 0]
-        if (ran := fields.number("agent_run_time")) is not None:
-            values["duration_s"] = ran
+        for flag, stop in reversed(STOPS.items()):  # the first flag has the last word
+            if isinstance(n := fields.peek(flag), int) and n > 0:
+                values["stop_reason"] = stop
+        if (elapsed_s := fields.number("agent_run_time")) is not None:
+            values["duration_s"] = elapsed_s
         _drop_delegated(fields, record)
         return Imported(
             trace=Trace(
                 id=trace_id(self.name, record),
                 source=self.name,
                 task_id=_task(fields),
-                agent=agent.text("name") if agent else None,
+                agent=fields.fields("agent_ref").text("name"),
                 messages=steps.first,
                 steps=own_steps,
-                **(values | ({"stop_reason": stops[0]} if stops else {})),
+                **values,
             ),
             scores=ratings,
             raw=fields.left(),
@@ -93,21 +94,21 @@ class NemoGymFormat:
 
 def _task(fields: Fields) -> str | None:
     for key in TASKS:
-        if isinstance(value := fields.peek(key), str | int) and not isinstance(value, bool):
+        if (name := name_of(fields.peek(key))) is not None:
             fields.take(key)
-            return str(value)
+            return name
     return None
 
 
 def _joined(transitions: list[Any], where: str) -> list[Any]:
-    """Items of a run whose output lists them for each turn anew: each transition begins with those before it."""
+    """The items of a run whose output repeats them each turn: a transition begins with the items before it."""
     items: list[Any] = []
     for n, transition in enumerate(transitions):
         if not isinstance(transition, list):
             raise FormatError(f"{where}[{n}]: got {type(transition).__name__}, expected a list of items")
         if transition[: len(items)] == items:
             items += transition[len(items) :]
-        else:  # the context was changed
+        else:  # the context changed
             items += [{"type": "compaction"}, *(item for item in transition if item not in items)]
     return items
 
@@ -115,6 +116,6 @@ def _joined(transitions: list[Any], where: str) -> list[Any]:
 def _drop_delegated(fields: Fields, record: dict[str, Any]) -> None:
     """Another verifier's answer, which repeats the whole rollout."""
     delegated = fields.fields("delegated_response")
-    for key in ("responses_create_params", "response") if delegated else ():
-        if delegated and delegated.peek(key) == record[key]:
+    for key in ("responses_create_params", "response"):
+        if delegated.peek(key) == record[key]:
             delegated.take(key)

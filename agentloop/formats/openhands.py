@@ -1,8 +1,8 @@
 """OpenHands: event lists and evaluation `output.jsonl` of V0, and the event log of the V1 SDK (`openhands_sdk.py`).
 
-Source: All-Hands-AI/OpenHands `openhands/events/`. An action asks, the observation with its `cause` answers; what the
-model said stands in the action's `tool_call_metadata.model_response`. A delegate's events stand between the action
-that started it and the observation that ended it.
+Source: All-Hands-AI/OpenHands `openhands/events/`. An observation answers the action that is its `cause`; the model's
+message is in the action's `tool_call_metadata.model_response`. A delegate's events are between the action that started
+it and the observation that ended it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments, assistant, content
-from agentloop.formats.fields import Fields, unheard
+from agentloop.formats.fields import Fields, as_list, name_of, object_at, text_at, unheard
 from agentloop.formats.openhands_sdk import read_events
-from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, duration_s, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, Score, StopReason, SubTrace, ToolCall, Trace
 
@@ -35,7 +35,7 @@ SILENT = {
     "condensation_request",
     "rejected",
 }
-"""Events that neither the model nor a tool has said."""
+"""Events that come neither from the model nor from a tool."""
 
 
 class OpenHandsFormat:
@@ -45,7 +45,7 @@ class OpenHandsFormat:
 
     def recognises(self, source: Records) -> bool:
         """See `Format`."""
-        return any(_is_ours(item) for head in source.head for item in (head[:3] if isinstance(head, list) else [head]))
+        return any(_is_ours(item) for head in source.head for item in as_list(head)[:3])
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
@@ -56,8 +56,10 @@ class OpenHandsFormat:
                 yield record
             elif isinstance(record, dict) and "history" in record:
                 yield from self._evaluation(record, where)
+            elif isinstance(record, dict) and "kind" in record:
+                new.append((where, record))
             else:
-                (new if isinstance(record, dict) and "kind" in record else old).append((where, record))
+                old.append((where, record))
         if old:
             run = _Run("")
             yield from run.read(old)
@@ -71,32 +73,29 @@ class OpenHandsFormat:
             fields = Fields(record, where)
             history: list[Any] = []
             for item in fields.items("history"):  # pairs of action and observation in the oldest files
-                history += item if isinstance(item, list) else [item]
+                history += as_list(item)
             task = fields.text("instance_id")
             result = fields.fields("test_result")
             error = fields.text("error")
-            patch = result.text("git_patch") if result else None
+            patch = result.text("git_patch")
         except FormatError as broken:
             yield broken
             return
         run = _Run("history")
         yield from run.read([(f"{where}: history[{n}]", event) for n, event in enumerate(history)])
-        stop = next((reason for words, reason in LIMITS.items() if words in (error or "").lower()), None)
         if error:
             fields.keep("error", error)
-            run.stop = stop or StopReason.error
-            run.error = None if stop else error
+            run.stop = next((reason for words, reason in LIMITS.items() if words in error.lower()), StopReason.error)
+            if run.stop is StopReason.error:
+                run.error = error
         if fields.peek("instruction") in [message.content for message in run.steps.first]:
             fields.take("instruction")
-        report = result.peek("report") if result else None
-        resolved = report.get("resolved") if isinstance(report, dict) else None
-        scores = (
-            (Score(verifier="openhands:resolved", version="1", value=float(resolved)),)
-            if isinstance(resolved, bool)
-            else ()
-        )
+        resolved = result.peek("report", "resolved")
+        scores = []
+        if isinstance(resolved, bool):
+            scores.append(Score(verifier="openhands:resolved", version="1", value=float(resolved)))
         trace = run.trace(record).model_copy(update={"task_id": task, "answer": patch or run.answer})
-        yield Imported(trace=trace, scores=scores, raw={**fields.left(), **run.raw})
+        yield Imported(trace=trace, scores=tuple(scores), raw={**fields.left(), **run.raw})
 
 
 class _Run:
@@ -150,8 +149,8 @@ class _Run:
             return
         self._leave()
         self.n_read += 1
-        at = event.time("timestamp")
-        self.times += [at] if at else []
+        if at := event.time("timestamp"):
+            self.times.append(at)
         source = event.text("source")
         action = event.text("action")
         observation = event.text("observation")
@@ -163,39 +162,37 @@ class _Run:
             self._silent(event, kind)
         elif observation is not None:
             self._observation(event, kind)
-        elif kind in ("message", "system") and (source != "agent" or kind == "system"):
-            args = event.fields("args")
-            self.steps.hear(
-                Message(role="system" if kind == "system" else "user", content=content(args) if args else "")
-            )
+        elif kind == "system":
+            self.steps.hear(Message(role="system", content=content(event.fields("args"))))
+        elif kind == "message" and source != "agent":
+            self.steps.hear(Message(role="user", content=content(event.fields("args"))))
         elif source == "agent":
             self._action(event, kind, at)
         else:
             event.keep("action", kind)
         if _id(event, "cause") in self.calls:
             event.take("cause")
-        if source != ("user" if kind == "message" else "agent"):
+        usual_source = {"message": "user"}.get(kind, "agent")
+        if source != usual_source:
             event.keep("source", source)
-        path = f"{self.prefix}[{n}]" if self.prefix else f"events[{n}]"
+        path = f"{self.prefix or 'events'}[{n}]"
         self.raw.update({f"{path}.{key}": value for key, value in event.left().items() if key != "id"})
 
     def _silent(self, event: Fields, kind: str) -> None:
         if kind == "condensation":
             self.steps.compact()
-        extras = event.peek("extras")
-        state = extras.get("agent_state") if isinstance(extras, dict) else None
-        if kind == "agent_state_changed" and isinstance(state, str):
+        state = text_at(event.peek("extras", "agent_state"))
+        if kind == "agent_state_changed" and state:
             self.stop = STATES.get(state, self.stop)
 
     def _action(self, event: Fields, kind: str, at: Any) -> None:
-        args = event.fields("args") or Fields({}, event.where)
+        args = event.fields("args")
         metadata = event.fields("tool_call_metadata")
-        call_id = (metadata and metadata.text("tool_call_id")) or f"event_{event.peek('id')}"
-        name = (metadata and metadata.text("function_name")) or kind
-        response = metadata.fields("model_response") if metadata else None
-        answered = _answer(response) if response else None
+        call_id = metadata.text("tool_call_id") or f"event_{event.peek('id')}"
+        name = metadata.text("function_name") or kind
+        response = metadata.fields("model_response")
         thought = args.text("thought") or ""
-        message, usage = answered or (Message(role="assistant", content=thought), {})
+        message, usage = _answer(response) or (Message(role="assistant", content=thought), {})
         if event.peek("message") in (thought, message.content):
             event.take("message")
         if thought and thought != message.content:
@@ -207,7 +204,7 @@ class _Run:
         elif not any(call.id == call_id for call in message.tool_calls):
             extra_call = ToolCall(id=call_id, name=name, **arguments(Fields({"arguments": args.left()}, event.where)))
             message = message.model_copy(update={"tool_calls": (*message.tool_calls, extra_call)})
-        answer = response.peek("id") if response else None
+        answer = response.peek("id")
         if not isinstance(answer, str) or (answer, call_id) not in self.seen:  # else it is in an answer already
             self.steps.answer(message, started_at=at, **usage, cost_usd=self._cost(event))
             self.n_steps += 1
@@ -218,8 +215,7 @@ class _Run:
         _drop_repeats(args, raw_arguments)
         if kind == "finish":
             self.stop = StopReason.submitted
-            final = args.peek("final_thought") or _json(raw_arguments).get("message") or thought
-            self.answer = final if isinstance(final, str) else None
+            self.answer = text_at(args.peek("final_thought") or _json(raw_arguments).get("message") or thought)
         elif kind == "reject":
             self.stop = StopReason.cancelled
         elif kind == "delegate" and self.depth < MAX_AGENTS:
@@ -227,8 +223,7 @@ class _Run:
             self.below[0].agent = args.text("agent")
 
     def _cost(self, event: Fields) -> float | None:
-        metrics = event.peek("llm_metrics")
-        total = metrics.get("accumulated_cost") if isinstance(metrics, dict) else None
+        total = event.peek("llm_metrics", "accumulated_cost")
         if isinstance(total, bool) or not isinstance(total, int | float) or total <= 0:
             return None
         before = self.cost_usd
@@ -238,25 +233,26 @@ class _Run:
     def _observation(self, event: Fields, kind: str) -> None:
         call_metadata = event.fields("tool_call_metadata")
         text = content(event)
-        if call_metadata:
-            call_metadata.take("model_response")  # the action's
-            call_metadata.take("total_calls_in_response")
-        call_id = (call_metadata and call_metadata.text("tool_call_id")) or self.calls.get(_id(event, "cause") or "")
-        name = call_metadata.text("function_name") if call_metadata else None
+        call_metadata.take("model_response")  # the action's
+        call_metadata.take("total_calls_in_response")
+        call_id = call_metadata.text("tool_call_id") or self.calls.get(_id(event, "cause") or "")
+        name = call_metadata.text("function_name")
         if kind != name:
             event.keep("observation", kind)
         if event.peek("message") == text:
             event.take("message")
-        extras = event.fields("extras") or Fields({}, event.where)
-        metadata = extras.fields("metadata") if isinstance(extras.peek("metadata"), dict) else None
-        code = (metadata or extras).integer("exit_code")
+        extras = event.fields("extras")
+        code = (extras.optional("metadata") or extras).integer("exit_code")
         succeeded = event.take("success")
         if call_id is None:
             self.steps.hear(Message(role="user", content=text, name=kind))
             return
-        ok = kind != "error" and (succeeded if isinstance(succeeded, bool) else code in (None, 0))
-        exit_code = code if code is not None and code >= 0 else None  # -1 is a command that still runs
-        self.steps.result(call_id, text, name=name, ok=ok, exit_code=exit_code, timed_out=code == -1)
+        if not isinstance(succeeded, bool):
+            succeeded = code in (None, 0)
+        ends: dict[str, Any] = {"timed_out": code == -1}  # a command that still runs
+        if code is not None and code >= 0:
+            ends["exit_code"] = code
+        self.steps.result(call_id, text, name=name, ok=succeeded and kind != "error", **ends)
 
     def trace(self, record: object) -> Trace:
         return Trace(
@@ -270,44 +266,42 @@ class _Run:
             stop_reason=self.stop,
             error=self.error,
             started_at=min(self.times, default=None),
-            duration_s=(max(self.times) - min(self.times)).total_seconds() if self.times else 0.0,
+            duration_s=duration_s(self.times),
         )
 
 
 def _answer(response: Fields) -> tuple[Message, dict[str, Any]] | None:
-    """A litellm response's message, and its usage."""
-    choices = list(response.objects("choices"))
-    message = choices[0].fields("message") if choices else None
-    if message is None:
-        return None
-    message.take("role")
-    usage = response.fields("usage")
-    details = usage.fields("prompt_tokens_details") if usage else None
-    return assistant(message), {
-        "model": response.text("model"),
-        "finish_reason": choices[0].text("finish_reason"),
-        "n_prompt_tokens": (usage and usage.integer("prompt_tokens")) or 0,
-        "n_completion_tokens": (usage and usage.integer("completion_tokens")) or 0,
-        "n_cached_tokens": (details and details.integer("cached_tokens")) or 0,
-    }
+    """A litellm response's message, and its usage; None without a message."""
+    for choice in response.objects("choices"):
+        message = choice.fields("message")
+        if not message:
+            return None
+        message.take("role")
+        usage = response.fields("usage")
+        return assistant(message), {
+            "model": response.text("model"),
+            "finish_reason": choice.text("finish_reason"),
+            "n_prompt_tokens": usage.integer("prompt_tokens") or 0,
+            "n_completion_tokens": usage.integer("completion_tokens") or 0,
+            "n_cached_tokens": usage.fields("prompt_tokens_details").integer("cached_tokens") or 0,
+        }
+    return None
 
 
 def _id(event: Fields, key: str) -> str | None:
-    """An event's number; None for what is none."""
-    value = event.peek(key)
-    return str(value) if isinstance(value, int | str) else None
+    """An event's number; None for any other type."""
+    return name_of(event.peek(key))
 
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        return object_at(json.loads(text))
     except ValueError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _drop_repeats(args: Fields, raw_arguments: str) -> None:
-    """Takes from an action what its call's arguments say already."""
+    """Removes from an action the values that its call's arguments have already."""
     for key, value in _json(raw_arguments).items():
         if args.peek(key) == value:
             args.take(key)

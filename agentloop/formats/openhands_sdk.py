@@ -11,15 +11,15 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import arguments, assistant, content
-from agentloop.formats.fields import Fields, unheard
-from agentloop.formats.steps import Steps, trace_id
+from agentloop.formats.fields import Fields, at, object_at, text_at, unheard
+from agentloop.formats.steps import Steps, duration_s, trace_id
 from agentloop.types import Imported, Message, StopReason, ToolCall, Trace
 
 STATES = {"finished": StopReason.submitted, "error": StopReason.error, "stuck": StopReason.error}
 
 
 def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported | FormatError]:
-    """The trace of one log, after what is broken in it."""
+    """The errors in one log, then its trace."""
     log = _Log()
     n_read = 0
     for n, (where, record) in enumerate(events):
@@ -43,7 +43,7 @@ def read_events(name: str, events: list[tuple[str, Any]]) -> Iterator[Imported |
         stop_reason=log.stop,
         error=log.error,
         started_at=min(log.times, default=None),
-        duration_s=(max(log.times) - min(log.times)).total_seconds() if log.times else 0.0,
+        duration_s=duration_s(log.times),
     )
     yield Imported(trace=trace, raw=log.raw)
 
@@ -78,7 +78,8 @@ class _Log:
     def event(self, event: Fields) -> None:
         kind = event.peek("kind")
         at = event.time("timestamp")
-        self.times += [at] if at else []
+        if at:
+            self.times.append(at)
         source = event.text("source")
         if at and not (source == "agent" and kind in ("ActionEvent", "MessageEvent")):
             event.keep("timestamp", at.isoformat())
@@ -93,8 +94,8 @@ class _Log:
             self.pending["prompt_token_ids"] = tuple(_integers(event, "prompt_token_ids"))
             self.pending["message"] = self.pending["message"].model_copy(update={"token_ids": ids})
         elif kind == "SystemPromptEvent":
-            parts = [event.fields(key) for key in ("system_prompt", "dynamic_context")]
-            text = "\n".join(part.text("text") or "" for part in parts if part)
+            parts = [part for key in ("system_prompt", "dynamic_context") if (part := event.fields(key))]
+            text = "\n".join(part.text("text") or "" for part in parts)
             self.steps.hear(Message(role="system", content=text))
         elif kind == "CondensationSummaryEvent":
             self.flush()
@@ -104,10 +105,12 @@ class _Log:
             self.flush()
             self.steps.compact()
         elif kind == "ConversationErrorEvent":
-            code = event.peek("code")
-            reached = isinstance(code, str) and "maxiteration" in code.lower()
-            self.stop = StopReason.step_limit if reached else StopReason.error
-            self.error = None if reached else event.text("detail")
+            if "maxiteration" in (text_at(event.peek("code")) or "").lower():
+                self.stop = StopReason.step_limit
+                self.error = None
+            else:
+                self.stop = StopReason.error
+                self.error = event.text("detail")
         elif kind == "ConversationStateUpdateEvent":
             self._state(event)
         if kind == "ActionEvent" or (isinstance(kind, str) and not event.left().keys() - {"id", "kind"}):
@@ -122,10 +125,11 @@ class _Log:
     def _action(self, event: Fields, at: Any) -> None:
         response = event.peek("llm_response_id")
         thought = content(event, "thought")
-        call = event.fields("tool_call") or Fields({}, event.where)
-        ids = call.text("id"), event.text("tool_call_id")
+        call = event.fields("tool_call")
+        call_id = call.text("id")
+        event_call_id = event.text("tool_call_id")
         tool_call = ToolCall(
-            id=ids[0] or ids[1] or f"event_{event.peek('id')}",
+            id=call_id or event_call_id or f"event_{event.peek('id')}",
             name=event.text("tool_name") or call.text("name") or "",
             **arguments(call),
         )
@@ -135,14 +139,12 @@ class _Log:
             self._answer(Message(role="assistant", content=thought, reasoning=reasoning), response, at)
         if self.pending is not None:
             self.pending["calls"].append(tool_call)
-        action = event.peek("action")
         if tool_call.name == "finish":
-            answer = action.get("message") if isinstance(action, dict) else None
             self.stop = StopReason.submitted
-            self.answer = answer if isinstance(answer, str) else None
+            self.answer = text_at(event.peek("action", "message"))
 
     def _result(self, event: Fields) -> None:
-        observation = event.fields("observation") or Fields({}, event.where)
+        observation = event.fields("observation")
         text = content(observation) or event.text("error") or event.text("rejection_reason") or ""
         text += content(event, "extended_content")
         code = observation.integer("exit_code")
@@ -154,12 +156,11 @@ class _Log:
 
     def _message(self, event: Fields, source: str | None, at: Any) -> None:
         message = event.fields("llm_message")
-        if message is None:
+        if not message:
             raise FormatError(f"{event.where}: llm_message: missing")
-        role = message.text("role") or ("assistant" if source == "agent" else "user")
+        role = message.text("role") or {"agent": "assistant"}.get(source or "", "user")
         if source == "agent" and role == "assistant":
-            response = event.peek("llm_response_id")
-            self._answer(assistant(message), response if isinstance(response, str) else None, at)
+            self._answer(assistant(message), text_at(event.peek("llm_response_id")), at)
         else:
             self.flush()
             text = content(message) + content(event, "extended_content")
@@ -172,21 +173,19 @@ class _Log:
             self.stop = STATES.get(value, self.stop)
         if key != "stats" or not isinstance(value, dict):
             return
-        metrics = value.get("usage_to_metrics")
-        default = metrics.get("default") if isinstance(metrics, dict) else None
-        counts = default.get("accumulated_token_usage") if isinstance(default, dict) else None
-        if not isinstance(default, dict) or not isinstance(counts, dict):
+        default = object_at(value, "usage_to_metrics", "default")
+        counts = at(default, "accumulated_token_usage")
+        if not isinstance(counts, dict):
             return
         sums = {**counts, "accumulated_cost": default.get("accumulated_cost")}
-        now = {
-            k: v if isinstance(v := sums.get(k), int | float) and v >= before else before
-            for k, before in self.total.items()
-        }
-        new = {k: now[k] - self.total[k] for k in now}
-        self.total = now
-        model = default.get("model_name")
+        new = dict.fromkeys(self.total, 0.0)
+        for key, before in self.total.items():
+            total = sums.get(key)
+            if isinstance(total, int | float) and total > before:  # a log may repeat an older sum
+                new[key] = total - before
+                self.total[key] = total
         self.usage = {
-            "model": model if isinstance(model, str) else None,
+            "model": text_at(default, "model_name"),
             "n_prompt_tokens": int(new["prompt_tokens"]),
             "n_completion_tokens": int(new["completion_tokens"]),
             "n_cached_tokens": int(new["cache_read_tokens"]),

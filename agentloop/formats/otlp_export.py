@@ -1,7 +1,7 @@
 """Traces as OTLP: a line is one ExportTraceServiceRequest in JSON, as `POST /v1/traces` of any collector takes it.
 
-What was sent as spans goes out with its own ids and attributes; of what was not, spans are made, and the first of
-them says the reward (`agentloop.reward`). Whatever else is known of a trace's worth is no span and stays here.
+A trace that arrived as spans keeps its ids and attributes; any other trace is converted, and its first span has the
+reward (`agentloop.reward`). Scores and failures are not exported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OtlpLines:
 
 
 def _requests(spans: list[Span]) -> Iterator[list[Span]]:
-    """In parts; the log records of a span, which become its events, are in its part."""
+    """The spans in parts of at most MAX_LINE; a span's log records, which become its events, are in its part."""
     logs: dict[str | None, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == EVENT:

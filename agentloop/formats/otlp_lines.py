@@ -1,7 +1,7 @@
 """Spans in a file: an ExportTraceServiceRequest a line in OTLP's JSON, as our own `otlp` export and collectors write.
 
-The spans of a trace may stand on any lines, so they are held until the file ends or MAX_HELD is reached. What a
-foreign span says and a trace has no place for is much, so its spans are kept raw, whole; ours say nothing else.
+The spans of a trace may be on any lines, so the reader holds them until the file ends or MAX_HELD is reached. A trace
+has no place for much of a foreign span, so `raw` has those spans whole; our own spans lose nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentloop.protocols import Records
 from agentloop.types import Imported, RewardState, Span, Verdict
 
 MAX_HELD = 256 << 20
-"""Bytes of spans. Beyond, the traces that nothing was added to for longest are given out as they are."""
+"""Bytes of spans. Beyond, the reader returns the trace that has waited longest for a span, as it is."""
 SEND = "send the lines to /v1/traces instead"
 
 
@@ -39,7 +39,7 @@ class OtlpFormat:
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
         held: dict[str, dict[str, Span]] = {}
-        """Those of each trace, last the one that was added to last."""
+        """The spans of each trace; the trace with the newest span is last."""
         size = 0
         released = set[str]()
         for where, record in source.records():
@@ -53,10 +53,13 @@ class OtlpFormat:
                         yield FormatError(f"{where}: a span of {span.trace_id}, long after its others; {SEND}")
                     else:
                         spans = held[span.trace_id] = held.pop(span.trace_id, {})
-                        size += 0 if span.span_id in spans else _size(span)
-                        spans.setdefault(span.span_id, span)
+                        if span.span_id not in spans:
+                            spans[span.span_id] = span
+                            size += _size(span)
             except FormatError as error:
-                yield record if error is record else FormatError(f"{where}: {error}")
+                if error is not record:
+                    error = FormatError(f"{where}: {error}")
+                yield error
             while size > MAX_HELD and len(held) > 1:
                 oldest = next(iter(held))
                 size -= sum(map(_size, held[oldest].values()))
@@ -82,15 +85,17 @@ def _size(span: Span) -> int:
 
 
 def _spans(body: bytes) -> Iterator[Span | ValueError]:
-    """Those of a request, or why they are none; what is over a limit is told last."""
+    """The spans of a request, with the error of each broken one; last, the number of parts over a limit."""
     lost = Lost()
     for fields, where in otlp_json.spans(body, lost):
         try:
-            yield fields if isinstance(fields, ValueError) else span_of(fields, where)
+            if isinstance(fields, ValueError):
+                raise fields
+            yield span_of(fields, where)
         except ValueError as error:
             yield error
     if lost.n_items or lost.summary:
-        yield ValueError(f"left out: {counted(lost.n_items, 'span')}; {lost.summary}")
+        yield ValueError(f"dropped: {counted(lost.n_items, 'span')}; {lost.summary}")
 
 
 def _imported(spans: list[Span]) -> Imported:
@@ -98,12 +103,17 @@ def _imported(spans: list[Span]) -> Imported:
     if not ID.fullmatch(trace.id):
         raise FormatError(f"agentloop.trace.id: {trace.id[:70]!r} is none (1 to 64 of A-Z a-z 0-9 _ . : -)")
     reward = next((span.reward for span in spans if span.reward is not None), None)
-    verdict = None if reward is None else Verdict(trace_id=trace.id, state=RewardState.scored, reward=reward)
-    return Imported(trace=trace, verdict=verdict, raw={} if _are_ours(spans) else _raw(spans))
+    verdict = None
+    if reward is not None:
+        verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=reward)
+    raw: dict[str, Any] = {}
+    if not _are_ours(spans):
+        raw = _raw(spans)
+    return Imported(trace=trace, verdict=verdict, raw=raw)
 
 
 def _raw(spans: Iterable[Span]) -> dict[str, Any]:
-    """As JSON can hold them: bytes are in base64."""
+    """The spans in JSON, with bytes in base64."""
     items = [
         {"span_id": s.span_id, "parent_id": s.parent_id, "name": s.name, "start_ns": s.start_ns, "end_ns": s.end_ns}
         | restored(s)

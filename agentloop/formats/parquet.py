@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_ROWS, MAX_TOKENS = 1000, 16 << 20
-"""Of a row group, which is what has to be in memory at once: traces, and the characters and tokens in them."""
+"""Traces of a row group, and their characters and tokens: a row group must fit into memory."""
 SAME = (
     "id", "project", "source", "source_id", "session", "agent", "model", "episode_id", "stage", "task_id", "pool",
     "split", "purpose", "group", "stop_reason", "reward_state", "failure", "answer", "error",
@@ -62,7 +62,7 @@ class ParquetTable:
 
 
 def row(stored: Stored) -> dict[str, Any]:
-    """One trace. `messages` is the conversation in order, sub-agents left out; the token lists have an item a step."""
+    """One trace. `messages` is the conversation in order, without sub-agents; the token lists have an item a step."""
     trace = stored.trace
     facts = stored.facts
     untaught = Completion(message=Message(role="assistant"), finish_reason=BROKEN)
@@ -83,7 +83,7 @@ def row(stored: Stored) -> dict[str, Any]:
 
 
 def conversation(trace: Trace) -> Iterator[Message]:
-    """What was said, in order, results as messages of their tool."""
+    """All messages in order, with results as messages of their tool."""
     yield from trace.messages
     for step in trace.steps:
         yield from step.heard
@@ -107,7 +107,7 @@ def _weight(row: dict[str, Any]) -> int:
 
 
 class _Sink:
-    """A file that is only appended to; what was written is taken away part by part."""
+    """A file that is only appended to; `take` removes the bytes written so far."""
 
     closed = False
 
@@ -124,7 +124,7 @@ class _Sink:
         return data
 
     def flush(self) -> None:
-        """Everything was taken when it was written."""
+        """Nothing to do: `write` buffers nothing."""
 
     def close(self) -> None:
         self.closed = True

@@ -1,6 +1,6 @@
 """OpenAI Responses: a response object, `{"input", "output"}`, a list of items a line, or an item a line.
 
-Source: the Responses API reference of OpenAI. Answers that the input already has are steps that were copied.
+Source: the Responses API reference of OpenAI. Answers that the input already has become copied steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.fields import Fields, keep_unheard, read_one
+from agentloop.formats.fields import Fields, as_list, keep_unheard, read_one
 from agentloop.formats.items import Items
 from agentloop.formats.items_parts import NOTHING, are_items
 from agentloop.formats.steps import Steps, trace_id
@@ -25,7 +25,7 @@ INCOMPLETE = {
 
 
 class ResponsesFormat:
-    """Items with types that only this API has, in one of the shapes that they are kept in."""
+    """Items with types that only this API has, in any of the shapes that files have them in."""
 
     name = "responses"
 
@@ -38,8 +38,10 @@ class ResponsesFormat:
         one = len(source.head) == 1 and isinstance(source.head[0], list) and are_items(source.head[0])
         if not one and not are_items([value for value in source.head if _may_be_item(value)]):
             for where, value in source.records():
-                record = {"output": value} if isinstance(value, list) else value
-                yield value if isinstance(value, FormatError) else read_one(where, record, self._imported)
+                record = value
+                if isinstance(value, list):
+                    record = {"output": value}
+                yield read_one(where, record, self._imported)
             return
         items = []
         for where, value in source.records():  # the whole file is one run
@@ -48,7 +50,7 @@ class ResponsesFormat:
             elif not one and not _may_be_item(value):
                 yield FormatError(f"{where}: no item of the Responses API: it has neither type nor role")
             else:
-                items += value if isinstance(value, list) else [value]
+                items += as_list(value)
         yield read_one(source.name, {"output": items}, self._imported)
 
     def _imported(self, fields: Fields, record: Any) -> Imported:
@@ -67,7 +69,7 @@ class ResponsesFormat:
 
 
 def add_input(steps: Steps, request: Fields, response: Fields) -> None:
-    """What the model was told: the instructions, which the response may repeat, and the input, text or items."""
+    """The model's input: the instructions, which the response may repeat, and text or items."""
     instructions = request.take("instructions")
     if request is not response and response.peek("instructions") in (instructions, None):
         response.take("instructions")
@@ -91,14 +93,13 @@ def add_items(steps: Steps, fields: Fields, key: str, model: str | None, *, copi
 
 
 def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, ...]]:
-    """What a response says of the whole run, as fields of a Trace; and its steps, with what it says of them.
+    """(fields of a Trace, the steps completed with the finish reason and usage of the response).
 
-    Its usage is that of one answer only where it has one answer; otherwise it stays in what is left.
+    The usage belongs to the step only if it is the only one; otherwise it stays in `left`.
     """
     status = response.text("status")
     error = _error(response)
-    details = response.peek("incomplete_details")
-    reason = str(details.get("reason")) if isinstance(details, dict) else ""
+    reason = str(response.peek("incomplete_details", "reason"))
     finish, stop = INCOMPLETE.get(reason, (None, StopReason.unknown))
     started = response.time("created_at")
     ended = response.time("completed_at")
@@ -113,13 +114,16 @@ def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, 
     if status != "completed":
         response.keep("status", status)
     if own_steps:
-        changes: dict[str, Any] = {"finish_reason": finish} if finish else {}
-        usage = response.fields("usage") if len(own_steps) == 1 else None
-        changes |= _usage(usage) if usage else {}
         last = own_steps[-1]
+        changes: dict[str, Any] = {}
+        if finish:
+            changes["finish_reason"] = finish
+        if len(own_steps) == 1:
+            if usage := response.fields("usage"):
+                changes |= _usage(usage)
+            last = last.model_copy(update={"started_at": started})
         completion = last.completion.model_copy(update=changes)
-        once = {"started_at": started} if len(own_steps) == 1 else {}
-        steps_done[last.index] = last.model_copy(update={"completion": completion, **once})
+        steps_done[last.index] = last.model_copy(update={"completion": completion})
     if steps_done:
         keep_unheard(response, steps.unheard)
     values: dict[str, Any] = {
@@ -137,11 +141,10 @@ def ending(response: Fields, steps: Steps) -> tuple[dict[str, Any], tuple[Step, 
 
 
 def _usage(usage: Fields) -> dict[str, Any]:
-    details = usage.fields("input_tokens_details")
     counted = {
         "n_prompt_tokens": usage.integer("input_tokens") or 0,
         "n_completion_tokens": usage.integer("output_tokens") or 0,
-        "n_cached_tokens": (details.integer("cached_tokens") if details else None) or 0,
+        "n_cached_tokens": usage.fields("input_tokens_details").integer("cached_tokens") or 0,
     }
     if usage.peek("total_tokens") == counted["n_prompt_tokens"] + counted["n_completion_tokens"]:
         usage.take("total_tokens")
@@ -149,19 +152,15 @@ def _usage(usage: Fields) -> dict[str, Any]:
 
 
 def _error(response: Fields) -> str | None:
-    """Its words; a code stays in what is left."""
-    value = response.peek("error")
-    if not isinstance(value, dict):
-        return response.text("error")
-    error = response.fields("error")
-    return (error.text("message") or "error") if error else None
+    """Its message; a code stays in `left`."""
+    if error := response.optional("error"):
+        return error.text("message") or "error"
+    return response.text("error")
 
 
 def _conversation(response: Fields) -> str | None:
-    value = response.peek("conversation")
-    if isinstance(value, dict):
-        conversation = response.fields("conversation")
-        return conversation.text("id") if conversation else None
+    if conversation := response.optional("conversation"):
+        return conversation.text("id")
     return response.text("conversation")
 
 

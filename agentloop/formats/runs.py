@@ -9,7 +9,7 @@ from typing import Any
 
 from agentloop.formats.fields import Fields, unheard
 from agentloop.formats.loose import LooseMessage, messages_at, unwrapped
-from agentloop.formats.steps import MAX_AGENTS, Steps, trace_id
+from agentloop.formats.steps import MAX_AGENTS, Steps, duration_s, trace_id
 from agentloop.types import Message, StopReason, SubTrace, Trace, content_hash
 
 MAX_DEPTH = 1000
@@ -53,35 +53,32 @@ def build(name: str, id_: str, runs: list[RecordedRun]) -> tuple[Trace, dict[str
     calls = _model_calls(runs)
     owners: dict[int, RecordedRun | None] = {id(run): _agent(run) for run in runs}
     speaking = {id(owner): owner for run in calls if (owner := owners[id(run)])}
-    alone = len(speaking) == 1 and all(owners[id(run)] for run in calls)
-    top = _Part(name, next(iter(speaking.values())) if alone else None)
-    parts = {key: _Part(name, owner) for key, owner in speaking.items()} if not alone else {}
+    top = _Part(name, None)
+    parts = {key: _Part(name, owner) for key, owner in speaking.items()}
+    if len(parts) == 1 and all(owners[id(run)] for run in calls):  # a single agent is the trace itself
+        top = parts.popitem()[1]
     called = {id(run) for run in calls}
 
     def part_of(run: RecordedRun | None) -> _Part:
         while run is not None and id(run) not in parts:
-            run = _agent(run.above) if run.above else None
-        return parts[id(run)] if run is not None else top
+            run = _agent(run.above)
+        return parts.get(id(run), top)
 
     for run in runs:
-        part = part_of(owners[id(run)])
-        part.add(run, id(run) in called)
+        part_of(owners[id(run)]).add(run, id(run) in called)
+    raw = unheard(top.steps.unheard)
     for part in parts.values():
         if part.agent is None:
             continue
-        parent = part_of(_agent(part.agent.above) if part.agent.above else None)
+        parent = part_of(_agent(part.agent.above))
         tool = part.agent.above
         if _depth(part.agent) > MAX_AGENTS:
             parent = top
             tool = None
         while tool is not None and tool.kind != "tool":
             tool = tool.above
-        call_id = parent.call_of.get(id(tool)) if tool else None
-        parent.children.append((part, call_id))
-    raw: dict[str, Any] = {}
-    for part in (top, *parts.values()):
-        path = f"agents[{part.agent.id}]." if part.agent and part is not top else ""
-        raw |= {f"{path}{key}": value for key, value in unheard(part.steps.unheard).items()}
+        parent.children.append((part, parent.call_of.get(id(tool))))
+        raw |= {f"agents[{part.agent.id}].{key}": value for key, value in unheard(part.steps.unheard).items()}
     return top.trace(id_), raw
 
 
@@ -122,10 +119,8 @@ def _model_calls(runs: list[RecordedRun]) -> list[RecordedRun]:
             run.answer = next((one for one in answers if one.calls), None) or next(iter(answers), None)
             for one in answers:
                 if run.answer and one is not run.answer:
-                    run.answer.texts, run.answer.reasoning = (
-                        run.answer.texts + one.texts,
-                        run.answer.reasoning + one.reasoning,
-                    )
+                    run.answer.texts += one.texts
+                    run.answer.reasoning += one.reasoning
                     run.answer.calls += one.calls
     calls = []
     within: dict[int, list[RecordedRun]] = {}
@@ -154,6 +149,11 @@ class _Part:
     def __init__(self, name: str, agent: RecordedRun | None) -> None:
         self.name = name
         self.agent = agent
+        self.id: str | None = None
+        self.agent_name: str | None = None
+        if agent is not None:
+            self.id = agent.id
+            self.agent_name = agent.agent
         self.steps = Steps()
         self.children: list[tuple[_Part, str | None]] = []
         self.call_of: dict[int, str] = {}
@@ -188,7 +188,9 @@ class _Part:
         answer = run.answer or LooseMessage("assistant")
         message = answer.message.model_copy(update={"role": "assistant"})
         self.seen.add(_key(message))
-        finish = answer.finish or ("error" if run.error else None)
+        finish = answer.finish
+        if not finish and run.error:
+            finish = "error"
         self.steps.answer(message, started_at=run.started_at, finish_reason=finish, **run.usage)
         for n, call in enumerate(message.tool_calls):
             self.pending[f"{self.n}.{n}"] = (call.id, call.name, call.arguments)
@@ -215,14 +217,16 @@ class _Part:
             return
         text = _output(run) or run.error or ""
         if not text:
-            return  # a later call of the model may tell it
+            return  # a later call of the model may have it
         key, (call_id, _, _) = matches[0]
         del self.pending[key]
         self.call_of[id(run)] = call_id
         if unwrapped(run.fields.peek(run.inputs)) == unwrapped(matches[0][1][2]):
             run.fields.take(run.inputs)
-        took = (run.ended_at - run.started_at).total_seconds() if run.ended_at and run.started_at else 0.0
-        self.steps.result(call_id, text, ok=run.error is None, duration_s=max(took, 0.0))
+        elapsed_s = 0.0
+        if run.ended_at and run.started_at:
+            elapsed_s = max((run.ended_at - run.started_at).total_seconds(), 0.0)
+        self.steps.result(call_id, text, ok=run.error is None, duration_s=elapsed_s)
         self.result_texts.add(text)
 
     def _give(self, call_id: str | None, name: str | None, text: str, *, ok: bool) -> None:
@@ -238,31 +242,29 @@ class _Part:
     def trace(self, id_: str) -> Trace:
         children = []
         for part, call_id in self.children:
-            child = part.trace(trace_id(self.name, [id_, part.agent.id if part.agent else ""]))
+            child = part.trace(trace_id(self.name, [id_, part.id or ""]))
             children.append(SubTrace(trace=child, step=self.step_of.get(call_id or ""), call_id=call_id))
         stop = StopReason.unknown
+        answer = None
+        last = self.answer
         if self.error is not None:
             stop = StopReason.error
-        elif (
-            self.answer
-            and self.answer.content
-            and not self.answer.tool_calls
-            and self.finish in (None, "stop", "end_turn")
-        ):
+        elif last and last.content and not last.tool_calls and self.finish in (None, "stop", "end_turn"):
             stop = StopReason.no_tool_call
+            answer = last.content
         return Trace(
             id=id_,
             source=self.name,
-            source_id=self.agent.id if self.agent else None,
-            agent=self.agent.agent if self.agent else None,
+            source_id=self.id,
+            agent=self.agent_name,
             messages=self.steps.first,
             steps=self.steps.done(),
             children=tuple(children),
-            answer=self.answer.content if self.answer and stop is StopReason.no_tool_call else None,
+            answer=answer,
             stop_reason=stop,
             error=self.error,
             started_at=min(self.times, default=None),
-            duration_s=(max(self.times) - min(self.times)).total_seconds() if self.times else 0.0,
+            duration_s=duration_s(self.times),
         )
 
 
@@ -274,8 +276,8 @@ def _key(message: Message) -> str:
 def _output(run: RecordedRun) -> str:
     """The text of a tool's result; empty without one."""
     value = unwrapped(run.fields.peek(run.outputs))
-    if isinstance(value, dict) and value.keys() == {"output"}:
-        value = unwrapped(value["output"]) if isinstance(value["output"], str | dict) else value
+    if isinstance(value, dict) and value.keys() == {"output"} and isinstance(value["output"], str | dict):
+        value = unwrapped(value["output"])
     if isinstance(value, dict) and {"content", "kwargs"} & value.keys():
         run.fields.keep(run.outputs, value)
         return "".join(
@@ -285,6 +287,7 @@ def _output(run: RecordedRun) -> str:
     if value in (None, "", {}, []):
         return ""
     output = run.fields.take(run.outputs)
-    if isinstance(output, str):
-        return output
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    for text in (output, value):
+        if isinstance(text, str):
+            return text
+    return json.dumps(value, ensure_ascii=False)

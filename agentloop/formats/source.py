@@ -1,6 +1,6 @@
 """A file on disk that is read as JSON: one document, or one record per line.
 
-Nothing in it is trusted: it may be cut short, mistyped, huge, or made to hurt whoever reads it.
+Nothing in it is trusted: it may be cut short, have wrong types, be huge, or attack its reader.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ class SourceFile:
 
     def _open(self) -> IO[bytes]:
         """The file's content, inflated while it is read."""
-        return cast(IO[bytes], gzip.open(self.path)) if self.start[:2] == b"\x1f\x8b" else self.path.open("rb")
+        if self.start[:2] == b"\x1f\x8b":
+            return cast(IO[bytes], gzip.open(self.path))
+        return self.path.open("rb")
 
     def _lines(self) -> Iterator[bytes]:
         with self._open() as file:
@@ -151,7 +153,9 @@ def parse(data: bytes | str, where: str) -> Any:
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value = json.loads(text, parse_constant=_no_number, parse_float=_number)
-        return whole(value) if HALF.search(text) else value
+        if HALF.search(text):
+            value = whole(value)
+        return value
     except UnicodeDecodeError as error:
         raise FormatError(f"{where}: byte {error.start} is no UTF-8") from None
     except json.JSONDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,16 @@ _Request = tuple[dict[str, Any], dict[str, list[ToolCall]]]
 
 MAX_AGENTS = 32
 """Maximum levels of sub-agents; a deeper one, or one that starts itself, becomes a child of the main agent."""
+
+
+def duration_s(times: Sequence[datetime]) -> float:
+    """From the first to the last of the times, in any order; 0.0 without one."""
+    return (max(times) - min(times)).total_seconds() if times else 0.0
+
+
+def usual_finish(message: Message) -> str:
+    """The finish reason of an answer whose source records none."""
+    return "tool_calls" if message.tool_calls else "stop"
 
 
 def trace_id(format_name: str, record: object) -> str:
@@ -47,7 +58,7 @@ class Steps:
         self, message: Message, *, started_at: datetime | None = None, copied: bool = False, **usage: Any
     ) -> None:
         """The policy's next message. usage: further fields of its Completion."""
-        finish = usage.pop("finish_reason", None) or ("tool_calls" if message.tool_calls else "stop")
+        finish = usage.pop("finish_reason", None) or usual_finish(message)
         self._steps.append(
             {
                 "index": len(self._steps),
@@ -71,8 +82,8 @@ class Steps:
     def result(self, call_id: str | None, content: str, *, name: str | None = None, **more: Any) -> None:
         """A tool's result. Without an id it belongs to the first call without a result.
 
-        more: further fields of the ToolResult; without `ok` it is one that went well, which is what a
-        source that tells nothing of errors means.
+        more: further fields of the ToolResult. Without `ok` the result is a success, because a source that records
+        no errors means that.
         """
         match = self._call(call_id)
         if match is None:  # a result without a call becomes a message

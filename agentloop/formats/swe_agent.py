@@ -1,9 +1,9 @@
 """SWE-agent trajectories (`.traj`): `{"environment", "trajectory", "history", "info", "replay_config"}`, or a
 demonstration, which has the `history` alone.
 
-Source: SWE-agent, docs/usage/trajectories.md. `trajectory` says what was done, `history` what the
-model was told; they meet where a `response` is an assistant's `content`. An action that was written
-as text becomes a call of `bash` with that text for its command.
+Source: SWE-agent, docs/usage/trajectories.md. `trajectory` has the actions, `history` the model's context;
+they meet where a `response` is an assistant's `content`. An action in plain text becomes a call of `bash`
+with that text as its command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
-from agentloop.formats.fields import Fields, read_each
+from agentloop.formats.fields import Fields, keep_unheard, list_at, object_at, read_each, text_at
 from agentloop.formats.source import parse
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -35,7 +35,7 @@ STOPS = {
     "exit_api": StopReason.error,
 }
 OUTSIDE = {"exit_error", "exit_environment_error", "exit_api"}
-"""What broke outside the agent."""
+"""Failures outside the agent."""
 TIMED_OUT = re.compile(r"EXECUTION TIMED OUT|was cancelled because it took more than")
 
 
@@ -59,14 +59,16 @@ class _Run:
         self.record = record
         self.steps = Steps()
         self.turns = list(fields.objects("trajectory"))
-        self.last_turn: tuple[Fields | None, list[str]] = (None, [])
-        """The turn that awaits what its calls gave, and their ids."""
-        config = record.get("replay_config")
-        try:
-            self.config = parse(config, fields.where) if isinstance(config, str) else config
-        except FormatError:
-            self.config = None
-        self.model = _text_at(self.config, "agent", "model", "name")
+        self.nothing = Fields({}, fields.where, exists=False)
+        self.last_turn: tuple[Fields, list[str]] = (self.nothing, [])
+        """The turn whose calls have no results yet, and their ids."""
+        self.config = record.get("replay_config")
+        if isinstance(self.config, str):
+            try:
+                self.config = parse(self.config, fields.where)
+            except FormatError:
+                self.config = None
+        self.model = text_at(self.config, "agent", "model", "name")
         self.agent: str | None = None
 
     def imported(self, name: str) -> Imported:
@@ -75,18 +77,17 @@ class _Run:
             self._hear(message)
         self._observe(None)
         while self.turns:
-            self._answer(None, self.turns.pop(0))
+            self._answer(self.nothing, self.turns.pop(0))
             self._observe(None)
-        info = fields.fields("info") or Fields({}, fields.where)
+        info = fields.fields("info")
         status = info.text("exit_status")
         answer = info.text("submission")
         info.keep("exit_status", status)
         submission = re.sub(r"^submitted \((.*)\)$", r"\1", status or "")
-        if self.steps.unheard:
-            fields.keep("unheard", [m.model_dump(mode="json", exclude_defaults=True) for m in self.steps.unheard])
+        keep_unheard(fields, self.steps.unheard)
         trace = Trace(
             id=trace_id(name, self.record),
-            task_id=_text_at(self.config, "problem_statement", "id"),
+            task_id=text_at(self.config, "problem_statement", "id"),
             source=name,
             agent=self.agent,
             messages=self.steps.first,
@@ -98,12 +99,10 @@ class _Run:
         return Imported(trace=trace, raw=fields.left())
 
     def _hear(self, message: Fields) -> None:
-        role, kind, agent, demo = (
-            message.text("role") or "user",
-            message.text("message_type"),
-            message.text("agent"),
-            message.truth("is_demo"),
-        )
+        role = message.text("role") or "user"
+        kind = message.text("message_type")
+        agent = message.text("agent")
+        demo = message.truth("is_demo")
         if (role, kind) not in {("system", "system_prompt"), ("assistant", "action")} and kind != "observation":
             message.keep("message_type", kind)
         self.agent = self.agent or agent
@@ -117,10 +116,11 @@ class _Run:
             text = message.peek("content")
             match = next((i for i, turn in enumerate(self.turns) if turn.peek("response") == text), 0)
             for turn in self.turns[:match]:
-                self._answer(None, turn)
+                self._answer(self.nothing, turn)
                 self._observe(None)
-            self.turns = self.turns[match:]
-            self._answer(message, self.turns.pop(0) if self.turns else None)
+            own_turn = next(iter(self.turns[match:]), self.nothing)
+            self.turns = self.turns[match + 1 :]
+            self._answer(message, own_turn)
         elif self.last_turn[1] and not demo:
             ids = message.items("tool_call_ids")
             if ids != self.last_turn[1]:  # those of a text action are our own
@@ -129,16 +129,13 @@ class _Run:
         else:
             self.steps.hear(Message(role=role, content=content(message)))
 
-    def _answer(self, message: Fields | None, turn: Fields | None) -> None:
-        answer = Message(role="assistant")
-        reasoning = ""
-        if message is not None:
-            blocks = message.peek("thinking_blocks")
-            for block in blocks if isinstance(blocks, list) else []:
-                reasoning += _text_at(block, "thinking") or ""
-            answer = assistant(message)
-        action = (turn.text("action") if turn else None) or (message.text("action") if message else None)
-        response = turn.text("response") if turn else None
+    def _answer(self, message: Fields, turn: Fields) -> None:
+        """An answer from the history, from the trajectory, or from both; a missing one is false."""
+        thoughts = [text_at(block, "thinking") or "" for block in list_at(message.peek("thinking_blocks"))]
+        reasoning = "".join(thoughts)
+        answer = assistant(message)
+        action = turn.text("action") or message.text("action")
+        response = turn.text("response")
         answer = answer.model_copy(
             update={"content": answer.content or response or "", "reasoning": answer.reasoning + reasoning}
         )
@@ -146,47 +143,38 @@ class _Run:
             call = ToolCall(id="call_0", name="bash", arguments=json.dumps({"command": action}, ensure_ascii=False))
             answer = answer.model_copy(update={"tool_calls": (call,)})
         for part in (message, turn):
-            if part is not None and (thought := part.text("thought")) and thought.strip() not in answer.content:
+            if (thought := part.text("thought")) and thought.strip() not in answer.content:
                 part.keep("thought", thought)
-            if part is not None and (act := part.text("action")) and act != action:
+            if (act := part.text("action")) and act != action:
                 part.keep("action", act)
-        if turn is not None:
-            if response != answer.content:
-                turn.keep("response", response)
-            for key in ("messages", "query"):
-                context = turn.take(key)
-                history = self.record.get("history") or []
-                is_whole = isinstance(context, list) and context == history[: len(context)]
-                if context and not is_whole:  # the model saw less than the history has
-                    self.steps.compact()
-                    turn.keep(key, context)
+        if response != answer.content:
+            turn.keep("response", response)
+        for key in ("messages", "query"):
+            context = turn.take(key)
+            history = self.record.get("history") or []
+            is_whole = isinstance(context, list) and context == history[: len(context)]
+            if context and not is_whole:  # the model saw less than the history has
+                self.steps.compact()
+                turn.keep(key, context)
         self.steps.answer(answer, model=self.model)
         self.last_turn = (turn, [call.id for call in answer.tool_calls])
 
     def _observe(self, result: str | None) -> None:
         """result: the text that the model got; None if only the turn has it."""
         turn, ids = self.last_turn
-        self.last_turn = (None, [])
-        seen = turn.text("observation") if turn else None
-        if result is None and turn is None:
+        self.last_turn = (self.nothing, [])
+        if result is None and not turn:
             return
-        if turn and seen and (not ids or seen.strip() not in (result or seen)):
-            turn.keep("observation", seen)
-        text = (seen if result is None else result) or ""
-        took = (turn.number("execution_time") if turn else None) or 0.0
-        late = bool(TIMED_OUT.search(text))
+        observation = turn.text("observation") or ""
+        if observation and (not ids or observation.strip() not in (result or observation)):
+            turn.keep("observation", observation)
+        if result is None:
+            result = observation
+        elapsed_s = turn.number("execution_time") or 0.0
+        late = bool(TIMED_OUT.search(result))
         for call_id in ids:
-            self.steps.result(call_id, text, ok=not late, timed_out=late, duration_s=took)
+            self.steps.result(call_id, result, ok=not late, timed_out=late, duration_s=elapsed_s)
 
 
 def _is_run(record: Any) -> bool:
-    if not isinstance(record, dict) or not isinstance(record.get("history"), list):
-        return False
-    first = record["history"][0] if record["history"] else None
-    return isinstance(first, dict) and {"role", "content", "agent"} <= first.keys()
-
-
-def _text_at(value: Any, *keys: str) -> str | None:
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, str) else None
+    return {"role", "content", "agent"} <= object_at(record, "history", 0).keys()

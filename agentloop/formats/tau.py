@@ -1,7 +1,7 @@
 """tau-bench results (`[{task_id, reward, info, traj, trial}]`) and tau2 results (`results.json`, `simulations/*.json`).
 
 Sources: sierra-research/tau-bench, and tau2-bench `src/tau2/data_model/{message,simulation}.py`. A spoken
-simulation has ticks instead of messages: what an agent says in ticks that follow each other is one answer.
+simulation has ticks instead of messages: the agent's speech in consecutive ticks is one answer.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.formats.chat import add_messages, assistant, content
-from agentloop.formats.fields import Fields, read_one, score, unheard
+from agentloop.formats.chat import add_messages, assistant, content, tool_calls
+from agentloop.formats.fields import Fields, as_list, at, name_of, read_one, score, text_at, unheard
 from agentloop.formats.source import SourceFile
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
@@ -30,9 +30,9 @@ STOPS = {
     "unexpected_error": StopReason.error,
 }
 USER_STOP = "###STOP###"
-"""What a simulated user says when it is done."""
+"""A simulated user ends the conversation with this word."""
 BROKEN = {"user_error", "infrastructure_error", "unexpected_error"}
-"""Ends that are nobody's fault who is judged."""
+"""Ends that are not the agent's fault."""
 
 
 class TauFormat:
@@ -42,7 +42,7 @@ class TauFormat:
 
     def recognises(self, source: Records) -> bool:
         """See `Format`."""
-        return any(_is_tau(item) for head in source.head for item in (head[:1] if isinstance(head, list) else [head]))
+        return any(_is_tau(item) for head in source.head for item in as_list(head)[:1])
 
     def read(self, source: Records) -> Iterator[Imported | FormatError]:
         """See `Format`."""
@@ -53,7 +53,7 @@ class TauFormat:
                 yield self._read(record, where, {})
 
     def _results(self, record: dict[str, Any], where: str, source: Records) -> Iterator[Imported | FormatError]:
-        """A run's simulations, in its file or in the folder beside it; each keeps what is said of run and task."""
+        """A run's simulations, in its file or in the folder beside it; each keeps the fields of its run and task."""
         try:
             results = Fields(record, where)
             tasks = {
@@ -70,13 +70,13 @@ class TauFormat:
             return
         run = {key: value for key, value in record.items() if key not in ("tasks", "simulations")}
         for place, item in records:
-            task_id = item.get("task_id") if isinstance(item, dict) else None
-            task = tasks.get(task_id) if isinstance(task_id, str | int) else None
-            yield self._read(item, place, {**run, **({"task": task} if task else {})})
+            task_id = at(item, "task_id")
+            of_task = {}
+            if isinstance(task_id, str | int) and tasks.get(task_id):
+                of_task["task"] = tasks[task_id]
+            yield self._read(item, place, {**run, **of_task})
 
     def _read(self, record: Any, where: str, run: dict[str, Any]) -> Imported | FormatError:
-        if isinstance(record, FormatError):
-            return record
         if isinstance(record, dict) and "traj" in record:
             return read_one(where, record, self._trace)
         return read_one(where, record, lambda fields, record: self._simulation(fields, record, run))
@@ -84,15 +84,14 @@ class TauFormat:
     def _trace(self, fields: Fields, record: Any) -> Imported:
         steps = Steps()
         add_messages(steps, fields, "traj")
-        info = fields.peek("info")
-        error = info.get("error") if isinstance(info, dict) else None
-        stopped = steps.unheard and USER_STOP in steps.unheard[-1].content
-        stop = StopReason.submitted if stopped else StopReason.unknown
+        error = fields.peek("info", "error")
+        stop = StopReason.unknown
         if error:
             stop = StopReason.error
-        message = error if isinstance(error, str) else None
+        elif steps.unheard and USER_STOP in steps.unheard[-1].content:
+            stop = StopReason.submitted
         return self._imported(
-            fields, record, steps, score(fields, "reward", "tau:reward"), stop_reason=stop, error=message
+            fields, record, steps, score(fields, "reward", "tau:reward"), stop_reason=stop, error=text_at(error)
         )
 
     def _simulation(self, fields: Fields, record: Any, run: dict[str, Any]) -> Imported:
@@ -100,30 +99,27 @@ class TauFormat:
             raise FormatError(f"{fields.where}: neither traj nor messages nor ticks")
         steps = Steps()
         info = Fields(run.get("info") or {}, f"{fields.where}: info")
-        agent = info.fields("agent_info")
-        environment = info.fields("environment_info")
-        model = agent.text("llm") if agent else None
-        policy = environment.text("policy") if environment else None
+        model = info.fields("agent_info").text("llm")
+        policy = info.fields("environment_info").text("policy")
         messages = list(fields.objects("messages"))
         if policy and not any(message.peek("role") == "system" for message in messages):
             steps.hear(Message(role="system", content=policy))
         for message in messages:
             _add(steps, message, model)
         _add_ticks(steps, fields, model)
-        reason = fields.peek("termination_reason")
-        scores = []
-        if reward := fields.fields("reward_info"):
-            scores = score(reward, "reward", "tau:reward")
-            if parts := reward.fields("reward_breakdown"):
-                scores += [rating for key in list(parts.left()) for rating in score(parts, key, f"tau:{key}")]
+        reason = text_at(fields.peek("termination_reason")) or ""
+        reward = fields.fields("reward_info")
+        parts = reward.fields("reward_breakdown")
+        scores = score(reward, "reward", "tau:reward")
+        scores += [rating for key in list(parts.left()) for rating in score(parts, key, f"tau:{key}")]
         imported = self._imported(
             fields,
             record,
             steps,
             scores,
             source_id=fields.text("id"),
-            stop_reason=STOPS.get(reason, StopReason.unknown) if isinstance(reason, str) else StopReason.unknown,
-            error=reason if isinstance(reason, str) and reason in BROKEN else None,
+            stop_reason=STOPS.get(reason, StopReason.unknown),
+            error=reason if reason in BROKEN else None,
             started_at=fields.time("start_time"),
             duration_s=fields.number("duration") or 0.0,
         )
@@ -133,12 +129,12 @@ class TauFormat:
 
     def _imported(self, fields: Fields, record: Any, steps: Steps, scores: list[Score], **more: Any) -> Imported:
         task = fields.take("task_id")
-        if task is not None and not isinstance(task, str | int):
+        if task is not None and name_of(task) is None:
             raise FormatError(f"{fields.where}: task_id: neither text nor a number")
         trace = Trace(
             id=trace_id(self.name, record),
             source=self.name,
-            task_id=None if task is None else str(task),
+            task_id=name_of(task),
             messages=steps.first,
             steps=steps.done(),
             **more,
@@ -147,7 +143,7 @@ class TauFormat:
 
 
 def _add(steps: Steps, message: Fields, model: str | None) -> None:
-    """One message; what the simulated user's own tools were asked and gave is something the agent did not see."""
+    """One message; the agent did not see the calls and results of the simulated user's own tools."""
     role = message.text("role")
     if role == "tool":
         for result in list(message.objects("tool_messages")) or [message]:
@@ -157,8 +153,7 @@ def _add(steps: Steps, message: Fields, model: str | None) -> None:
             steps.compact()
         steps.answer(assistant(message), started_at=message.time("timestamp"), **_usage(message, model))
     elif role in ("system", "user"):
-        calls = assistant(message).tool_calls if message.peek("tool_calls") else ()
-        steps.hear(Message(role=role, content=content(message), tool_calls=calls))
+        steps.hear(Message(role=role, content=content(message), tool_calls=tool_calls(message)))
     else:
         raise FormatError(f"{message.where}: role: {role!r} is none of assistant, system, tool, user")
 
@@ -175,27 +170,28 @@ def _add_result(steps: Steps, result: Fields) -> None:
 
 def _usage(message: Fields, model: str | None) -> dict[str, Any]:
     usage = message.fields("usage")
-    raw = message.peek("raw_data")
-    own_model = raw.get("model") if isinstance(raw, dict) else None
+    own_model = text_at(message.peek("raw_data", "model"))
+    if own_model is not None:
+        model = own_model
     return {
-        "model": own_model if isinstance(own_model, str) else model,
-        "n_prompt_tokens": (usage and usage.integer("prompt_tokens")) or 0,
-        "n_completion_tokens": (usage and usage.integer("completion_tokens")) or 0,
+        "model": model,
+        "n_prompt_tokens": usage.integer("prompt_tokens") or 0,
+        "n_completion_tokens": usage.integer("completion_tokens") or 0,
         "cost_usd": message.number("cost"),
     }
 
 
 def _add_ticks(steps: Steps, fields: Fields, model: str | None) -> None:
-    """Ticks in which the same one speaks are one message; an agent's call begins the answer's end."""
+    """Consecutive ticks of one speaker are one message; a call of the agent ends its answer."""
     ticks = list(fields.objects("ticks"))
     speech: dict[str, list[str]] = {"agent": [], "user": []}
     began: dict[str, Any] = {}
 
     def finish(who: str, calls: Fields | None = None) -> None:
         if who == "agent" and (calls or who in began):
-            spoken = assistant(calls) if calls else Message(role="assistant")
+            answer = assistant(calls or Fields({}, fields.where))
             text = "".join(speech[who])
-            steps.answer(spoken.model_copy(update={"content": text}), started_at=began.get(who), model=model)
+            steps.answer(answer.model_copy(update={"content": text}), started_at=began.get(who), model=model)
         elif who in began:
             steps.hear(Message(role="user", content="".join(speech[who])))
         began.pop(who, None)
@@ -205,15 +201,13 @@ def _add_ticks(steps: Steps, fields: Fields, model: str | None) -> None:
         if tick.peek("tick_id") == n:
             tick.take("tick_id")
         timestamp = tick.peek("timestamp")
-        at = tick.time("timestamp")
+        time = tick.time("timestamp")
         tick.keep("timestamp", timestamp)
         for who in ("user", "agent"):
             chunk = tick.fields(f"{who}_chunk")
-            if chunk is not None:
-                chunk.take("role")
-            spoken = chunk is not None and (chunk.truth("contains_speech") or bool(chunk.peek("content")))
-            if chunk is not None and spoken:
-                began.setdefault(who, at)
+            chunk.take("role")
+            if chunk.truth("contains_speech") or chunk.peek("content"):
+                began.setdefault(who, time)
                 speech[who].append(content(chunk))
             elif who in began:
                 finish(who)

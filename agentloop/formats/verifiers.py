@@ -1,27 +1,28 @@
 """The `verifiers` library: `results.jsonl` of 0.1, a rollout a line, and `traces.jsonl` since 0.2, an episode a line.
 
 Source: `verifiers/utils/save_utils.py` of 0.1.14; `v1/episode.py`, `v1/trace.py` and `v1/graph.py` of 0.4.0. The
-`answer` column is what should have come out, and is kept beside the trace as such.
+`answer` column is the expected answer, and stays in `raw`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import add_messages
-from agentloop.formats.fields import Fields, keep_unheard, numbers, read_one, scores, whole_numbers
+from agentloop.formats.fields import Fields, keep_unheard, name_of, numbers, object_at, read_one, scores, whole_numbers
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.formats.verifiers_trace import read_trace, stop_of
 from agentloop.protocols import Records
-from agentloop.types import Imported, Message, Step, Trace
+from agentloop.types import Imported, Step, Trace
 
 
 class VerifiersFormat:
-    """Told by the columns that every version writes."""
+    """Recognised by the columns that every version writes."""
 
     name = "verifiers"
 
@@ -37,9 +38,10 @@ class VerifiersFormat:
         for where, record in source.records():
             if isinstance(record, FormatError):
                 yield record
+            elif isinstance(record, dict) and record.keys().isdisjoint({"traces", "nodes"}):
+                yield read_one(where, record, _rollout)
             elif not isinstance(record, dict) or "traces" not in record:
-                one = read_trace if isinstance(record, dict) and "nodes" in record else _rollout
-                yield read_one(where, record, one)
+                yield read_one(where, record, read_trace)
             elif not isinstance(record["traces"], list):
                 yield FormatError(f"{where}: traces: got {type(record['traces']).__name__}, expected a list")
             else:
@@ -73,45 +75,46 @@ def _rollout(fields: Fields, record: dict[str, Any]) -> Imported:
     _add_tokens(fields, turns, n_copied)
     _add_usage(fields, turns, n_copied)
     metrics = fields.fields("metrics")
-    for key, value in dict(record["metrics"]).items() if metrics else ():
-        if key != "reward" and fields.peek(key) == value:  # every metric is a column as well
+    names = list(object_at(record, "metrics"))
+    for key in names:
+        if key != "reward" and fields.peek(key) == metrics.peek(key):  # every metric is a column as well
             fields.take(key)
-    timing = fields.fields("timing") or Fields({}, fields.where)
-    total = timing.number("total")
+    timing = fields.fields("timing")
+    total_s = timing.number("total")
     total_ms = timing.number("total_ms")
+    if total_s is None:
+        total_s = (total_ms or 0.0) / 1000
     if turns:
         keep_unheard(fields, steps.unheard)
-    example = fields.peek("example_id")
-    if isinstance(example, int | str):
+    task_id = name_of(fields.peek("example_id"))
+    if task_id is not None:
         fields.take("example_id")
     return Imported(
         trace=Trace(
             id=trace_id(VerifiersFormat.name, record),
             source=VerifiersFormat.name,
-            task_id=str(example) if isinstance(example, int | str) else None,
+            task_id=task_id,
             messages=steps.first,
             steps=tuple(turns),
             stop_reason=stop_of(fields.peek("stop_condition")),
             error=_error(fields),
             started_at=timing.time("start_time"),
-            duration_s=total if total is not None else (total_ms or 0.0) / 1000,
+            duration_s=total_s,
         ),
-        scores=scores(fields, VerifiersFormat.name, ["reward"])
-        + scores(metrics, VerifiersFormat.name, record["metrics"] if metrics else ()),
+        scores=scores(fields, VerifiersFormat.name, ["reward"]) + scores(metrics, VerifiersFormat.name, names),
         raw=fields.left(),
     )
 
 
 def _message(steps: Steps, fields: Fields, key: str, role: str) -> None:
-    """Messages, or the text alone of a completion model. Calls are written as JSON text within the JSON."""
+    """Messages, or the bare text of a completion model. Calls are JSON text within the JSON."""
     value = fields.take(key)
     if isinstance(value, str):
-        message = Message(role=role, content=value)
-        return steps.answer(message) if role == "assistant" else steps.hear(message)
+        value = [{"role": role, "content": value}]
     if isinstance(value, list):
         value = [_with_calls(message) for message in value]
     fields.keep(key, value)
-    return add_messages(steps, fields, key)
+    add_messages(steps, fields, key)
 
 
 def _with_calls(message: Any) -> Any:
@@ -119,10 +122,10 @@ def _with_calls(message: Any) -> Any:
         return message
     calls = []
     for call in message["tool_calls"]:
-        try:
-            calls.append(json.loads(call) if isinstance(call, str) else call)
-        except (ValueError, RecursionError):
-            calls.append(call)
+        if isinstance(call, str):
+            with suppress(ValueError, RecursionError):
+                call = json.loads(call)
+        calls.append(call)
     return {**message, "tool_calls": calls}
 
 
@@ -133,7 +136,7 @@ def _add_tokens(fields: Fields, turns: list[Step], n_copied: int) -> None:
         return
     for step, entry in zip(turns[n_copied:], fields.objects("trajectory"), strict=True):
         tokens = entry.fields("tokens")
-        if tokens is None:
+        if not tokens:
             continue
         completion = step.completion.model_copy(
             update={
@@ -148,9 +151,8 @@ def _add_tokens(fields: Fields, turns: list[Step], n_copied: int) -> None:
 
 
 def _add_usage(fields: Fields, turns: list[Step], n_copied: int) -> None:
-    """The rollout's usage is that of one answer only where it has one."""
-    usage = fields.fields("token_usage") if len(turns) - n_copied == 1 else None
-    if usage is not None:
+    """The rollout's usage belongs to a step only if it is the only one; otherwise it stays in `left`."""
+    if len(turns) - n_copied == 1 and (usage := fields.fields("token_usage")):
         counted = {
             "n_prompt_tokens": usage.integer("input_tokens") or 0,
             "n_completion_tokens": usage.integer("output_tokens") or 0,
@@ -160,11 +162,11 @@ def _add_usage(fields: Fields, turns: list[Step], n_copied: int) -> None:
 
 
 def _error(fields: Fields) -> str | None:
-    """The whole chain in words; 0.1 has it up to three times."""
+    """The whole chain of errors; 0.1 has it up to three times."""
     value = fields.peek("error")
-    if not isinstance(value, dict):
+    error = fields.optional("error")
+    if not error:
         return fields.text("error")
-    error = fields.fields("error") or Fields({}, fields.where)
     chain = error.text("error_chain_str")
     name = error.text("error")
     for column, key in (("error_chain", "error_chain_repr"), ("long_error_chain", "error_chain_str")):

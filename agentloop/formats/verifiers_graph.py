@@ -12,7 +12,7 @@ from agentloop.types import Message
 
 
 class Graph:
-    """The messages, of which several paths may begin alike."""
+    """The messages of a trace; several paths may share their beginning."""
 
     def __init__(self, nodes: list[Fields], calls: dict[int, dict[str, Any]]) -> None:
         """calls: node -> fields of its Completion. Raises FormatError with the place of what is broken."""
@@ -28,7 +28,7 @@ class Graph:
         self._calls = calls
 
     def steps(self, leaf: int) -> Steps:
-        """Those of the path that ends there. What was sampled on a path that was read before is copied."""
+        """The steps of the path that ends there. Messages that an earlier path sampled are copied."""
         path: list[int] = []
         at: int | None = leaf
         while at is not None:
@@ -37,16 +37,20 @@ class Graph:
         steps = Steps()
         prompt: list[int] = []
         for n in reversed(path):
-            message, (ids, n_before, logprobs) = self._messages[n], self._tokens[n]
+            message = self._messages[n]
+            ids, n_before, logprobs = self._tokens[n]
             if self._compacted[n]:
                 steps.compact()
             if message.role == "assistant":
+                tokens: dict[str, Any] = {"logprobs": logprobs}
+                if self._sampled[n]:
+                    message = message.model_copy(update={"token_ids": ids[n_before:]})
+                    tokens["prompt_token_ids"] = (*prompt, *ids[:n_before])
                 steps.answer(
-                    message.model_copy(update={"token_ids": tuple(ids[n_before:]) if self._sampled[n] else ()}),
+                    message,
                     started_at=self._times[n],
                     copied=not self._sampled[n] or n in self._seen,
-                    prompt_token_ids=(*prompt, *ids[:n_before]) if self._sampled[n] else (),
-                    logprobs=logprobs,
+                    **tokens,
                     **self._calls.get(n, {}),
                 )
             elif message.role == "tool":
@@ -59,8 +63,8 @@ class Graph:
 
     def _message(self, node: Fields) -> Message:
         message = node.fields("message")
-        role = message.text("role") if message else None
-        if message is None or role not in ROLES:
+        role = message.text("role")
+        if role not in ROLES:
             raise FormatError(f"{node.where}: message: role: {role!r} is none of {', '.join(sorted(ROLES))}")
         if role == "assistant":
             return assistant(message)
@@ -70,7 +74,7 @@ class Graph:
 
 
 def _parent(node: Fields, n: int) -> int | None:
-    """Of an earlier message, so that no path is endless."""
+    """The number of an earlier message, so that no path is endless."""
     parent = node.integer("parent")
     if parent is not None and not 0 <= parent < n:
         raise FormatError(f"{node.where}: parent: {parent} is no earlier node")
@@ -85,11 +89,13 @@ def _is_compacted(node: Fields) -> bool:
 
 
 def _tokens(node: Fields, sampled: bool) -> tuple[tuple[int, ...], int, tuple[float, ...]]:
-    """All tokens that the message added, how many of them come before those that were sampled, and their logprobs."""
+    """(all tokens that the message added, number of those before the sampled ones, logprobs of the sampled ones)."""
     ids = whole_numbers(node, "token_ids")
     mask = node.items("mask")
-    n_before = mask.index(True) if sampled and True in mask else len(mask)
-    if mask != [False] * n_before + [True] * (len(ids) - n_before):  # of another shape: nothing is known to be sampled
+    n_before = len(mask)
+    if sampled and True in mask:
+        n_before = mask.index(True)
+    if mask != [False] * n_before + [True] * (len(ids) - n_before):  # another shape, so no token is surely sampled
         node.keep("mask", mask)
         return ids, len(ids), ()
     return ids, n_before, numbers(node, "logprobs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentloop.formats.fields import Fields, keep_unheard, scores
+from agentloop.formats.fields import Fields, keep_unheard, name_of, object_at, scores, text_at
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.formats.verifiers_graph import Graph
 from agentloop.types import Imported, Score, StopReason, SubTrace, Trace
@@ -28,10 +28,12 @@ STOPS = {
 
 
 def stop_of(condition: object) -> StopReason:
-    """The word stays in what is left: an environment may have its own."""
-    word = condition if isinstance(condition, str) else ""
-    if word.endswith(("_timeout", "_error")):
-        return StopReason.time_limit if word.endswith("_timeout") else StopReason.error
+    """The condition itself stays in `left`, because an environment may define others."""
+    word = text_at(condition) or ""
+    if word.endswith("_timeout"):
+        return StopReason.time_limit
+    if word.endswith("_error"):
+        return StopReason.error
     return STOPS.get(word, StopReason.unknown)
 
 
@@ -39,26 +41,31 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
     """One agent's trace: the path to the newest message is the trace, every other path a child of it."""
     whole = Fields(episode or {}, fields.where)
     graph = Graph(list(fields.objects("nodes")), _calls(fields))
-    last = graph.steps(graph.leaves[-1]) if graph.leaves else Steps()
-    children = [graph.steps(leaf) for leaf in graph.leaves[:-1]]
-    agent = fields.fields("agent")
-    task = fields.fields("task")
-    timing = fields.fields("timing") or Fields({}, fields.where)
-    ran = timing.fields("agent")
-    start, end = (ran.number("start"), ran.number("end")) if ran else (None, None)
+    paths = [graph.steps(leaf) for leaf in (*graph.leaves[-1:], *graph.leaves[:-1])]
+    last, *children = paths or [Steps()]
+    timing = fields.fields("timing")
+    run = timing.fields("agent")
+    start = run.number("start")
+    end = run.number("end")
+    elapsed_s = 0.0
+    if start and end:
+        elapsed_s = max(0.0, end - start)
+    stop = stop_of(fields.peek("stop_condition"))
+    if fields.peek("is_timeout") is True:
+        stop = StopReason.time_limit
     if last.done():
         keep_unheard(fields, last.unheard)
     values: dict[str, Any] = {
         "source": NAME,
         "session": whole.text("id"),
-        "agent": agent.text("name") if agent else None,
+        "agent": fields.fields("agent").text("name"),
     }
     new_id = trace_id(NAME, [record, episode])
     return Imported(
         trace=Trace(
             id=new_id,
             source_id=fields.text("id"),
-            task_id=_task(task),
+            task_id=_task(fields.fields("task")),
             policy_version=_policy(whole),
             messages=last.first,
             steps=last.done(),
@@ -74,12 +81,10 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
                 )
                 for n, steps in enumerate(children)
             ),
-            stop_reason=StopReason.time_limit
-            if fields.peek("is_timeout") is True
-            else stop_of(fields.peek("stop_condition")),
+            stop_reason=stop,
             error=_error(fields),
             started_at=timing.time("start"),
-            duration_s=max(0.0, end - start) if start and end else 0.0,
+            duration_s=elapsed_s,
             **values,
         ),
         scores=_rewards(fields, record),
@@ -88,19 +93,19 @@ def read_trace(fields: Fields, record: dict[str, Any], episode: dict[str, Any] |
 
 
 def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
-    """Node -> what the call that made it says of the answer. A call that made none stays in what is left."""
+    """Node -> fields of its Completion from the call that produced it. A call without a node stays in `left`."""
     calls: dict[int, dict[str, Any]] = {}
     for call in fields.objects("calls"):
         node = call.peek("node")
         if not isinstance(node, int) or node in calls:
             continue
         call.take("node")
-        usage = call.fields("usage") or Fields({}, call.where)
+        usage = call.fields("usage")
         cached = usage.integer("cached_input_tokens") or 0
         calls[node] = {
             "model": call.text("model"),
             "finish_reason": call.text("finish_reason"),
-            "n_prompt_tokens": (usage.integer("prompt_tokens") or 0) + cached,  # which leaves out those of the cache
+            "n_prompt_tokens": (usage.integer("prompt_tokens") or 0) + cached,  # their count is without the cached ones
             "n_cached_tokens": cached,
             "n_completion_tokens": usage.integer("completion_tokens") or 0,
             "cost_usd": usage.number("cost"),
@@ -108,24 +113,20 @@ def _calls(fields: Fields) -> dict[int, dict[str, Any]]:
     return calls
 
 
-def _task(task: Fields | None) -> str | None:
+def _task(task: Fields) -> str | None:
     """The best name that the task has."""
-    data = task.fields("data") if task else None
+    data = task.fields("data")
     for fields, key in ((data, "id"), (data, "name"), (data, "idx"), (task, "key"), (task, "hash")):
-        value = fields.peek(key) if fields else None
-        if fields and isinstance(value, str | int) and not isinstance(value, bool):
+        name = name_of(fields.peek(key))
+        if name is not None:
             fields.take(key)
-            return str(value)
+            return name
     return None
 
 
 def _policy(episode: Fields) -> int | None:
-    """The version that answered, when it was one and the same."""
-    run = episode.fields("run")
-    work = run.fields("work") if run else None
-    policy = work.fields("policy") if work else None
-    if policy is None:
-        return None
+    """The version that answered; None if it changed during the run."""
+    policy = episode.fields("run").fields("work").fields("policy")
     start = policy.integer("start")
     end = policy.integer("end")
     if start == end:
@@ -136,18 +137,17 @@ def _policy(episode: Fields) -> int | None:
 
 
 def _error(fields: Fields) -> str | None:
-    """The last one of a run that did not go well: those before it were tried again."""
-    errors = fields.peek("errors")
-    last = errors[-1] if isinstance(errors, list) and errors and fields.peek("ok") is not True else None
-    return f"{last.get('type')}: {last.get('message')}" if isinstance(last, dict) else None
+    """The last error of a failed run: the calls with earlier ones were repeated."""
+    last = fields.peek("errors", -1)
+    if fields.peek("ok") is True or not isinstance(last, dict):
+        return None
+    return f"{last.get('type')}: {last.get('message')}"
 
 
 def _rewards(fields: Fields, record: dict[str, Any]) -> tuple[Score, ...]:
     ratings: list[Score] = []
     rewards = fields.fields("rewards")
-    for name in record["rewards"] if rewards else ():
-        if rewards and isinstance(rewards.peek(name), dict):
-            reward = rewards.fields(name)
-            ratings += [s.model_copy(update={"verifier": f"{NAME}:{name}"}) for s in scores(reward, NAME, ["score"])]
-    metrics = fields.fields("metrics")
-    return (*ratings, *scores(metrics, NAME, record["metrics"] if metrics else ()))
+    for name in object_at(record, "rewards"):
+        reward = rewards.optional(name)
+        ratings += [s.model_copy(update={"verifier": f"{NAME}:{name}"}) for s in scores(reward, NAME, ["score"])]
+    return (*ratings, *scores(fields.fields("metrics"), NAME, object_at(record, "metrics")))

@@ -80,5 +80,5 @@ def _batch(
     if lost.n_items:
         n_rejected += lost.n_items
         problem = problem or f"more than {MAX_ITEMS:,} in one request; send smaller batches"
-    report = "; ".join(words for words in (problem, lost.summary and f"left out: {lost.summary}") if words)
+    report = "; ".join(words for words in (problem, lost.summary and f"dropped: {lost.summary}") if words)
     return OtlpBatch(spans, n_rejected, report, dict(lost.n))

@@ -261,7 +261,7 @@ def test_names_of_files_are_made_safe_and_none_is_written_twice(store: Store, tm
     save(AtifFiles(), everything(store, "source:atif"), tmp_path / "out")
     a = imported("a").trace.id
     assert {f.name for f in (tmp_path / "out").iterdir()} == {"_.._b_.c.json", f"{a}.json", f"{a}-1.json"}
-    with pytest.raises(ConfigError, match="is there already; --out needs the name of a new folder"):
+    with pytest.raises(ConfigError, match="exists already; --out needs the name of a new folder"):
         save(AtifFiles(), everything(store), tmp_path / "out")
 
 

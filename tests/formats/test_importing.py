@@ -83,7 +83,7 @@ def test_a_folder_is_imported_and_a_second_time_nothing_is_new(tmp_path: Path) -
 def test_two_claims_are_told_and_the_option_decides(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", CHAT)
     both = {"chat": ChatFormat(), "greedy": Greedy()}
-    with pytest.raises(FormatError, match="could be chat or greedy; say which with --format"):
+    with pytest.raises(FormatError, match="could be chat or greedy; choose one with --format"):
         recognise(SourceFile(path), both)
     assert take([path], {"chat": ChatFormat()}, Shelf().put).imported == 1
 

@@ -65,7 +65,7 @@ def test_a_hundred_thousand_attributes() -> None:
     assert list(said["attributes"].items()) == [(f"k{i}", i) for i in range(10_000)]
     assert said["dropped_attributes_count"] == 90_000
     assert batch.n_rejected == 0
-    assert batch.problem.startswith("left out: 90,000 attributes")
+    assert batch.problem.startswith("dropped: 90,000 attributes")
     assert batch.dropped == {"attributes": 90_000}
 
 

@@ -82,8 +82,7 @@ def _add(steps: Steps, message: Fields) -> None:
         message.keep("content", update)
         inner = message.fields("content")
         for key in parts:
-            if inner is not None:
-                _update(steps, inner, key)
+            _update(steps, inner, key)
     elif message.peek("tool_responses"):
         for response in message.objects("tool_responses"):
             response.take("role")

@@ -59,7 +59,7 @@ class _Tape:
         for n, step in enumerate(fields.objects("steps")):
             self._add(step, [key for key in record["steps"][n] if key not in ("kind", "metadata")])
         self._flush()
-        metadata = fields.fields("metadata") or Fields({}, fields.where)
+        metadata = fields.fields("metadata")
         error = metadata.take("error")
         keep_unheard(fields, self.steps.unheard)
         kind, said = self.last
@@ -82,7 +82,7 @@ class _Tape:
         kind = step.text("kind")
         if kind is None:
             raise FormatError(f"{step.where}: kind: none")
-        metadata = step.fields("metadata") or Fields({}, step.where)
+        metadata = step.fields("metadata")
         agent, prompt = metadata.text("agent") or None, metadata.peek("prompt_id")
         if kind in CONTROL:
             step.keep("kind", kind)
@@ -120,8 +120,8 @@ class _Tape:
             call = ToolCall(id=f"call_{len(self.turn)}", name=action, arguments=said.content)
             self.turn[-1] = ("execute_code", said.model_copy(update={"content": "", "tool_calls": (call,)}))
         self._flush()
-        result = step.fields("result") if isinstance(step.peek("result"), dict) else None
-        if kind == "code_execution_result" and result is not None:
+        result = step.optional("result")
+        if kind == "code_execution_result" and result:
             code, text = result.integer("exit_code"), result.text("output") or ""
             self.steps.result(None, text, ok=code in (0, None), exit_code=code)
             return

@@ -55,7 +55,7 @@ class ToolBenchFormat:
 
     def _trace(self, query_id: str, fields: Fields, record: Any) -> Imported:
         answer = fields.fields("answer")
-        if answer is None:
+        if not answer:
             raise FormatError(f"{fields.where}: answer: missing")
         steps = Steps()
         said, n = "", 0
