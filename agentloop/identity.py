@@ -124,7 +124,8 @@ def _entries(top: Path, follow: bool) -> Iterator[tuple[bytes, Path]]:
     if not top.is_dir():
         yield b"", top
         return
-    waiting, folders = [(top, frozenset({top}))], {top}
+    waiting = [(top, frozenset({top}))]
+    folders = {top}
     while waiting:
         folder, above = waiting.pop()
         for entry in os.scandir(folder):

@@ -54,7 +54,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def check_bounds(value: Any) -> None:
     """Raises ValueError for what is nested too deeply, an integer that is too long, and text that is not Unicode."""
-    level, depth = [value], 0
+    level = [value]
+    depth = 0
     while level:
         if depth > MAX_DEPTH:
             raise ValueError(f"nested more than {MAX_DEPTH} deep")

@@ -46,7 +46,8 @@ def clopper_pearson(successes: int, n: int, alpha: float = 0.05) -> tuple[float,
 
 def _where(probability: Callable[[float], float], alpha: float, *, rising: bool) -> float:
     """The p in [0, 1] at which a monotone `probability` is `alpha`, by halving."""
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     for _ in range(60):
         middle = (low + high) / 2
         if (probability(middle) < alpha) is rising:

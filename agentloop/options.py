@@ -72,7 +72,8 @@ def code_options(group: str, table: str, section: KindSection, base: Path) -> di
 
 def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
     """What makes the part. Raises PluginError."""
-    kind, names = section.kind, sorted({*section.built_in, *installed(group)})
+    kind = section.kind
+    names = sorted({*section.built_in, *installed(group)})
     if ":" not in kind and kind not in names:
         hint = did_you_mean(kind, names) or "; a part of your own is named `file.py:Class`"
         raise PluginError(f"[{table}] kind is {kind!r}: no such {table} (known: {', '.join(names)}){hint}")

@@ -85,7 +85,8 @@ def package(module: str) -> dict[str, Part]:
 
 
 def _module(module: str) -> dict[str, Part]:
-    parts, own = package(module), {module.split(".")[0]}
+    parts = package(module)
+    own = {module.split(".")[0]}
     places = [part.path for part in parts.values() if isinstance(part, Files)]
     alone = [code for place in places if place.suffix == ".py" for code in _codes(place)]
     return parts | _others(alone, own) | _libraries([code for place in places for code in _codes(place)], own)
@@ -96,7 +97,8 @@ def _file(path: Path) -> dict[str, Part]:
     if (top / "__init__.py").is_file():
         while (top.parent / "__init__.py").is_file():
             top = top.parent
-        module, files = Value(path.relative_to(top).as_posix()), Files(top, follow=True)
+        module = Value(path.relative_to(top).as_posix())
+        files = Files(top, follow=True)
         return {"module": module, "package": files, **_libraries(_codes(top), {top.name})}
     return _with_neighbours(path)
 
@@ -104,7 +106,8 @@ def _file(path: Path) -> dict[str, Part]:
 def _with_neighbours(path: Path) -> dict[str, Part]:
     """Parts of a file or folder, and of the modules and packages beside it that it imports."""
     places = _places(path)
-    own, alone = {place.stem for place in places}, [places[place][0] for place in places if place.is_file()]
+    own = {place.stem for place in places}
+    alone = [places[place][0] for place in places if place.is_file()]
     beside = {
         f"{place.name}{'/' if place.is_dir() else ''}": Files(place, follow=True)
         for place in sorted(places)
@@ -167,7 +170,8 @@ def _codes(place: Path) -> list[Code]:
 
 def _places(path: Path) -> dict[Path, list[Code]]:
     """`path`, and the modules and packages beside it that imports name, directly or through one another."""
-    places, waiting = {path: _codes(path)}, [path]
+    places = {path: _codes(path)}
+    waiting = [path]
     while waiting:
         for module, _ in [each for code in places[waiting.pop()] for each in code.imports]:
             first = module.split(".")[0]

@@ -34,22 +34,27 @@ class Used:
     """What was used since a meter was started, or between two readings of it."""
 
     joules: Mapping[str, float] = field(default_factory=dict)
-    """By domain: `package-0`, `dram-0`, `gpu-0`, ..., each beside the others."""
+    """By domain: `package-0`, `dram-0`, `gpu-0`, ...; none contains another."""
     gpu_s: float | None = None
-    """Seconds in which a GPU was busy, over all GPUs; None where there is none to be read."""
+    """Seconds in which a GPU was busy, over all GPUs; None where none can be read."""
 
     def since(self, before: Used) -> Used:
-        """The difference. Domains that were not there before are left out."""
+        """The difference, without domains that are new."""
         both = {name: value - before.joules[name] for name, value in self.joules.items() if name in before.joules}
-        is_measured = self.gpu_s is not None and before.gpu_s is not None
-        return Used(both, (self.gpu_s or 0.0) - (before.gpu_s or 0.0) if is_measured else None)
+        if self.gpu_s is None or before.gpu_s is None:
+            return Used(both)
+        return Used(both, self.gpu_s - before.gpu_s)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """As `StageRow.metrics` has it, with what is known alone."""
-        named = {f"joules {name}": value for name, value in self.joules.items()}
-        total = {"joules": sum(self.joules.values())} if self.joules else {}
-        return {**total, **named, **({"gpu_s": self.gpu_s} if self.gpu_s is not None else {})}
+        """The values for `StageRow.metrics`, without those that are unknown."""
+        figures: dict[str, float] = {}
+        if self.joules:
+            figures["joules"] = sum(self.joules.values())
+        figures |= {f"joules {name}": value for name, value in self.joules.items()}
+        if self.gpu_s is not None:
+            figures["gpu_s"] = self.gpu_s
+        return figures
 
 
 class EnergyCounter(Protocol):
@@ -75,7 +80,8 @@ class Meter:
         self._period_s = GPU_PERIOD_S if gpus is not None else CPU_PERIOD_S
         self._total: Used | None = None
         self._read_at = time.monotonic()
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Meter:
@@ -96,17 +102,23 @@ class Meter:
         """What was used since the start."""
         with self._lock:
             now = time.monotonic()
-            elapsed_s, self._read_at = now - self._read_at, now
+            elapsed_s = now - self._read_at
+            self._read_at = now
             new = [source.read(elapsed_s) for source in self._sources]
             joules = {name: more for used in new for name, more in used.joules.items()}
             busy = [used.gpu_s for used in new if used.gpu_s is not None]
-            # What was lost on the way is not known for the rest either.
-            if self._total is None:
-                self._total = Used(joules, sum(busy) if busy else None)
-            else:
+            busy_s = None
+            if busy:
+                busy_s = sum(busy)
+            # A counter that failed once has no total from then on.
+            if self._total is not None:
                 before = self._total
-                totals = {name: total + joules[name] for name, total in before.joules.items() if name in joules}
-                self._total = Used(totals, before.gpu_s + sum(busy) if busy and before.gpu_s is not None else None)
+                joules = {name: total + joules[name] for name, total in before.joules.items() if name in joules}
+                if busy_s is not None and before.gpu_s is not None:
+                    busy_s += before.gpu_s
+                else:
+                    busy_s = None
+            self._total = Used(joules, busy_s)
             return self._total
 
     def _keep_reading(self) -> None:
@@ -138,15 +150,18 @@ class Rapl:
 
 
 def microjoules(before: int, now: int, largest: int) -> int:
-    """From one reading of a counter to the next; after `largest` it begins at 0 again, at most once in between."""
-    return now - before if now >= before else now + largest + 1 - before
+    """From one reading of a counter to the next; after `largest` it wraps to 0, at most once in between."""
+    if now < before:
+        now += largest + 1
+    return now - before
 
 
 class Nvml:
     """The counters of NVIDIA GPUs."""
 
     def __init__(self, nvml: Any, handles: list[Any]) -> None:
-        self._nvml, self._handles = nvml, handles
+        self._nvml = nvml
+        self._handles = handles
         self._last = [self._energy(handle) for handle in handles]
 
     def read(self, elapsed_s: float) -> Used:
@@ -154,7 +169,8 @@ class Nvml:
         joules: dict[str, float] = {}
         busy_s: float | None = 0.0
         for n, handle in enumerate(self._handles):
-            before, now = self._last[n], self._energy(handle)
+            before = self._last[n]
+            now = self._energy(handle)
             if before is not None and now is not None:
                 joules[f"gpu-{n}"] = (now - before) / 1e3
             self._last[n] = now
@@ -163,7 +179,8 @@ class Nvml:
             except self._nvml.NVMLError:
                 busy_s = None
             else:
-                busy_s = None if busy_s is None else busy_s + percent / 100 * elapsed_s
+                if busy_s is not None:
+                    busy_s += percent / 100 * elapsed_s
         return Used(joules, busy_s)
 
     def _energy(self, handle: Any) -> int | None:
@@ -183,7 +200,9 @@ def _rapl(powercap: Path) -> tuple[Rapl | None, str | None]:
         for path in folders:
             name = (path / "name").read_text().strip()
             if COUNTED.fullmatch(name):
-                zones[name if name.startswith("package") else f"{name}-{path.name.split(':')[1]}"] = path
+                if not name.startswith("package"):  # only packages have their number in the name
+                    name = f"{name}-{path.name.split(':')[1]}"
+                zones[name] = path
         return Rapl(zones), None
     except PermissionError as error:
         return None, f"not available: {error.filename} is for root alone; run as root, or let your group read it"
@@ -201,7 +220,9 @@ def _nvml() -> tuple[Nvml | None, str | None]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
         return None, f"not available: {error}"
-    return (Nvml(pynvml, handles), None) if handles else (None, "not available: no GPU")
+    if not handles:
+        return None, "not available: no GPU"
+    return Nvml(pynvml, handles), None
 
 
 def _number(path: Path) -> int:

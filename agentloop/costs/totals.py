@@ -33,7 +33,7 @@ def free(answer: object) -> float:
 
 
 def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
-    """The first that is known of: a table of one's own, what was recorded with the answer, and `listed`."""
+    """The first known price of: the user's own tables, the cost recorded with the answer, `listed`."""
 
     def cost(completion: Completion) -> float | None:
         if is_refused(completion):
@@ -41,13 +41,15 @@ def price(own: Sequence[PriceSection], listed: Price = nobody_knows) -> Price:
         table = next((each for each in own if fnmatchcase(completion.model or "", each.model)), None)
         if table is not None:
             return by_table(table, completion)
-        return completion.cost_usd if completion.cost_usd is not None else listed(completion)
+        if completion.cost_usd is not None:
+            return completion.cost_usd
+        return listed(completion)
 
     return cost
 
 
 def priced(completion: Completion, model: str, price: Price) -> Completion:
-    """With its cost, by the model's name as the answer has it, else as it was asked for."""
+    """The completion with its cost, by the model's name in the answer or else in the request."""
     cost = price(completion)
     if cost is None:
         cost = price(completion.model_copy(update={"model": model}))
@@ -60,20 +62,22 @@ def is_refused(completion: Completion) -> bool:
 
 
 def unpriced(model: str | None) -> ConfigError:
-    """What to say where money is limited and nobody knows what an answer costs."""
+    """The error of a run with a cost limit whose policy has no price."""
     return ConfigError(
-        f"max_cost_usd is set, and nobody knows what {model or 'the policy'!r} costs; add a table [[prices]] to "
+        f"max_cost_usd is set, but the price of {model or 'the policy'!r} is unknown; add a table [[prices]] to "
         f'agentloop.toml, with model = "{model or "*"}", input = 0.5 and output = 1.5 (USD per million tokens; a local '
-        "model's may be 0), or leave the limit out"
+        "model's may be 0), or remove the limit"
     )
 
 
 def by_table(table: PriceSection, completion: Completion) -> float | None:
-    """USD; None for an answer of which nobody counted the tokens."""
+    """USD; None for an answer without counts of tokens."""
     if not completion.n_prompt_tokens + completion.n_completion_tokens:
         return None
     cached = min(completion.n_cached_tokens, completion.n_prompt_tokens)
-    cached_rate = table.input if table.cached is None else table.cached
+    cached_rate = table.cached
+    if cached_rate is None:
+        cached_rate = table.input
     fresh = (completion.n_prompt_tokens - cached) * table.input
     return (fresh + cached * cached_rate + completion.n_completion_tokens * table.output) / 1e6
 
@@ -123,7 +127,7 @@ def spent(trace: Trace, verdict: Verdict, energy: Mapping[str, float] = {}) -> E
 
 @dataclass
 class Sum:
-    """The episodes of one version, task or model. Of a model, its own answers alone are counted and priced."""
+    """The episodes of one version, task or model. For a model, only its own answers count."""
 
     n_episodes: int = 0
     n_solved: int = 0
@@ -133,13 +137,16 @@ class Sum:
     _costs: dict[str, list[float | None]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, episode: EpisodeCost, answers: Sequence[Completion], price: Price) -> None:
-        """One more. answers: those of its that count here."""
+        """Add an episode. answers: those of its answers that count here."""
         self.n_episodes += 1
         self.n_solved += episode.is_solved
         self.n_prompt_tokens += sum(answer.n_prompt_tokens for answer in answers)
         self.n_cached_tokens += sum(answer.n_cached_tokens for answer in answers)
         self.n_completion_tokens += sum(answer.n_completion_tokens for answer in answers)
-        self._costs["usd"].append(total(price(answer) for answer in answers) if answers else None)
+        usd = None
+        if answers:
+            usd = total(price(answer) for answer in answers)
+        self._costs["usd"].append(usd)
         for name in ("judging_usd", "gpu_s", "joules"):
             self._costs[name].append(getattr(episode, name))
 
@@ -160,8 +167,8 @@ class Sum:
 
 
 def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str, dict[str, Any]]:
-    """Figures by `version`, `task`, `episode` or `model`, in order; `-` is what has none. One episode in memory."""
-    sums: dict[tuple[bool, Any], Sum] = defaultdict(Sum)
+    """Figures by `version`, `task`, `episode` or `model`, in order; `-` has those without. One episode in memory."""
+    sums: dict[Any, Sum] = defaultdict(Sum)
     for episode in episodes:
         if by == "model":
             models = {answer.model for answer in episode.answers} or {None}
@@ -169,26 +176,36 @@ def tabulate(episodes: Iterable[EpisodeCost], by: str, price: Price) -> dict[str
         else:
             parts = {getattr(episode, by): list(episode.answers)}
         for name, answers in parts.items():
-            sums[(name is None, "" if name is None else name)].add(episode, answers, price)
-    return {"-" if is_none else str(name): sums[is_none, name].row() for is_none, name in sorted(sums)}
+            sums[name].add(episode, answers, price)
+    rows = {str(name): sums[name].row() for name in sorted(name for name in sums if name is not None)}
+    if None in sums:
+        rows["-"] = sums[None].row()
+    return rows
 
 
 def shares(stage: Mapping[str, float], n_episodes: int, duration_s: float, all_s: float) -> dict[str, float]:
-    """An episode's part of what was measured for its stage.
+    """An episode's part of its stage's measurements.
 
-    duration_s, all_s: of the episode, and of all of the stage's together; where no time was taken, they share alike.
+    duration_s, all_s: of the episode, and of all episodes of the stage; without times, all parts are equal.
     """
-    part = duration_s / all_s if all_s > 0 else 1 / n_episodes
+    part = 1 / n_episodes
+    if all_s > 0:
+        part = duration_s / all_s
     return {name: stage[name] * part for name in ("gpu_s", "joules") if name in stage}
 
 
 def total(values: Iterable[float | None]) -> float | None:
     """The sum; None where one is unknown."""
-    numbers = list(values)
-    present = [number for number in numbers if number is not None]
-    return sum(present) if len(present) == len(numbers) else None
+    sum_: float = 0
+    for value in values:
+        if value is None:
+            return None
+        sum_ += value
+    return sum_
 
 
 def each(value: float | None, n: int) -> float | None:
-    """A share; None of what is unknown, and where there is nobody to share."""
-    return value / n if value is not None and n else None
+    """The value for each of `n`; None for an unknown value or n = 0."""
+    if value is None or not n:
+        return None
+    return value / n

@@ -84,7 +84,9 @@ def kappa(pairs: Sequence[Pair]) -> float | None:
     gold = sum(gold >= YES for _, gold in pairs) / n
     chance = yes * gold + (1 - yes) * (1 - gold)
     same = sum((value >= YES) == (gold >= YES) for value, gold in pairs) / n
-    return None if chance >= 1.0 else (same - chance) / (1.0 - chance)
+    if chance >= 1.0:
+        return None
+    return (same - chance) / (1.0 - chance)
 
 
 def brier(pairs: Sequence[Pair]) -> float:

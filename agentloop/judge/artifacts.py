@@ -45,7 +45,8 @@ def wanted(task: Task) -> list[str]:
 
 async def collect(task: Task, box: Sandbox, folder: Path) -> Artifacts:
     """Take what verifiers want into the new folder `folder`. Raises SandboxGone."""
-    artifacts, paths = Artifacts(), wanted(task)
+    artifacts = Artifacts()
+    paths = wanted(task)
     if not paths:
         return artifacts
     if not isinstance(box, FileSandbox):

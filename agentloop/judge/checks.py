@@ -44,4 +44,6 @@ def _place(suite: Suite, task: Task) -> str:
     path = suite.folder / TASKS
     lines = read_jsonl(path, path.read_text(encoding="utf-8"))
     where, row = next((where, row) for where, row in lines if row.get("id") == task.id)
-    return f"{where}: task {task.id!r}" if "verifiers" in row else f"{suite.folder / HEAD}: [[verifiers]]"
+    if "verifiers" in row:
+        return f"{where}: task {task.id!r}"
+    return f"{suite.folder / HEAD}: [[verifiers]]"

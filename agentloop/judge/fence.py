@@ -60,9 +60,12 @@ def identifies(evidence: str, inside: str) -> bool:
     words = _squashed("\n".join(line.removeprefix(LINE) for line in evidence.splitlines()))
     if len(words) >= MIN_QUOTE:
         return True
-    before = f"(?<!{_SPACED})" if re.match(_SPACED, words[0]) else ""
-    after = f"(?!{_SPACED})" if re.match(_SPACED, words[-1]) else ""
-    places = re.findall(before + r"\s*".join(map(re.escape, words)) + after, inside)
+    pattern = r"\s*".join(map(re.escape, words))
+    if re.match(_SPACED, words[0]):
+        pattern = f"(?<!{_SPACED}){pattern}"
+    if re.match(_SPACED, words[-1]):
+        pattern = f"{pattern}(?!{_SPACED})"
+    places = re.findall(pattern, inside)
     is_whole = words in map(_squashed, inside.splitlines()) or f'"{words}"' in _squashed(inside)
     return len(places) == 1 and (len(words) >= MIN_SHORT or is_whole)
 

@@ -1,14 +1,15 @@
-"""What people say is wrong in stored traces: labels in a file or in the store, and the traces that they are about.
+"""People's labels of failures in stored traces, from a file or the store, and the labelled traces.
 
-A line a trace: `{"trace": ID, "step": 3, "type": "obs.misread"}`. `step` is the critical one's index, `type` its
-failure's, `others` further types of the run, `task` what keeps traces of one task together; all but `trace` may be
-left out. Whether a run failed is what its verdict says; where that says nothing, a run with a critical step or a type
-failed. Nothing here learns or measures.
+A line a trace: `{"trace": ID, "step": 3, "type": "obs.misread"}`. `step` is the index of the critical step, `type` its
+failure, `others` further types of the run, `task` groups the traces of one task; only `trace` is required. The verdict
+decides whether a run failed; without a reward, a run with a critical step or a type failed. Nothing here learns or
+measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from agentloop.types import Failure, FailureType, Frozen, Imported, Score
 
 
 class Label(Frozen):
-    """What somebody said of one trace."""
+    """A person's label of one trace."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -39,14 +40,14 @@ class Label(Frozen):
 
 
 class LabelledTrace(NamedTuple):
-    """A labelled trace as each side wants it."""
+    """A labelled trace, for the learner and for the measurement."""
 
     to_learn: Labelled
     to_measure: measure.Labelled
 
 
 def read_labels(path: Path) -> list[Label]:
-    """Raises ConfigError, with the line, for one that is no label and for a trace that is there twice; OSError."""
+    """The labels of a file. Raises OSError, and ConfigError with the line for an invalid or repeated label."""
     labels: dict[str, Label] = {}
     for n, line in enumerate(path.read_bytes().splitlines(), start=1):
         if not line.strip():
@@ -61,7 +62,7 @@ def read_labels(path: Path) -> list[Label]:
                 '{"trace": "ID", "step": 3, "type": "obs.misread"}'
             ) from None
         if label.trace in labels:
-            raise ConfigError(f"{path}:{n}: trace {label.trace} has a label already; leave one of them out")
+            raise ConfigError(f"{path}:{n}: trace {label.trace} has a label already; delete one of them")
         labels[label.trace] = label
     if not labels:
         raise ConfigError(f"{path}: no labels in it; write one line a trace")
@@ -69,7 +70,7 @@ def read_labels(path: Path) -> list[Label]:
 
 
 def stored_labels(store: Store, *, project: str) -> list[Label]:
-    """What people said by `agentloop judge label`, the newest label of each trace."""
+    """The labels from `agentloop judge label`, the newest one of each trace."""
     return [
         Label(trace=trace_id, step=failure.step, type=_type(failure.type))
         for trace_id, failure in store.person_labels(project)
@@ -79,25 +80,33 @@ def stored_labels(store: Store, *, project: str) -> list[Label]:
 def put_label(
     store: Store, project: str, trace_id: str, kind: FailureType | None, step: int | None, *, by: str, note: str
 ) -> tuple[Failure, bool]:
-    """A person's word on why a run failed: which type, at which step. It is critical unless the run succeeded.
+    """Store a person's label: a failure's type and step, critical unless the run succeeded.
 
-    kind: None where only the step is known. Returns the label, and whether it says anything new.
-    Raises NoSuchTrace; ConfigError for a name that is none, a step that the trace does not have, or neither given.
+    kind: None if only the step is known. Returns the label, and whether it differs from the one before.
+    Raises NoSuchTrace; ConfigError for an invalid name, a step that the trace does not have, or no type and no step.
     """
     check_name(by)
     if kind is None and step is None:
         raise ConfigError("a label needs --type, --step or both")
     row = store.row(project, trace_id)
     stored = read(store, row)
-    steps = [] if stored is None else [each.index for each in stored.trace.steps]
+    steps = []
+    if stored is not None:
+        steps = [each.index for each in stored.trace.steps]
     if step is not None and step not in steps:
-        has = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has no steps"
+        has = "it has no steps"
+        if steps:
+            has = f"it has steps {steps[0]} to {steps[-1]}"
         raise ConfigError(f"--step {step}: trace {trace_id} has no such step; {has}")
-    at, words = quote_at(stored.trace, step, "") if stored is not None else (step, "")
+    evidence = ""
+    if stored is not None:
+        at, words = quote_at(stored.trace, step, "")
+        if at == step:  # a step without words has no quote
+            evidence = words
     failure = Failure(
         type=kind or FailureType.unclassified,
         step=step,
-        evidence=words if at == step else "",  # a step without words is quoted by nothing
+        evidence=evidence,
         detector=PERSON + by,
         critical=row.reward is None or row.reward < 1.0,
     )
@@ -109,7 +118,7 @@ def _type(kind: FailureType) -> FailureType | None:
 
 
 def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[LabelledTrace]:
-    """The stored traces that labels are about. Raises NoSuchTrace; ConfigError for a step that a trace has not."""
+    """The traces of the labels. Raises NoSuchTrace; ConfigError for a step that the trace does not have."""
     rows = []
     for label in labels:
         stored = read(store, store.row(project, label.trace))
@@ -117,20 +126,20 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Lab
             raise ConfigError(
                 f"trace {label.trace}: not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"
             )
-        trace, verdict = stored.trace, stored.verdict
+        trace = stored.trace
+        verdict = stored.verdict
         if label.step is not None and all(step.index != label.step for step in trace.steps):
             raise ConfigError(f"trace {label.trace}: no step {label.step}; see `agentloop traces show {label.trace}`")
         types = frozenset(kind for kind in (label.type, *label.others) if kind is not None)
-        says_why = label.step is not None or bool(types)
-        won = verdict.reward is not None and verdict.reward >= 1.0
-        reward = 0.0 if verdict.reward is None and says_why else verdict.reward
-        scores = () if reward is None else (Score(verifier=":reward", version="0", value=reward),)
-        learn = Labelled(
-            trace,
-            label.task or trace.task_id or trace.id,
-            step=None if won else label.step,  # nothing decided the failure of a success
-            category=None if won else label.type,
-            failed=None if reward is None else reward < 1.0,
-        )
-        rows.append(LabelledTrace(learn, measure.Labelled(Imported(trace=trace, scores=scores), types or None)))
+        reward = verdict.reward
+        if reward is None and (label.step is not None or types):
+            reward = 0.0
+        imported = Imported(trace=trace)
+        learn = Labelled(trace, label.task or trace.task_id or trace.id)
+        if reward is not None:
+            imported = Imported(trace=trace, scores=(Score(verifier=":reward", version="0", value=reward),))
+            learn = replace(learn, failed=reward < 1.0)
+        if learn.failed is not False:  # a success has no critical step
+            learn = replace(learn, step=label.step, category=label.type)
+        rows.append(LabelledTrace(learn, measure.Labelled(imported, types or None)))
     return rows

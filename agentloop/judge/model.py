@@ -1,8 +1,8 @@
-"""A model that is asked for a verdict: structured, metered, remembered.
+"""A model that gives verdicts in a fixed form, with their cost, and a cache of its answers.
 
-With `base_url` over HTTP in the OpenAI dialect; without it through litellm, which knows the hosted
-ones by name (`anthropic/…`, `gemini/…`) and is an extra. What a model answers is checked here for
-its form alone; what it is worth is the asking verifier's business.
+With `base_url` over HTTP in the OpenAI dialect; without it through litellm, which knows hosted models
+by name (`anthropic/…`, `gemini/…`) and is an extra. This module checks only the form of an answer; the
+verifier checks its content.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Form = TypeVar("Form", bound=BaseModel)
 
 
 class JudgeCost(NamedTuple):
-    """What asking has cost so far."""
+    """The cost of a judge model so far."""
 
     n_prompt_tokens: int = 0
     n_completion_tokens: int = 0
@@ -40,15 +40,17 @@ class JudgeCost(NamedTuple):
 
     def plus(self, other: JudgeCost) -> JudgeCost:
         """Both together."""
-        is_priced = self.cost_usd is not None and other.cost_usd is not None
+        cost_usd = None
+        if self.cost_usd is not None and other.cost_usd is not None:
+            cost_usd = self.cost_usd + other.cost_usd
         return JudgeCost(
             self.n_prompt_tokens + other.n_prompt_tokens,
             self.n_completion_tokens + other.n_completion_tokens,
-            (self.cost_usd or 0.0) + (other.cost_usd or 0.0) if is_priced else None,
+            cost_usd,
         )
 
     def graded(self, value: float | None, *, why: str = "", error: str | None = None) -> Graded:
-        """A number, or its absence, with the bill."""
+        """A score, or the error in its place, with the cost."""
         return Graded(value=value, error=error, why=why, **self._asdict())
 
 
@@ -73,7 +75,9 @@ class JudgeModel:
         usd_per_million: tuple[float, float] | None = None,
         cache: str | None = None,
     ) -> None:
-        self.model, self._base_url, self._temperature = model, base_url, temperature
+        self.model = model
+        self._base_url = base_url
+        self._temperature = temperature
         self._key = from_environment(api_key)
         if usd_per_million is not None:
             price = costs.price([PriceSection(model="*", input=usd_per_million[0], output=usd_per_million[1])])

@@ -56,7 +56,8 @@ class Reader:
         if votes < 1 or max_characters < 1:
             raise ValueError("reader: give at least one vote and one character")
         self._types = {leaf.type.value: leaf.definition for leaf in taxonomy.leaves}
-        self._votes, self._limit = votes, max_characters
+        self._votes = votes
+        self._limit = max_characters
         self._model = JudgeModel(**model)
         self.name = content_hash([DETECTOR, SYSTEM, self._types, votes, max_characters, self._model.model])
         """Another one may say something else."""
@@ -65,7 +66,9 @@ class Reader:
         """The critical failure, None where it cannot say one; what it cost; and what stood in the way."""
         if not trace.steps:
             return None, JudgeCost(), "it has no steps"
-        seen, spent, problems = transcript(trace, self._limit), JudgeCost(), list[str]()
+        seen = transcript(trace, self._limit)
+        spent = JudgeCost()
+        problems = list[str]()
         votes: list[Failure] = []
         for repeat in range(self._votes):
             try:

@@ -1,10 +1,10 @@
-"""Stored traces, judged again without being run again: new labels, and new numbers where a verifier can give them.
+"""Judges stored traces again without running the agent: new labels, and new scores where a verifier can give them.
 
-What was there before stays in the history. A batch is on disk before the next one begins, and what
-was judged by the same task, verifiers and taxonomy is passed over: whoever is interrupted runs the
-same again and continues. A verifier that needs the agent's box or waits for somebody keeps the number
-it has; so does a judge model that has not changed, unless it is asked for. One that compares a group
-is shown all of it, and those of its episodes get their numbers that are judged again.
+The history keeps the verdicts so far. A batch is on disk before the next one begins, and a trace that the
+same task, verifiers and taxonomy judged before is skipped: after an interruption, the same command
+continues. A verifier that needs the agent's sandbox or waits for a person keeps its score; so does an
+unchanged judge model, unless the caller names it. A verifier that compares a group sees the whole group,
+but only the episodes that are judged again get a new score.
 """
 
 from __future__ import annotations
@@ -78,12 +78,12 @@ async def rejudge(
     reader: Reader | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> JudgingSummary:
-    """Judge the traces for which `filter` holds, those first that were stored first.
+    """Judge the traces that match `filter`, the oldest first.
 
-    tasks: by id; a trace of another task is classified alone. only: the verifiers that are asked, by the names of
-    their scores; none is all. again: also what was judged by the same before. scorer: what was learned of labels,
-    asked where rules leave open why a run failed. reader: a model, asked where they leave it open still.
-    Raises ConfigError for a filter that is none and for a name in `only` that no task has.
+    tasks: by id; a trace of another task is only classified. only: verifiers to run, by the names of their scores;
+    default: all. again: judge traces too that nothing has changed for. scorer: learned from labels, used where the
+    rules do not explain a failure. reader: a model, used where the scorer does not either.
+    Raises ConfigError for an invalid filter and for a name in `only` that no task has.
     """
     named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
     names = {name for verifiers in named.values() for name in verifiers}
@@ -92,11 +92,18 @@ async def rejudge(
             raise ConfigError(
                 f"--verifier: no {name!r} (known: {', '.join(sorted(names)) or 'none'}){did_you_mean(name, names)}"
             )
-    guess = scorer.guess if scorer else None
-    learned = [content_hash(scorer.model_dump_json())] if scorer else []
-    learned += [reader.name] if reader else []
+    guess = None
+    learned = []
+    if scorer:
+        guess = scorer.guess
+        learned.append(content_hash(scorer.model_dump_json()))
+    if reader:
+        learned.append(reader.name)
     stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
-    account, after, groups, detectors = JudgingSummary(), 0, Groups(store), detectors_hash()
+    account = JudgingSummary()
+    after = 0
+    groups = Groups(store)
+    detectors = detectors_hash()
     slots = asyncio.Semaphore(N_TOGETHER)
     while batch := store.stored(filter, project=project, after=after, limit=BATCH):
         after = batch[-1].row.key
@@ -104,7 +111,9 @@ async def rejudge(
         for stored in batch:
             n_spans = str(stored.row.n_spans)  # more of them may have arrived
             late = "/".join([VERSION, detectors, n_spans, str(_outcome(stored)), *learned])
-            stamp = stamps.get(stored.row.task_id, late) if is_ours(stored.row) else late
+            stamp = late
+            if is_ours(stored.row):
+                stamp = stamps.get(stored.row.task_id, late)
             if stored.stamp == stamp and not (again or only):
                 account.n_same += 1
                 _count(account, stored, stored.row.reward_state, stored.row.reward)
@@ -113,20 +122,22 @@ async def rejudge(
 
         async def one(stored: Stored, stamp: str) -> New | None:
             async with slots:
-                task = tasks.get(stored.row.task_id) if is_ours(stored.row) else None
+                task = None
+                if is_ours(stored.row):
+                    task = tasks.get(stored.row.task_id)
                 record = read(store, stored.row)
                 if record is None:
                     account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
                     _count(account, stored, stored.row.reward_state, stored.row.reward)
                     return None
-                mine = named.get(task.id if task else "", {})
-                verdict = await _judged(task, record, stored, mine, only, account, groups, guess)
+                verifiers = named[task.id] if task else {}
+                verdict = await _judged(task, record, stored, verifiers, only, account, groups, guess)
                 if reader is not None and is_open(verdict):
                     verdict = await _read_by(reader, record.trace, verdict, account)
                 verdict = store.clean(verdict)
                 _count(account, stored, verdict.state, verdict.reward)
                 _note(account, record.verdict, stored.verdict, verdict)
-                if _is_settled(stored, record.verdict):  # the word from outside stays under the name of who gave it
+                if _is_settled(stored, record.verdict):  # a person's verdict stays under that person's name
                     return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
                 return New(stored.row.key, verdict, stamp)
 
@@ -147,15 +158,18 @@ async def _judged(
     groups: Groups,
     guess: Rule | None,
 ) -> Verdict:
-    trace, before = record.trace, record.verdict
+    trace = record.trace
+    before = record.verdict
     if task is None:
-        ours = is_ours(stored.row)
-        account.why_not[f"task {trace.task_id} is not in the suite" if ours else "their task is not in the suite"] += 1
+        whose = "their task"
+        if is_ours(stored.row):
+            whose = f"task {trace.task_id}"
+        account.why_not[f"{whose} is not in the suite"] += 1
         if record.imported is not None:
             return classified_imported(record.imported, before.state, _outcome(stored), guess=guess)
         classify = partial(classified, bare_task(trace), trace, guess=guess, rule=before.rule)
         fault = fault_in(trace)
-        if fault and not fault.ours and before.state is RewardState.infra_failed:  # as an older version had it
+        if fault and not fault.ours and before.state is RewardState.infra_failed:  # from an older version
             return classify(RewardState.scored, 0.0)
         return classify(before.state, before.reward, before.scores)
     classify = partial(classified, task, trace, guess=guess, rule=task.reward)
@@ -190,7 +204,9 @@ async def _read_by(reader: Reader, trace: Trace, verdict: Verdict, account: Judg
     account.cost_usd += spent.cost_usd or 0.0
     if problem and cause is None:
         account.why_not[f"the reader cannot say why it failed: {problem}"] += 1
-    return with_cause(verdict, cause) if cause else verdict
+    if cause is None:
+        return verdict
+    return with_cause(verdict, cause)
 
 
 def _reusable(
@@ -201,7 +217,7 @@ def _reusable(
     only: Collection[str],
     account: JudgingSummary,
 ) -> Score | None:
-    """The score that stands without asking; None where the verifier is asked."""
+    """The score to use without running the verifier; None to run it."""
     if waits(verifier):
         return outside
     if artifacts_of(verifier):
@@ -223,14 +239,14 @@ def detectors_hash() -> str:
 
 
 class Groups:
-    """Groups that are compared again: each whole and once, however many of its episodes are judged."""
+    """The groups to compare again: each is compared whole and once, however many of its episodes are judged."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._rankings: dict[tuple[object, ...], asyncio.Task[dict[str, Score]]] = {}
 
     async def score(self, task: Task, row: Any, name: str, verifier: GroupVerifier) -> Score:
-        """What `verifier` gives the episode of `row` among those of its group."""
+        """The score of the episode of `row` within its group."""
         key = (row.project, row.stage, row.group, row.task_id, name)
         if key not in self._rankings:
             self._rankings[key] = asyncio.create_task(self._rank(task, row, name, verifier))
@@ -243,14 +259,17 @@ class Groups:
 
 
 def _outcome(stored: Stored) -> float | None:
-    """What a trace from elsewhere is worth: what somebody has said here, else what its source said."""
-    reported, reward = reward_of(tuple(stored.given.values())), stored.row.reward
-    by_others = stored.by not in (None, JUDGE) and reward is not None
-    return reward if by_others or reported is None else reported
+    """The reward of an imported or received trace: a person's verdict here, else the one its source reported."""
+    if stored.by not in (None, JUDGE) and stored.row.reward is not None:
+        return float(stored.row.reward)
+    reported = reward_of(tuple(stored.given.values()))
+    if reported is None:
+        return stored.row.reward  # type: ignore[no-any-return]  # a row's column
+    return reported
 
 
 def _is_settled(stored: Stored, before: Verdict) -> bool:
-    """True when somebody outside has said what the trace is worth: no verifier of ours takes that back."""
+    """Whether a person or another system gave the reward, which no verifier of ours overrides."""
     return stored.by not in (None, JUDGE) and before.state is RewardState.scored
 
 
@@ -260,18 +279,20 @@ def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]
 
 
 def _count(account: JudgingSummary, stored: Stored, state: str, reward: float | None) -> None:
-    """Add what a trace is worth after judging."""
-    worth = state if reward is None else "failed" if reward < 1.0 else "succeeded"
-    account.worth[str(worth)] += 1
+    """Add a trace's result after judging."""
+    worth = str(state)
+    if reward is not None:
+        worth = "failed" if reward < 1.0 else "succeeded"
+    account.worth[worth] += 1
     account.n_unknown += not is_ours(stored.row) and state == RewardState.unscored
 
 
 def _note(account: JudgingSummary, row: Verdict, last: Verdict | None, now: Verdict) -> None:
-    """Add what changed. row: what the trace's row says now; last: the newest of its history."""
+    """Count the changes. row: the verdict in the trace's row; last: the newest one of its history."""
     if row.state is not now.state:
         account.changed[f"{row.state} -> {now.state}"] += 1
     elif row.reward is not None and now.reward is not None and row.reward != now.reward:
         account.changed[f"{row.reward:g} -> {now.reward:g}"] += 1
-    failures = last.failures if last else row.failures
-    account.n_relabelled += failures != now.failures
-    account.n_changed += (last or row) != now or (row.state, row.reward) != (now.state, now.reward)
+    last = last or row
+    account.n_relabelled += last.failures != now.failures
+    account.n_changed += last != now or (row.state, row.reward) != (now.state, now.reward)

@@ -88,7 +88,10 @@ async def judge(
         )  # fmt: skip
     scores: dict[str, Score] = {}
     for name in _in_order(task, named):
-        scores[name] = existing[name] if name in existing else await _score(named[name], name, trace, fresh)
+        score = existing.get(name)
+        if score is None:
+            score = await _score(named[name], name, trace, fresh)
+        scores[name] = score
         if decided(task.reward, tuple(scores.values())):
             break
     return verdict_of(task, trace, tuple(scores[name] for name in named if name in scores), guess)
@@ -102,16 +105,20 @@ def verdict_of(task: Task, trace: Trace, scores: tuple[Score, ...], guess: Rule 
 def name_verifiers(
     task: Task, verifiers: Sequence[Verifier] | None = None, load: Callable[[Part], Verifier] | None = None
 ) -> dict[str, Verifier]:
-    """A task's verifiers by the names that their scores have: `as` of the part, else the verifier's own.
+    """A task's verifiers by the names of their scores: `as` of the part, else the verifier's own name.
 
-    Two of one name are told apart by a number: `regex`, `regex-2`.
+    A number tells two of one name apart: `regex`, `regex-2`.
     """
+    names: list[str | None]
+    if verifiers is None:
+        names = [part.options.get(AS) for part in task.verifiers]
+        verifiers = [(load or _installed)(part) for part in task.verifiers]
+    else:
+        names = [None] * len(verifiers)
     named: dict[str, Verifier] = {}
-    wanted = [None] * len(verifiers) if verifiers is not None else [part.options.get(AS) for part in task.verifiers]
-    verifiers_of = verifiers if verifiers is not None else [(load or _installed)(part) for part in task.verifiers]
-    for name, verifier in zip(wanted, verifiers_of, strict=True):
-        name = first = str(name or verifier.name)
-        for n in range(2, len(verifiers_of) + 2):
+    for own_name, verifier in zip(names, verifiers, strict=True):
+        name = first = str(own_name or verifier.name)
+        for n in range(2, len(verifiers) + 2):
             if name not in named:
                 break
             name = f"{first}-{n}"
@@ -121,8 +128,10 @@ def name_verifiers(
 
 
 def _in_order(task: Task, named: Mapping[str, Verifier]) -> list[str]:
-    """Gates first, then what costs nothing: a judge model is asked when its word can still matter."""
-    gates = task.reward.gates if task.reward and task.reward.combine == "gated" else ()
+    """Gates first, then verifiers that cost nothing: a judge model runs only when its score can still matter."""
+    gates: tuple[str, ...] = ()
+    if task.reward and task.reward.combine == "gated":
+        gates = task.reward.gates
     if not gates and len(named) == 1:
         return list(named)
     return sorted(named, key=lambda name: (name not in gates, is_paid(named[name])))
@@ -136,7 +145,8 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
     """
     if not isinstance(verifier, Verifier):
         return no_score(verifier, name, ALONE)
-    artifacts, time_s = artifacts_of(verifier), time_of(verifier, TIMEOUT_S)
+    artifacts = artifacts_of(verifier)
+    time_s = time_of(verifier, TIMEOUT_S)
     limit = asyncio.timeout(time_s)
     try:
         async with limit:
@@ -155,7 +165,9 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
         return Score(verifier=name, version=verifier.version, value=0.0, why=words_of(error))
     except BaseException as error:  # a plugin may raise anything, and none of it may become a reward or end a command
         raise_if_cancelled()
-        return no_score(verifier, name, _late(time_s) if limit.expired() else raised(error))
+        if limit.expired():
+            return no_score(verifier, name, _late(time_s))
+        return no_score(verifier, name, raised(error))
     raise_if_cancelled()  # it caught a cancellation that was ours
     if limit.expired():
         return no_score(verifier, name, _late(time_s))
@@ -170,7 +182,7 @@ def raise_if_cancelled() -> None:
 
 
 def checked(verifier: Verifier | GroupVerifier, name: str, value: object) -> Score:
-    """What a verifier gave as a score, which has no value when that was not a number in [0, 1]."""
+    """A verifier's value as a score, which has no value if it is not a number in [0, 1]."""
     try:
         if isinstance(value, Graded):
             spent = {key: getattr(value, key) for key in Graded.model_fields if key not in ("value", "error")}
@@ -201,14 +213,17 @@ def plain_float(value: object) -> float | None:
         return float.__float__(value)
     if isinstance(value, int):
         whole = int.__int__(value)
-        return float(whole) if whole.bit_length() < 1000 else math.inf
-    return float.__float__(float(value)) if isinstance(value, Real) else None
+        if whole.bit_length() >= 1000:
+            return math.inf
+        return float(whole)
+    if isinstance(value, Real):
+        return float.__float__(float(value))
+    return None
 
 
 def raised(error: BaseException) -> str:
     """`KeyError: 'x' (verifier.py:12)`: on one line, with the last place in the verifier's file when it is not ours."""
-    words = words_of(error)
-    message = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    message = ": ".join(filter(None, (type(error).__name__, words_of(error))))
     frames = [(Path(frame.f_code.co_filename), line) for frame, line in walk_tb(error.__traceback__)]
     inside = frames[1:]
     if not inside or inside[0][0].is_relative_to(ENGINE):
@@ -252,7 +267,7 @@ def _verdict(
 
 
 def _installed(part: Part) -> Verifier:
-    """The installed verifier that `part` names, made once; it is shared and must not keep state."""
+    """The installed verifier that `part` names, created once; it is shared and must not keep state."""
     key = part.model_dump_json()
     if key not in _loaded:
         if len(_loaded) >= MAX_LOADED:
@@ -262,7 +277,7 @@ def _installed(part: Part) -> Verifier:
 
 
 def make_verifier(part: Part) -> Verifier:
-    """The verifier that `part` names. Raises PluginError, also for what is none and could score nothing."""
+    """The verifier that `part` names. Raises PluginError, also for an object that cannot score."""
     options = {key: value for key, value in part.options.items() if key != AS}
     verifier: Verifier = load_part("verifiers", part.kind, options)
     score: Any = getattr(verifier, "score", None) or getattr(verifier, "rank", None)

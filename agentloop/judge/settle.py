@@ -51,7 +51,8 @@ def resolve(
     if past and (past[-1].by, past[-1].why, past[-1].verdict.reward) == (by, why, reward):
         return past[-1].verdict
     scores = past[-1].verdict.scores if past else ()
-    record, rule = read(store, row), past[-1].verdict.rule if past else None
+    record = read(store, row)
+    rule = past[-1].verdict.rule if past else None
     if record is not None and record.imported is not None:
         verdict = classified_imported(record.imported, RewardState.scored, reward).model_copy(update={"scores": scores})
     else:

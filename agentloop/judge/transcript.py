@@ -26,8 +26,10 @@ def transcript(trace: Trace, limit: int) -> str:
 
 
 def answer(trace: Trace) -> str:
-    """How it ended."""
-    return f"answer: {trace.answer}" if trace.answer is not None else f"no answer ({trace.stop_reason})"
+    """The submitted answer, or why the run ended without one."""
+    if trace.answer is None:
+        return f"no answer ({trace.stop_reason})"
+    return f"answer: {trace.answer}"
 
 
 def task(trace: Trace) -> str:

@@ -67,7 +67,8 @@ def all_six(checks: Iterable[Check]) -> tuple[Check, ...]:
 
 async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
     """Whether the policy that failed fails more often than not. roll: its trials; failure: what it was."""
-    seen, lost = _Counted(), ""
+    seen = _Counted()
+    lost = ""
     for numbered in _stages(LOOKS):
         seen.add(await roll(numbered))
         lost = seen.too_many_lost()
@@ -82,14 +83,15 @@ async def reproduces(roll: Rolled, who: str, failure: FailureType) -> Check:
     alike = f"{numbers['same_type']} of them by {failure}"
     finding = f"{who} failed {seen.n_failed} of {seen.n} replays ({alike}), which is at least {low:.0%} of the time"
     passed = not lost and low > MIN_FAILS
-    return Check(
-        name="reproduces", passed=passed, why=lost or (finding if passed else _not_shown(finding)), numbers=numbers
-    )
+    if not passed:
+        finding = _not_shown(finding)
+    return Check(name="reproduces", passed=passed, why=lost or finding, numbers=numbers)
 
 
 async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
     """(whether the policy that passes does so nearly always, how often it passed)."""
-    seen, lost = _Counted(), ""
+    seen = _Counted()
+    lost = ""
     for numbered in _stages(PASS_LOOKS):
         seen.add(await roll(numbered))
         lost = seen.too_many_lost()
@@ -103,12 +105,13 @@ async def flake(roll: Rolled, who: str) -> tuple[Check, int]:
     }  # fmt: skip
     finding = f"{who} failed {seen.n_failed} of {seen.n} trials, which is at most {high:.1%} of the time"
     passed = not lost and high <= MAX_FLAKE
-    why = lost or (finding if passed else f"{finding}; more than {MAX_FLAKE:.0%} is not excluded")
-    return Check(name="flake", passed=passed, why=why, numbers=numbers), seen.n - seen.n_failed
+    if not passed:
+        finding = f"{finding}; more than {MAX_FLAKE:.0%} is not excluded"
+    return Check(name="flake", passed=passed, why=lost or finding, numbers=numbers), seen.n - seen.n_failed
 
 
 def sound(result: TaskAudit) -> Check:
-    """Whether the verifiers can be believed. A task without a solution is not asked for it here (`solvable`)."""
+    """Whether the verifiers can be trusted. `solvable` is the check for a missing solution."""
     problems = [one for one in result.problems if result.oracle or not one.startswith("not known")]
     numbers = {
         "solution": result.oracle, "nothing": result.empty, "random": result.random, "cheats": result.n_cheats,
@@ -126,14 +129,14 @@ def sound(result: TaskAudit) -> Check:
 
 
 def solvable(n_passed: int, who: str, stored: str | None) -> Check:
-    """n_passed: how often `who` passed. stored: the id of a run that passed, and passes when it is judged again."""
+    """n_passed: how often `who` passed. stored: the id of a stored run that passes when it is judged again."""
     numbers = {"policy": who, "passed": n_passed, "trace": stored}
     if n_passed:
         return Check(name="solvable", passed=True, why=f"{who} passed {n_passed} times", numbers=numbers)
     if stored:
         why = f"trace {stored[:10]} passed it, and does when it is judged again"
         return Check(name="solvable", passed=True, why=why, numbers=numbers)
-    why = "nobody has passed it: give the task a solution, or name a policy that passes with --fixed"
+    why = "no run has passed it: give the task a solution, or name a policy that passes with --fixed"
     return Check(name="solvable", passed=False, why=why, numbers=numbers)
 
 
@@ -141,9 +144,10 @@ def novel(n_covered: int, max_alike: int, same: str | None = None) -> Check:
     """n_covered: cases of the same signature; max_alike: how many are enough; same: a case of the same task."""
     if same is not None:
         return Check(name="novel", passed=False, why=f"case {same} asks the same task", numbers={"same": same})
-    enough = "" if n_covered < max_alike else f", and {max_alike} are enough"
     numbers = {"alike": n_covered, "at_most": max_alike}
-    why = f"{counted(n_covered, 'case')} of this failure before{enough}"
+    why = f"{counted(n_covered, 'case')} of this failure before"
+    if n_covered >= max_alike:
+        why += f", and {max_alike} are enough"
     return Check(name="novel", passed=n_covered < max_alike, why=why, numbers=numbers)
 
 
@@ -156,7 +160,8 @@ def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
     secrets_in: dict[str, list[str]] = {}
     n_files = n_bytes = 0
     for name, path in _files(draft, task):
-        n_files, n_bytes = n_files + 1, n_bytes + path.stat().st_size
+        n_files = n_files + 1
+        n_bytes = n_bytes + path.stat().st_size
         if n_bytes > MAX_SCANNED:
             why = f"more than {MAX_SCANNED:,} bytes to look through"
             return Check(name="no_secrets", passed=False, why=why, numbers={"files": n_files, "bytes": n_bytes})
@@ -164,8 +169,10 @@ def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
         kinds = _MARK.findall(f"{redacted_name}\n{redactor.text(path.read_bytes().decode(errors='replace'))}")
         if kinds:
             secrets_in[redacted_name] = sorted(set(kinds))
-    listing = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in secrets_in.items())
-    why = f"secrets, or places where one was: {listing}; take them out" if secrets_in else f"{n_files} files are clean"
+    why = f"{n_files} files are clean"
+    if secrets_in:
+        listing = "; ".join(f"{name}: {', '.join(kinds)}" for name, kinds in secrets_in.items())
+        why = f"secrets, or places where one was: {listing}; take them out"
     numbers = {"files": n_files, "bytes": n_bytes, "found": secrets_in}
     return Check(name="no_secrets", passed=not secrets_in, why=why, numbers=numbers)
 
@@ -173,8 +180,9 @@ def no_secrets(draft: Path, task: Task | None, secrets: Iterable[str]) -> Check:
 def _files(draft: Path, task: Task | None) -> list[tuple[str, Path]]:
     folders = {"": draft}
     if task is not None:
-        tests = [part.options["tests"] for part in task.verifiers if isinstance(part.options.get("tests"), str)]
-        others = [*([task.sandbox.files] if task.sandbox.files else []), *map(Path, tests)]
+        others = [Path(part.options["tests"]) for part in task.verifiers if isinstance(part.options.get("tests"), str)]
+        if task.sandbox.files:
+            others.insert(0, task.sandbox.files)
         folders |= {f"{path.name}/": path for path in others if not path.is_relative_to(draft)}
     return [
         (f"{name}{path.relative_to(folder).as_posix()}", path)
@@ -190,7 +198,7 @@ class _Counted:
     def __init__(self) -> None:
         self.n = self.n_failed = self.n_lost = 0
         self.types: list[str] = []
-        """Of the critical failures."""
+        """Types of the critical failures."""
         self._why = ""
 
     def add(self, new: Sequence[Outcome]) -> None:
@@ -202,10 +210,11 @@ class _Counted:
             self.n += 1
             if outcome.reward < 1:
                 self.n_failed += 1
-                self.types += [outcome.failure] if outcome.failure else []
+                if outcome.failure:
+                    self.types.append(outcome.failure)
 
     def too_many_lost(self) -> str:
-        """Why nothing can be said; "" when it can."""
+        """Why the trials decide nothing; "" when they do."""
         n_total = self.n + self.n_lost
         if self.n_lost <= MAX_LOST * n_total:
             return ""

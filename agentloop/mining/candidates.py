@@ -31,7 +31,8 @@ class Signatures:
 
     def __init__(self, cases: Sequence[MinedCase] = (), max_alike: int = MAX_ALIKE) -> None:
         """max_alike: cases of one signature at most."""
-        self._templates, self.max_alike = Templates(), max_alike
+        self._templates = Templates()
+        self.max_alike = max_alike
         self.n_passed_over = 0
         """Failed traces that were left out: their signature has enough cases, or was tried often enough."""
         self.n_cases: Counter[tuple[Kind, int]] = Counter()

@@ -62,17 +62,16 @@ class MinedCase(Frozen):
     """Quoted from the trace."""
     detector: str
     tool: str | None = None
-    """Whose call failed."""
+    """The tool whose call failed."""
     task: str
-    """Id of the task that it was made of, which is not trained on from then on; of an offline case what its source
-    calls it."""
+    """Id of the task, which is not trained on any more; for an offline case, its name in the source."""
     suite: str = ""
     trace: str
-    """Id of the trace that it was made of."""
+    """Id of the failed trace."""
     source: str = "agentloop"
-    """The format that the trace came in."""
+    """The format of the trace."""
     policy: str = ""
-    """Who failed, as a REF."""
+    """The policy that failed, as a REF."""
     verifiers: tuple[str, ...] = ()
     """`name@version` of each, when the case was admitted."""
     image: str = ""
@@ -80,8 +79,9 @@ class MinedCase(Frozen):
 
     @property
     def k(self) -> int | None:
-        """The step that a fork goes on from; None for other kinds."""
-        return int(self.kind.removeprefix("fork@")) if self.kind.startswith("fork@") else None
+        """The step from which a fork continues; None for other kinds."""
+        kind, _, step = self.kind.partition("@")
+        return int(step) if kind == "fork" else None
 
 
 def case_id(task: str, failure: FailureType, trace: str) -> str:
@@ -95,7 +95,7 @@ def case_id(task: str, failure: FailureType, trace: str) -> str:
 
 @contextmanager
 def drafted(out: Path, name: str) -> Iterator[Path]:
-    """A new folder in `out`, gone after the block: what is written there has the paths of a case."""
+    """A new folder in `out`, removed after the block: files in it have the same relative paths as those of a case."""
     folder = out.resolve() / f".{name}.draft"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -108,10 +108,10 @@ def drafted(out: Path, name: str) -> Iterator[Path]:
 def write_case(
     draft: Path, case: MinedCase, trace: Trace, *, task: Task | None, imported: Imported | None = None
 ) -> None:
-    """All of a case but its evidence into the folder `draft`, which stands where the case will.
+    """Write a case, without its evidence, to the folder `draft`, which is beside the case's own.
 
-    task: as it is done in the case; None for an offline one. imported: its trace as it came. Files of the task that
-    lie in another folder than the cases' own are copied. Raises ConfigError for a case of more than MAX_BYTES.
+    task: the task of the case; None for an offline one. imported: its trace with its raw fields. Files of the task
+    outside the folder of the cases are copied. Raises ConfigError for a case of more than MAX_BYTES.
     """
     text = "".join(
         f"{key} = {toml_value(value)}\n"

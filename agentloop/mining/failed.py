@@ -1,8 +1,8 @@
-"""Failed traces -> the tasks that champions failed: what `mine.py` makes regression cases of.
+"""The tasks that champions failed, from which `mine.py` makes regression cases.
 
-They are a suite like any other (`suite.py`), split heldout so that none of them is trained on, plus
-`failures.jsonl`: for each task what happened, at which step, and the words that show it. Nobody has
-checked that any of it happens again; a regression case (`case.py`) is what passed that check.
+They are a suite like any other (`suite.py`), in the heldout split so that no trainer gets them, plus
+`failures.jsonl`: for each task the failure, its step, and a quote that shows it. Nothing here has been
+reproduced; a regression case (`case.py`) has.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from agentloop.suites.writer import write_suite
 from agentloop.types import FailureType, Frozen, RewardState, Split, Task, Trace, Verdict, content_hash
 
 FAILED = Path("evals") / "failed"
-"""Folder, in a project, of tasks that a champion failed, which `agentloop mine` takes up."""
+"""Folder, in a project, of the tasks that a champion failed; `agentloop mine` reads it."""
 FAILURES = "failures.jsonl"
 
 
 class Pinned(Frozen):
-    """A failed trace that is to be remembered, and the verdict that says why it failed.
+    """A failed trace to remember, and the verdict that says why it failed.
 
-    Refused (ValidationError, a ValueError) are a trace that was not scored, which is no failure of
-    the policy, and one with the full reward, which is no failure at all.
+    Raises ValidationError (a ValueError) for a trace that was not scored, which is not the policy's failure,
+    and for one with the full reward, which is no failure.
     """
 
     trace: Trace
@@ -42,7 +42,7 @@ class Pinned(Frozen):
         if self.verdict.trace_id != self.trace.id:
             raise ValueError(f"the verdict is on trace {self.verdict.trace_id!r}, not on {self.trace.id!r}")
         if self.trace.task_id is None:
-            raise ValueError(f"trace {self.trace.id!r} is of no task; only a task can be repeated")
+            raise ValueError(f"trace {self.trace.id!r} has no task; only a task can be repeated")
         if self.verdict.state is not RewardState.scored:
             raise ValueError(f"trace {self.trace.id!r} is {self.verdict.state}; only a scored trace can have failed")
         if self.verdict.reward is None or self.verdict.reward >= 1:
@@ -64,16 +64,16 @@ class FailedTask(Frozen):
     policy_version: int
     """The version that failed."""
     sentence: str
-    """What happened, in words."""
+    """The whole failure as one line of text."""
 
 
 def pin(failures: Sequence[Pinned], folder: Path, suite: Suite, *, taxonomy: Taxonomy = OURS) -> int:
-    """Add the tasks of `failures` to the suite in `folder`; how many were not in it before.
+    """Add the tasks of `failures` to the suite in `folder`; the number of new ones.
 
-    One failure a task: what is already pinned stays as it is, so pinning twice changes no byte. Limits
-    follow `suite`, the suite that the traces are of. Not safe for two writers at once. taxonomy: what types mean.
-    Tasks done in another kind of box stay as they are, in a folder beside this one.
-    Raises ConfigError when a task is not in `suite` or is one that is trained on.
+    A task has one failure: a task that is already pinned does not change, so pinning twice changes no byte.
+    suite: the suite of the traces, whose limits the tasks get. taxonomy: the meanings of the types. Tasks with
+    another sandbox move unchanged to a folder beside this one. Not safe for two writers at once.
+    Raises ConfigError when a task is not in `suite`, or is in its train split.
     """
     if not failures:
         return 0
@@ -92,7 +92,7 @@ def pin(failures: Sequence[Pinned], folder: Path, suite: Suite, *, taxonomy: Tax
 
 
 def read_failed(folder: Path) -> tuple[FailedTask, ...]:
-    """What is known of the tasks in `folder`, in the order they were pinned; none when there is no file."""
+    """The failures of the tasks in `folder`, in the order in which they were pinned; none without a file."""
     path = folder / FAILURES
     if not path.is_file():
         return ()
@@ -107,10 +107,11 @@ def read_failed(folder: Path) -> tuple[FailedTask, ...]:
 
 
 def _pinned_tasks(folder: Path, suite: Suite) -> list[Task]:
-    """The tasks already in `folder`, under the limits of `suite`; those done in another kind of box are set aside."""
+    """The tasks already in `folder`, with the limits of `suite`. Moves the folder if their sandbox is another."""
     if not (folder / HEAD).exists():
         return []
-    old, new = load_suite(folder), suite.split(Split.heldout)[0]
+    old = load_suite(folder)
+    new = suite.split(Split.heldout)[0]
     if old.tasks[0].sandbox != new.sandbox:
         folder.rename(folder.with_name(f"{folder.name}-{old.hash[:8]}"))
         return []
@@ -130,14 +131,21 @@ def _heldout_task(trace: Trace, suite: Suite) -> Task:
 
 
 def _failed(failure: Pinned, taxonomy: Taxonomy) -> FailedTask:
-    trace, critical = failure.trace, failure.verdict.critical
-    kind = critical.type if critical else FailureType.unclassified
+    trace = failure.trace
+    critical = failure.verdict.critical
+    kind = FailureType.unclassified
+    evidence = ""
+    step = None
+    if critical:
+        kind = critical.type
+        evidence = critical.evidence
+        step = critical.step
     return FailedTask(
         id=content_hash([trace.task_id, trace.id, kind.value])[:12],
         task_id=str(trace.task_id),
         failure=kind,
-        evidence=critical.evidence if critical else "",
-        step=critical.step if critical else None,
+        evidence=evidence,
+        step=step,
         trace_id=trace.id,
         policy_version=trace.policy_version or 0,
         sentence=sentence(trace, failure.verdict, taxonomy),
@@ -145,20 +153,29 @@ def _failed(failure: Pinned, taxonomy: Taxonomy) -> FailedTask:
 
 
 def sentence(trace: Trace, verdict: Verdict, taxonomy: Taxonomy) -> str:
-    """What a person reads of a failed trace: who did what, what it was worth, where it went wrong, and what that is."""
+    """A failed trace for a person: the policy, its answer and reward, the failing step, and what its type means."""
     critical = verdict.critical
-    answer = "submitted nothing" if trace.answer is None else f"submitted {_quoted(trace.answer)}"
-    who = "An agent" if trace.policy_version is None else f"Policy version {trace.policy_version}"
-    reward = "unknown" if verdict.reward is None else f"{verdict.reward:g}"
-    start = f"{who} {answer} for task {trace.task_id} (reward {reward})"
+    who = "An agent"
+    if trace.policy_version is not None:
+        who = f"Policy version {trace.policy_version}"
+    answer = "nothing"
+    if trace.answer is not None:
+        answer = _quoted(trace.answer)
+    reward = "unknown"
+    if verdict.reward is not None:
+        reward = f"{verdict.reward:g}"
+    start = f"{who} submitted {answer} for task {trace.task_id} (reward {reward})"
     if critical is None:
         return f"{start}: {FailureType.unclassified.value}. {taxonomy.describe(FailureType.unclassified)}"
-    where = "in the whole trace" if critical.step is None else f"at step {critical.step}"
+    where = "in the whole trace"
+    if critical.step is not None:
+        where = f"at step {critical.step}"
     quote = _quoted(critical.evidence)
     return f"{start}: {critical.type.value} {where}, {quote}. {taxonomy.describe(critical.type)}"
 
 
 def _quoted(text: str) -> str:
-    """As it is, on one line; JSON's spelling where it could not be told from the words around it."""
-    plain = text.isprintable() and "`" not in text and text.strip() == text != ""
-    return f"`{text}`" if plain else json.dumps(text, ensure_ascii=False)
+    """The text on one line between backticks, or as JSON where backticks would be ambiguous."""
+    if text.isprintable() and "`" not in text and text.strip() == text != "":
+        return f"`{text}`"
+    return json.dumps(text, ensure_ascii=False)

@@ -111,15 +111,16 @@ class Mine:
 
     async def _mined(self, candidate: Candidate, pool: SandboxPool) -> Mined:
         started = time.perf_counter()
-        same = self.signatures.of_task.get(candidate.task.id) if candidate.task else None
+        task_id = candidate.task.id if candidate.task else ""
+        same = self.signatures.of_task.get(task_id)
         first = admission.novel(self.signatures.n_cases[candidate.signature], self.signatures.max_alike, same)
         if not first.passed:
             return Mined(self._case(candidate, FULL), all_six([first]), time.perf_counter() - started, None)
         mined: Mined | None = None
         failing = self.failing(candidate)
-        start = (candidate.task.id if candidate.task else "", failing.ref if failing else "")
+        start = (task_id, failing.ref if failing else "")
         for kind in self._kinds(candidate):
-            if kind == FULL and start in self._decided:  # once: who asks often enough gets any answer
+            if kind == FULL and start in self._decided:  # a retry until it passes would prove nothing
                 mined = replace(self._decided[start], case=self._case(candidate, FULL))
             else:
                 try:
@@ -129,21 +130,23 @@ class Mine:
             if kind == FULL:
                 self._decided[start] = mined
             if mined.folder is not None or not _not_again(mined):
-                break  # what fails again and is refused for another reason is refused from any step
+                break  # a case that fails again but is refused for another reason is refused from any step
         assert mined is not None  # noqa: S101 - there is a first kind
         return mined
 
     def _kinds(self, candidate: Candidate) -> list[str]:
         if candidate.task is None:
             return [OFFLINE]
-        step = candidate.failure.step
+        kinds = [FULL]
         ours = candidate.imported is None and candidate.trace.source == "agentloop"
-        return [FULL, *([f"fork@{step}"] if ours and step else [])]
+        if ours and candidate.failure.step:
+            kinds.append(f"fork@{candidate.failure.step}")
+        return kinds
 
     async def _tried(
         self, candidate: Candidate, kind: str, pool: SandboxPool, first: Check, started: float, before: Mined | None
     ) -> Mined:
-        """before: what came of it from its start. Raises NoFork for a fork that cannot be made."""
+        """before: the result of the full case, for a fork. Raises NoFork for a fork that cannot be made."""
         case = self._case(candidate, kind)
         with drafted(self.out, case.id) as draft:
             task = await self._task(candidate, case, draft)
@@ -152,17 +155,21 @@ class Mine:
             except ConfigError as error:
                 refused = Check(name="no_secrets", passed=False, why=f"it cannot be kept whole: {error}")
                 return Mined(case, all_six([first, refused]), time.perf_counter() - started, None)
-            checks = [first, admission.no_secrets(draft, case_task(draft) if task else None, self.secrets)]
-            if checks[-1].passed:
-                checks += await (
-                    self._online(candidate, draft, pool) if task else self._offline(candidate, case, draft)
-                )
+            case_in_draft = case_task(draft) if task else None
+            checks = [first, admission.no_secrets(draft, case_in_draft, self.secrets)]
+            if checks[-1].passed and task:
+                checks += await self._online(candidate, draft, pool)
+            elif checks[-1].passed:
+                checks += await self._offline(candidate, case, draft)
             all_checks = all_six(checks)
             if (majority := _majority(all_checks, case.failure)) is not None:
                 case = _renamed(case, majority)
                 write_case(draft, case, candidate.trace, task=task, imported=self._whole(candidate))
-            folder = self.out / case.id if all(check.passed for check in all_checks) else None
-            target = folder or (self.keep_rejected / case.id if self.keep_rejected else None)
+            folder = target = None
+            if all(check.passed for check in all_checks):
+                folder = target = self.out / case.id
+            elif self.keep_rejected:
+                target = self.keep_rejected / case.id
             if target is not None and not target.exists():
                 put_case(draft, target, _evidence(all_checks, before))
             if folder is not None:
@@ -174,7 +181,8 @@ class Mine:
 
     async def _task(self, candidate: Candidate, case: MinedCase, draft: Path) -> Task | None:
         """The task as it is done in the case. Raises NoFork."""
-        task, actor = candidate.task, self.failing(candidate)
+        task = candidate.task
+        actor = self.failing(candidate)
         if task is None or case.k is None:
             return task
         if actor is None:
@@ -183,9 +191,11 @@ class Mine:
 
     async def _online(self, candidate: Candidate, draft: Path, pool: SandboxPool) -> list[Check]:
         """The checks that run something, the cheap ones first; none after one that failed."""
-        source, task = candidate.task, case_task(draft)
+        source = candidate.task
+        task = case_task(draft)
         assert source is not None  # noqa: S101 - of a case that is done again
-        failing, fixed = self.failing(candidate), self.fixed(candidate)
+        failing = self.failing(candidate)
+        fixed = self.fixed(candidate)
         if failing is None:
             why = "nobody to replay it with; name the policy that failed with --policy"
             return [Check(name="reproduces", passed=False, why=why)]
@@ -198,19 +208,25 @@ class Mine:
         checks.append(await admission.reproduces(fails, failing.ref, candidate.failure.type))
         if not checks[-1].passed:
             return checks
-        passing = fixed or (Actor("solution", failing.agent, oracle([task])) if task.solution else None)
+        passing = fixed
+        if passing is None and task.solution:
+            passing = Actor("solution", failing.agent, oracle([task]))
         if passing is None:
-            why = "nobody to try how often it passes; name a policy with --fixed, or give the task a solution"
+            why = "no policy to test how often it passes; name one with --fixed, or give the task a solution"
             return [*checks, Check(name="flake", passed=False, why=why)]
         passes = self._rolled(task, Side.candidate, passing, pool)
         flaky, n_passed = await admission.flake(passes, passing.ref)
-        n_solved = sum(reward == 1.0 for reward in audited.oracle) if not task.prefix else 0
-        evidence = (n_passed, passing.ref) if n_passed else (n_solved, "solution")
-        stored = None if evidence[0] else await self._stored_pass(source)
+        evidence = (n_passed, passing.ref)
+        if not n_passed:
+            n_solved = sum(reward == 1.0 for reward in audited.oracle)
+            evidence = (0 if task.prefix else n_solved, "solution")
+        stored = None
+        if not evidence[0]:
+            stored = await self._stored_pass(source)
         return [*checks, flaky, admission.solvable(*evidence, stored)]
 
     def _rolled(self, task: Task, side: Side, actor: Actor, pool: SandboxPool) -> admission.Rolled:
-        """Trials as a gate makes them, of which nothing is stored."""
+        """Trials as in a gate; none is stored."""
         run = f"mine/{task.hash}/{actor.ref}"
         trials = Trials([task], {side: actor}, pool, run=run, guess=self.guess, pauses_s=self.pauses_s)
         slots = asyncio.Semaphore(self.n_concurrent)
@@ -241,38 +257,44 @@ class Mine:
         return None
 
     def _passing(self, task_id: str | None) -> list[Imported]:
-        """Stored runs of a task that passed, with what is known of their worth."""
+        """Stored runs of a task that passed, with their verdicts."""
+        if not task_id:
+            return []
         attempts = []
-        rows = self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0, project=self.tenant)
-        for row in rows if task_id else ():
+        for row in self.store.find_traces(limit=N_PASSING, task_id=task_id, reward=1.0, project=self.tenant):
             if (one := read(self.store, row)) is not None:
-                attempts.append(one.imported or Imported(trace=one.trace, verdict=one.verdict))
-        return [one if one.verdict else one.model_copy(update={"verdict": _won(one.trace)}) for one in attempts]
+                attempt = one.imported or Imported(trace=one.trace, verdict=one.verdict)
+                attempts.append(attempt.model_copy(update={"verdict": attempt.verdict or _won(one.trace)}))
+        return attempts
 
     def _whole(self, candidate: Candidate) -> Imported:
         whole = candidate.imported or Imported(trace=candidate.trace)
         return whole.model_copy(update={"verdict": candidate.verdict})
 
     def _case(self, candidate: Candidate, kind: str) -> MinedCase:
-        trace, failure, task = candidate.trace, candidate.failure, candidate.task
-        named = name_verifiers(task) if task else {}
+        trace = candidate.trace
+        failure = candidate.failure
+        task = candidate.task
+        of_task: dict[str, Any] = {"kind": OFFLINE, "task": trace.task_id or "", "tags": (OFFLINE,)}
+        if task is not None:
+            versions = tuple(f"{name}@{verifier.version}" for name, verifier in name_verifiers(task).items())
+            of_task = {
+                "kind": kind, "task": task.id, "tags": ("must-pass",), "suite": self.suite, "image": task.sandbox.image,
+                "verifiers": versions,
+            }  # fmt: skip
+        if trace.policy_version is not None:
+            of_task["policy"] = f"v{trace.policy_version}"
         return MinedCase(
             id=candidate.id,
-            kind=OFFLINE if task is None else kind,
             sentence=sentence(trace, candidate.verdict, self.taxonomy),
             failure=failure.type,
             step=failure.step,
             evidence=failure.evidence,
             detector=failure.detector,
             tool=candidate.tool,
-            task=task.id if task else trace.task_id or "",
-            suite=self.suite if task else "",
             trace=trace.id,
             source=trace.source,
-            policy="" if trace.policy_version is None else f"v{trace.policy_version}",
-            verifiers=tuple(f"{name}@{verifier.version}" for name, verifier in named.items()),
-            image=task.sandbox.image if task else "",
-            tags=("must-pass",) if task else (OFFLINE,),
+            **of_task,
         )
 
 
@@ -292,11 +314,13 @@ def _majority(checks: Sequence[Check], failure: FailureType) -> tuple[FailureTyp
     if not types or 2 * numbers["same_type"] >= numbers["failed"]:
         return None
     most = max(types, key=types.__getitem__)
-    return None if most == failure else (FailureType(most), types[most], numbers["failed"])
+    if most == failure:
+        return None
+    return FailureType(most), types[most], numbers["failed"]
 
 
 def _renamed(case: MinedCase, majority: tuple[FailureType, int, int]) -> MinedCase:
-    """Called after what it will be seen to fail by; its failure stays that of the trace, which its step is of."""
+    """The case, named after its replays' usual failure; its own failure and step stay those of the trace."""
     most, n, n_failed = majority
     words = f"{case.sentence} Its replays fail mostly by {most.value} ({n} of {n_failed})."
     return case.model_copy(update={"id": case_id(case.task, most, case.trace), "sentence": words})
@@ -304,13 +328,10 @@ def _renamed(case: MinedCase, majority: tuple[FailureType, int, int]) -> MinedCa
 
 def _without_fork(mined: Mined | None, why: str) -> Mined:
     assert mined is not None  # noqa: S101 - a fork is tried after the start
-    checks = tuple(
-        check.model_copy(update={"why": f"{check.why}; nor can it be gone on from: {why}"})
-        if check.name == "reproduces"
-        else check
-        for check in mined.checks
-    )
-    return replace(mined, checks=checks)
+    checks = {check.name: check for check in mined.checks}
+    reproduces = checks["reproduces"]
+    checks["reproduces"] = reproduces.model_copy(update={"why": f"{reproduces.why}; nor can it be forked: {why}"})
+    return replace(mined, checks=tuple(checks.values()))
 
 
 def _evidence(checks: Sequence[Check], before: Mined | None) -> dict[str, Any]:

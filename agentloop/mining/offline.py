@@ -67,7 +67,7 @@ def offline_checks(case: MinedCase, draft: Path, passing: Sequence[Imported]) ->
 
 
 def _before(case: MinedCase, imported: Imported) -> str:
-    """Words for a detector that finds the failure before it was made: in the run as it was before that step."""
+    """The complaint about a detector that finds the failure already in the run before its step; empty without one."""
     if case.step is None:
         return ""
     trace = imported.trace
@@ -78,4 +78,6 @@ def _before(case: MinedCase, imported: Imported) -> str:
 
 
 def _at(kind: object, step: int | None) -> str:
-    return f"{kind} in the whole run" if step is None else f"{kind} at step {step}"
+    if step is None:
+        return f"{kind} in the whole run"
+    return f"{kind} at step {step}"

@@ -74,13 +74,15 @@ class ProjectMining:
         return [mined for mined in self.done if mined.folder is not None]
 
     def ids(self, traces: Sequence[str], filter: str) -> list[str]:
-        """Whole ids of `traces`, or else of what champions failed; none is all failures.
+        """Whole ids of `traces`; default: of the champions' failures, unless there is a filter. Empty means all.
 
-        traces: ids, or how they begin.
+        traces: ids or unique prefixes.
         """
         if traces:
             return [self._store.named(prefix, project=self.options.tenant).id for prefix in traces]
-        return [] if filter else [failed.trace_id for failed in read_failed(self.options.project / FAILED)]
+        if filter:
+            return []
+        return [task.trace_id for task in read_failed(self.options.project / FAILED)]
 
     async def run(
         self,
@@ -89,7 +91,7 @@ class ProjectMining:
         limit: int | None = None,
         on_mined: Callable[[Mined], None] = lambda _: None,
     ) -> None:
-        """Try failed traces until `limit` cases were admitted."""
+        """Try failed traces until `limit` cases are admitted."""
         options = self.options
         suite = _suite(options.project)
         tasks = {task.id: task for task in suite.tasks} if suite else {}
@@ -127,8 +129,9 @@ class ProjectMining:
         self.n_passed_over = signatures.n_passed_over
 
     def _choices(self, suite: Suite | None) -> tuple[Choice, Choice]:
-        """Who failed, and who passes now, of a candidate; each is loaded once."""
-        policy, fixed = self.options.policy, self.options.fixed
+        """(the policy that failed on a candidate, the one that passes now); each is loaded once."""
+        policy = self.options.policy
+        fixed = self.options.fixed
         live = Registry(self._store).live()
 
         @cache
@@ -138,8 +141,9 @@ class ProjectMining:
 
         def failing(candidate: Candidate) -> Actor | None:
             version = candidate.trace.policy_version if candidate.imported is None else None
-            ref = policy or (f"v{version}" if version else None)
-            return acting(ref) if ref else None
+            if policy:
+                return acting(policy)
+            return acting(f"v{version}") if version else None
 
         def passing(candidate: Candidate) -> Actor | None:
             if fixed:
@@ -154,8 +158,10 @@ class ProjectMining:
 
 
 def _suite(project: Path) -> Suite | None:
-    """The project's; None in a folder that is no project, where traces are all there is."""
+    """The project's suite; None without one, and in a folder that is not a project and has only traces."""
     if not (project / CONFIG_FILE).is_file():
         return None
     config = load_config(project)
-    return load_suite(suite_folder(project, config)) if config.project.suite else None
+    if not config.project.suite:
+        return None
+    return load_suite(suite_folder(project, config))

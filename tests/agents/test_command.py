@@ -320,7 +320,7 @@ def test_money_that_nobody_counts_is_not_limited(bubblewrap: BubblewrapBackend, 
     """The second call is refused, and the episode says which table would help."""
     ended = Ended()
     agent = Command(RUN, files=program(tmp_path / "p", "for n in range(3): print(ask([user(str(n))]))"))
-    with pytest.raises(ConfigError, match=r"nobody knows what 'exact' costs; add a table \[\[prices\]\]"):
+    with pytest.raises(ConfigError, match=r"the price of 'exact' is unknown; add a table \[\[prices\]\]"):
         ran(bubblewrap, agent, limits=Limits(max_steps=20, max_cost_usd=1.0), ended=ended)
     assert len(ended.steps) == 1
 

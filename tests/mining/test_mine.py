@@ -120,7 +120,7 @@ def test_a_run_that_cannot_be_repeated_is_no_fork(tmp_path: Path, bubblewrap: Bu
     [
         ({"verifiers": (Part(kind="exact", options={"expected": "8"}),)}, "sound", "broken"),
         ({"verifiers": (Part(kind="regex", options={"pattern": "(?s).*[0-9].*"}),)}, "sound", "fooled by every-number"),
-        ({"solution": ()}, "flake", "nobody to try"),
+        ({"solution": ()}, "flake", "no policy to test"),
     ],
 )
 def test_a_task_that_proves_nothing_is_no_case(

@@ -21,7 +21,8 @@ class Actions:
     Numbers are compared as they are written, without rounding. Raises ValueError for expected actions that are none.
     """
 
-    name, version = "actions", "2"
+    name = "actions"
+    version = "2"
 
     def __init__(
         self,
@@ -35,7 +36,8 @@ class Actions:
             if not isinstance(action.get("name"), str) or not set(action) <= {"name", "arguments"}:
                 raise ValueError(f'actions: {dict(action)!r:.100} is not {{"name": …, "arguments": {{…}}}}')
         self._expected = [exact(dict(action)) for action in expected]
-        self._match, self._ignore = match, frozenset(ignore)
+        self._match = match
+        self._ignore = frozenset(ignore)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> float:
         """Calls that failed, or could not be read, were not made; one without a result counts as made."""

@@ -27,7 +27,8 @@ class CommandVerifier:
     audit` finds a command that fails for its own reasons, because the task's solution does not score 1 either.
     """
 
-    name, version = "command", "2"
+    name = "command"
+    version = "2"
 
     def __init__(
         self, command: str, artifacts: Sequence[str], tests: str | None = None, timeout_s: float = 60.0
@@ -38,7 +39,9 @@ class CommandVerifier:
             raise ValueError(f"command: timeout_s must be above 0, not {timeout_s}")
         if tests is not None and not Path(tests).is_dir():
             raise ValueError(f"command: no folder {tests!r} of tests")
-        self._command, self._tests, self._time_s = command, None if tests is None else Path(tests), timeout_s
+        self._command = command
+        self._tests = None if tests is None else Path(tests)
+        self._time_s = timeout_s
         self.artifacts = tuple(map(in_box, artifacts))
         self.timeout_s = timeout_s + 60.0  # making the box is not the command's time
 

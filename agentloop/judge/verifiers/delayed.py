@@ -14,7 +14,8 @@ class Delayed:
     been there from the start.
     """
 
-    name, version = "delayed", "1"
+    name = "delayed"
+    version = "1"
     waits = True
 
     def __init__(self, outcome: str) -> None:

@@ -20,7 +20,8 @@ class EnvReturn:
     not finite is unscored. Raises ValueError for bounds that are none.
     """
 
-    name, version = "env_return", "1"
+    name = "env_return"
+    version = "1"
 
     def __init__(self, low: float | None = None, high: float | None = None, threshold: float | None = None) -> None:
         bounds = [bound for bound in (low, high, threshold) if bound is not None]
@@ -30,7 +31,9 @@ class EnvReturn:
             raise ValueError(f"env_return: bounds must be finite, not {bounds}")
         if low is not None and high is not None and not low < high:
             raise ValueError(f"env_return: low must be below high, not {low:g} and {high:g}")
-        self.low, self.high, self.threshold = low or 0.0, high or 0.0, threshold
+        self.low = low or 0.0
+        self.high = high or 0.0
+        self.threshold = threshold
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """See `protocols.Verifier`. The rewards are read from the results of `step`, which no policy writes."""

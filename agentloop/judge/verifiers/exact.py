@@ -14,7 +14,8 @@ class Exact:
     No case folding, no Unicode folding, no search inside a longer answer: each would be a way in.
     """
 
-    name, version = "exact", "1"
+    name = "exact"
+    version = "1"
 
     def __init__(self, expected: str) -> None:
         self.expected = expected.strip()

@@ -22,7 +22,8 @@ class FilesVerifier:
     Raises ValueError for a check that is none.
     """
 
-    name, version = "files", "2"
+    name = "files"
+    version = "2"
     max_bytes = 16 << 20
 
     def __init__(self, expected: Mapping[str, Mapping[str, object]]) -> None:

@@ -13,7 +13,8 @@ class Human:
     Until then the reward is `unscored: waiting`, and the trace is in `agentloop judge queue` with the question.
     """
 
-    name, version = "human", "1"
+    name = "human"
+    version = "1"
     waits = True
 
     def __init__(self, question: str = "How good is this, from 0 to 1?") -> None:

@@ -35,12 +35,14 @@ class Json:
     Raises ValueError for a schema that is none, and for a `format` that is none of FORMATS. Source: jsonschema.
     """
 
-    name, version = "json", "2"
+    name = "json"
+    version = "2"
 
     def __init__(self, schema: dict[str, Any] | bool | None = None, subset: object = None) -> None:
         if schema is None and subset is None:
             raise ValueError("json: give a schema, or the subset that must be in the answer")
-        self._subset, self._subset_text = exact(subset), json.dumps(subset, default=str)
+        self._subset = exact(subset)
+        self._subset_text = json.dumps(subset, default=str)
         self._validator = None
         if schema is not None:
             try:

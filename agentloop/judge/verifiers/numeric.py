@@ -27,14 +27,17 @@ class Numeric:
     `inf`. Raises ValueError for bounds that would accept every answer or none.
     """
 
-    name, version = "numeric", "2"
+    name = "numeric"
+    version = "2"
 
     def __init__(self, expected: float | str, tolerance: float | str = 0.0) -> None:
-        middle, reach = _exact("expected", expected), _exact("tolerance", tolerance)
+        middle = _exact("expected", expected)
+        reach = _exact("tolerance", tolerance)
         if reach < 0:
             raise ValueError(f"numeric: tolerance must be finite and at least 0, not {tolerance}")
         with localcontext(Context(prec=4 * MAX_DIGITS, traps=[Inexact, InvalidOperation])):
-            self._low, self._high = middle - reach, middle + reach
+            self._low = middle - reach
+            self._high = middle + reach
         self._words = f"{expected} ± {tolerance}" if reach else str(expected)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:

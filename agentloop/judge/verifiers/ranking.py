@@ -51,7 +51,8 @@ class Ranking:
     model, base_url and the other options: see `JudgeModel`. Raises ValueError for a method that is none.
     """
 
-    name, version = "ranking", "2"
+    name = "ranking"
+    version = "2"
     paid = True
     timeout_s = 1800.0
 
@@ -67,14 +68,18 @@ class Ranking:
             raise ValueError(f"ranking: method is {method!r} (known: bradley_terry, mean_rank)")
         if n_opponents is not None and n_opponents < 1:
             raise ValueError(f"ranking: n_opponents must be at least 1, not {n_opponents}")
-        self._rubric, self._method, self._n, self._limit = rubric, method, n_opponents, max_characters
+        self._rubric = rubric
+        self._method = method
+        self._n = n_opponents
+        self._limit = max_characters
         self._model = JudgeModel(**model)
 
     async def rank(self, traces: Sequence[Trace]) -> list[Graded]:
-        """The bill is shared out evenly. An episode none of whose comparisons held has no number."""
+        """The episodes share the cost evenly. An episode without a valid comparison has no score."""
         seen = [transcript(trace, self._limit) for trace in traces]
         wins: dict[tuple[int, int], float] = {}
-        spent, problems = JudgeCost(), []
+        spent = JudgeCost()
+        problems = []
         for i, j in pairs(len(traces), self._n):
             try:
                 share, cost = await self._compare(seen[i], seen[j])
@@ -83,15 +88,18 @@ class Ranking:
                 problems.append(str(error))
                 continue
             spent = spent.plus(cost)
-            wins[i, j], wins[j, i] = share, 1.0 - share
-        values = (bradley_terry if self._method == "bradley_terry" else mean_rank)(wins, len(traces))
-        bills = _shared_out(spent, len(traces))
-        return [
-            bill.graded(None, error=f"no comparison held: {problems[0] if problems else 'none was made'}")
-            if value is None
-            else bill.graded(value, why=f"better in {_won(wins, n):g} of {_met(wins, n)} comparisons")
-            for n, (value, bill) in enumerate(zip(values, bills, strict=True))
-        ]
+            wins[i, j] = share
+            wins[j, i] = 1.0 - share
+        values = METHODS[self._method](wins, len(traces))
+        problem = next(iter(problems), "none was made")
+        grades = []
+        for n, (value, bill) in enumerate(zip(values, _shared_out(spent, len(traces)), strict=True)):
+            if value is None:
+                grades.append(bill.graded(None, error=f"no comparison held: {problem}"))
+            else:
+                why = f"better in {_won(wins, n):g} of {_met(wins, n)} comparisons"
+                grades.append(bill.graded(value, why=why))
+        return grades
 
     async def _compare(self, one: str, other: str) -> tuple[float, JudgeCost]:
         """1.0 when `one` is better, 0.0 when `other` is, 0.5 for neither."""
@@ -103,7 +111,8 @@ class Ranking:
         return (value[there] + 1.0 - value[back]) / 2, spent.plus(more)
 
     async def _better(self, first: str, second: str) -> tuple[int, JudgeCost]:
-        one, two = fence(first), fence(second)
+        one = fence(first)
+        two = fence(second)
         system = SYSTEM.format(first=one.mark, second=two.mark, rubric=self._rubric)
         key = [SYSTEM, self._rubric, one.inside, two.inside]
         preference, spent = await self._model.ask(system, f"{one.text}\n\n{two.text}", Preference, key=key, repeat=0)
@@ -112,10 +121,14 @@ class Ranking:
 
 def pairs(n: int, n_opponents: int | None) -> list[tuple[int, int]]:
     """Each pair once; with `n_opponents`, neighbours in a circle, and those opposite where the number is odd."""
-    reach = n - 1 if n_opponents is None else min(n_opponents, n - 1)
+    reach = n - 1
+    if n_opponents is not None:
+        reach = min(n_opponents, reach)
     edges = {tuple(sorted((i, (i + step) % n))) for i in range(n) for step in range(1, reach // 2 + 1)}
-    if reach % 2:  # in an odd circle nobody is opposite: everybody then has one opponent more
-        step = n // 2 if n % 2 == 0 else reach // 2 + 1
+    if reach % 2:
+        step = n // 2
+        if n % 2:  # an odd circle has no opposites: each gets one more neighbour
+            step = reach // 2 + 1
         edges |= {tuple(sorted((i, (i + step) % n))) for i in range(n)}
     return sorted((i, j) for i, j in edges)
 
@@ -156,5 +169,10 @@ def _met(wins: Wins, i: int) -> int:
 def _shared_out(spent: JudgeCost, n: int) -> list[JudgeCost]:
     """Tokens in whole numbers that add up."""
     each = [(k + 1) * total // n - k * total // n for total in spent[:2] for k in range(n)]
-    cost = None if spent.cost_usd is None else spent.cost_usd / n
+    cost = spent.cost_usd
+    if cost is not None:
+        cost /= n
     return [JudgeCost(each[k], each[n + k], cost) for k in range(n)]
+
+
+METHODS = {"bradley_terry": bradley_terry, "mean_rank": mean_rank}

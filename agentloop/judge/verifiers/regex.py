@@ -19,7 +19,8 @@ class Regex:
     Raises ValueError for a pattern that RE2 does not take. Source: google-re2.
     """
 
-    name, version = "regex", "1"
+    name = "regex"
+    version = "1"
 
     def __init__(self, pattern: str, search: bool = False) -> None:
         options = re2.Options()

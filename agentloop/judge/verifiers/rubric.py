@@ -57,7 +57,8 @@ class Rubric:
     model, base_url and the other options: see `JudgeModel`. Raises ValueError for no criteria or no votes.
     """
 
-    name, version = "rubric", "2"
+    name = "rubric"
+    version = "2"
     paid = True
     timeout_s = 600.0
 
@@ -74,13 +75,19 @@ class Rubric:
             raise ValueError("rubric: give at least one criterion, one vote and one character")
         if shows not in ("trace", "answer"):
             raise ValueError(f"rubric: shows is {shows!r} (known: trace, answer)")
-        self._votes, self._shows, self._limit = votes, shows, max_characters
+        self._votes = votes
+        self._shows = shows
+        self._limit = max_characters
         self._model = JudgeModel(**model)
 
     async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
         """Without a number when fewer than half of the votes hold, or they are split."""
-        seen = transcript(trace, self._limit) if self._shows == "trace" else _task_and_answer(trace, self._limit)
-        spent, problems = JudgeCost(), []
+        if self._shows == "trace":
+            seen = transcript(trace, self._limit)
+        else:
+            seen = _task_and_answer(trace, self._limit)
+        spent = JudgeCost()
+        problems = []
         votes: list[dict[int, CriterionVote]] = []
         for repeat in range(self._votes):
             try:
@@ -115,7 +122,8 @@ class Rubric:
         return by_number
 
     def _counted(self, votes: list[dict[int, CriterionVote]], spent: JudgeCost) -> Graded:
-        n_met, why = 0, []
+        n_met = 0
+        why = []
         for number in range(1, len(self._criteria) + 1):
             for_it = [vote[number] for vote in votes if vote[number].met]
             if 2 * len(for_it) == len(votes):
@@ -125,8 +133,12 @@ class Rubric:
             met = 2 * len(for_it) > len(votes)
             n_met += met
             quote = next((v[number].evidence for v in votes if v[number].met == met and v[number].evidence.strip()), "")
-            n_agree = len(for_it) if met else len(votes) - len(for_it)
-            why.append(f"{number} {'met' if met else 'not met'} ({n_agree} of {len(votes)}): {quote!r:.200}")
+            n_agree = len(for_it)
+            result = "met"
+            if not met:
+                n_agree = len(votes) - len(for_it)
+                result = "not met"
+            why.append(f"{number} {result} ({n_agree} of {len(votes)}): {quote!r:.200}")
         return spent.graded(n_met / len(self._criteria), why="; ".join(why))
 
 
