@@ -246,6 +246,21 @@ class OnHost(Protocol):
     def on_host(self) -> bool: ...
 
 
+@runtime_checkable
+class Preflight(Protocol):
+    """An agent that can see before its first attempt whether any attempt can succeed."""
+
+    async def preflight(self) -> None:
+        """Raises ConfigError where none can, with the next move."""
+        ...
+
+
+async def preflight(agent: object) -> None:
+    """Ask `agent` whether it can act, where it can tell. Raises ConfigError."""
+    if isinstance(agent, Preflight):
+        await agent.preflight()
+
+
 def runs_program(agent: object) -> bool:
     """True for a program with tools of its own."""
     return isinstance(agent, RunsProgram) and agent.program

@@ -44,6 +44,25 @@ def escape_json(document: str) -> str:
     return _HIDDEN_CHARACTER.sub(lambda match: json.dumps(match[0])[1:-1].replace("\x7f", "\\u007f"), document)
 
 
+CUT = " … "
+"""In place of the middle of a long text."""
+
+
+def shortened(text: str, n_characters: int) -> str:
+    """`text` on one line of at most `n_characters`: whole words of its beginning, and twice as many of its end.
+
+    The end of an error's words says most: the exception, its message, and where it was raised.
+    """
+    line = " ".join(text.split())
+    if len(line) <= n_characters:
+        return line
+    n_start = (n_characters - len(CUT)) // 3
+    n_end = n_characters - len(CUT) - n_start
+    start = line[:n_start].rpartition(" ")[0] or line[:n_start]
+    end = line[-n_end:].partition(" ")[2] or line[-n_end:]
+    return f"{start}{CUT}{end}"
+
+
 ESCAPED = {ord(space): repr(space)[1:-1] for space in "\n\t\u2028\u2029"}
 
 

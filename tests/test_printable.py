@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentloop.printable import clean, escape_json
+from agentloop.printable import clean, escape_json, shortened
 
 VISIBLE_FORMATS = "\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2\U000110bd\U000110cd"
 """Signs of a script that Unicode counts as format characters, although they are seen."""
@@ -60,3 +60,13 @@ def test_escaped_json_is_the_same_document_without_what_acts(document: dict[str,
         escaped = escape_json(json.dumps(document, ensure_ascii=ascii_only, indent=1))
         assert json.loads(escaped) == document
         assert clean(escaped) == escaped
+
+
+def test_a_long_text_keeps_whole_words_of_its_beginning_and_its_end() -> None:
+    text = "first\nwords " + "and others " * 50 + "ValueError: the last words"
+    line = shortened(text, 60)
+    assert line == "first words and … and others ValueError: the last words"
+    assert len(line) <= 60
+    assert line.endswith("ValueError: the last words")
+    assert shortened("so\n  it is", 60) == "so it is"
+    assert len(shortened("x" * 100, 60)) == 60

@@ -24,27 +24,35 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentloop.agents.calls import asked, crash_of, record_calls, sdk_variables, stop_of
+from agentloop.agents.calls import MAX_WORDS, asked, crash_of, record_calls, sdk_variables, stop_of
 from agentloop.agents.host_process import HOST, MARK, HostProcess, started
 from agentloop.agents.program import Ran, ran_to_its_end
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway, served_on_port
 from agentloop.options import CodeName
+from agentloop.printable import shortened
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.types import Message, StopReason, Task, Trace
 
 RUNNER = Path(__file__).with_name("runner.py")
+IMPORT_S = 120.0
+"""Wall time of the import before the first attempt: large libraries take half a minute on a slow machine."""
 ALWAYS = (
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP", "TMP",
     "VIRTUAL_ENV", "CONDA_PREFIX", "SSL_CERT_FILE", "SSL_CERT_DIR", "SYSTEMROOT", "APPDATA", "LOCALAPPDATA",
     "USERPROFILE",
 )  # fmt: skip
 """Variables of this process that every callable has. Keys of model providers are not among them."""
+RESULT = "result.json"
+MAX_PRINTED = 4096
+"""Bytes kept of what an import prints."""
+SILENT = "no call had arrived at the gateway"
 NO_CALL = (
     "no call arrived at the gateway: make its client without a base URL, so that it takes OPENAI_BASE_URL or "
     "ANTHROPIC_BASE_URL, or use task.base_url; an agent that asks no model has expects_calls = false"
@@ -93,6 +101,7 @@ class PythonAgent:
         self._variables = {name: os.environ[name] for name in (*ALWAYS, *env) if name in os.environ}
         self._variables |= variables or {}
         self._gateway = LocalGateway(served_on_port)
+        self._who = f"agent 'python' ({target})"
 
     @classmethod
     def of(cls, function: Callable[..., Any], **options: Any) -> PythonAgent:
@@ -117,6 +126,21 @@ class PythonAgent:
         variables = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **options.pop("variables", {})}
         return cls(f"{source}:{name}", variables=variables, **options)
 
+    async def preflight(self) -> None:
+        """Import the callable once, in a process like those of attempts. See `abilities.Preflight`."""
+        with _temporary_folder() as folder:
+            process = await self._started(None, self._variables, folder)
+            end = await ran_to_its_end(process, IMPORT_S, MAX_PRINTED, asyncio.Event())
+            report = _report(folder)
+        if end.timed_out:
+            raise ConfigError(f"{self._who} is not imported after {IMPORT_S:g} s; make its import shorter")
+        if report is None:
+            words = f": {shortened(end.said, MAX_WORDS)}" if end.said else ""
+            raise ConfigError(
+                f"{self._who}: its import ends the process with exit code {end.exit_code}{words}; correct the module"
+            )
+        self._refuse_import(report)
+
     def first_messages(self, task: Task) -> tuple[Message, ...]:
         """The instruction: what the callable makes of it, its first step heard."""
         return (Message(role="user", content=task.instruction),)
@@ -129,69 +153,94 @@ class PythonAgent:
         Raises AgentCrashed when it raises, exits or prints too much, ConfigError where it cannot be imported or never
         asked a model, and what `calls.stop_of` raises.
         """
-        limit_s, ran = min(self._timeout_s, task.limits.max_wall_s or math.inf), None
-        folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-"))
-        try:
+        limit_s = min(self._timeout_s, task.limits.max_wall_s or math.inf)
+        ran: Ran | None = None
+        with _temporary_folder() as folder:
             async with self._gateway.opened() as (url, grants):
                 grant = Grant(policy, task.limits, seed)
+                variables = {**self._variables, **sdk_variables(url, grant)}
                 try:
                     async with grants.granted(grant):
-                        process = await self._started(task, grant, url, folder)
+                        told = await _told(task, variables, grant.seed, folder)
+                        process = await self._started(told, variables, folder)
                         ran = await ran_to_its_end(process, limit_s, task.limits.max_output, grant.stopped)
                 finally:
                     calls = asked(grant)
                     record_calls(calls, ran, self.name, {"target": self.target}, record)
             return self._outcome(ran, grant, calls, _report(folder))
-        finally:
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _started(self, task: Task, grant: Grant, url: str, folder: Path) -> HostProcess:
-        variables = {"PYTHONUNBUFFERED": "1", **self._variables, **sdk_variables(url, grant)}
-        files = None
-        if task.sandbox.files is not None:
-            files = folder / "files"
-            await asyncio.to_thread(shutil.copytree, task.sandbox.files, files, symlinks=True)
-        told = {
-            "id": task.id,
-            "instruction": task.instruction,
-            "model": variables["AGENTLOOP_MODEL"],
-            "base_url": variables["OPENAI_BASE_URL"],
-            "api_key": variables["OPENAI_API_KEY"],
-            "seed": grant.seed,
-            "max_steps": task.limits.max_steps,
-            "max_tokens": task.limits.max_tokens,
-            "folder": files and str(files),
-        }
-        command = (str(self._python), str(RUNNER), self.target, str(folder / "result.json"))
-        process = await started(command, self._folder, variables)
-        await process.stdin.write(json.dumps(told).encode() + b"\n")
+    async def _started(
+        self, order: Mapping[str, Any] | None, variables: Mapping[str, str], folder: Path
+    ) -> HostProcess:
+        """The process that gets `order`: what the callable is told of its task, or None to import it alone."""
+        command = (str(self._python), str(RUNNER), self.target, str(folder / RESULT))
+        process = await started(command, self._folder, {"PYTHONUNBUFFERED": "1", **variables})
+        await process.stdin.write(json.dumps(order).encode() + b"\n")
         return process
 
     def _outcome(
-        self, ran: Ran, grant: Grant, calls: Trace | None, report: Mapping[str, Any]
+        self, ran: Ran, grant: Grant, calls: Trace | None, report: Mapping[str, Any] | None
     ) -> tuple[StopReason, str | None]:
-        who = f"agent 'python' ({self.target})"
-        if report.get("problem") == "import":
-            raise ConfigError(f"{who} cannot be imported by {self._python}: {report['error']}")
+        if report is not None:
+            self._refuse_import(report)
         stop = stop_of(ran, grant)
         if stop is not None:
             return stop, None
-        if ran.flooded or "answer" not in report:
+        if report is None or ran.flooded or "answer" not in report:
             if grant.overflowed:
                 return StopReason.context_limit, None
-            if "problem" in report:
-                raise AgentCrashed(f"{who}: {report['error']}")
-            raise crash_of(ran, calls, self.name)
+            raise self._crash(ran, calls, report)
         if calls is None and self._expects_calls:
-            raise ConfigError(f"{who}: {NO_CALL}")
+            raise ConfigError(f"{self._who}: {NO_CALL}")
         answer: str | None = report["answer"]
         return (StopReason.no_tool_call if answer is None else StopReason.submitted), answer
 
+    def _refuse_import(self, report: Mapping[str, Any]) -> None:
+        if report.get("problem") == "import":
+            raise ConfigError(
+                f"{self._who} cannot be imported by {self._python}: {report['error']}; correct it, or name the "
+                "interpreter of its environment: python"
+            )
 
-def _report(folder: Path) -> Mapping[str, Any]:
-    """What the runner wrote; nothing of a process that ended before."""
+    def _crash(self, ran: Ran, calls: Trace | None, report: Mapping[str, Any] | None) -> AgentCrashed:
+        if report is None or ran.flooded:
+            return crash_of(ran, calls, self._who)
+        heard = f"; {SILENT}" if calls is None and self._expects_calls else ""
+        return AgentCrashed(f"{self._who}: {report['error']}{heard}")
+
+
+async def _told(task: Task, variables: Mapping[str, str], seed: int, folder: Path) -> dict[str, Any]:
+    """What the callable knows of `task`; a copy of the task's files lies in `folder`."""
+    files = None
+    if task.sandbox.files is not None:
+        files = str(folder / "files")
+        await asyncio.to_thread(shutil.copytree, task.sandbox.files, files, symlinks=True)
+    return {
+        "id": task.id,
+        "instruction": task.instruction,
+        "model": variables["AGENTLOOP_MODEL"],
+        "base_url": variables["OPENAI_BASE_URL"],
+        "api_key": variables["OPENAI_API_KEY"],
+        "seed": seed,
+        "max_steps": task.limits.max_steps,
+        "max_tokens": task.limits.max_tokens,
+        "folder": files,
+    }
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-"))
     try:
-        report: Mapping[str, Any] = json.loads((folder / "result.json").read_text())
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _report(folder: Path) -> Mapping[str, Any] | None:
+    """What the runner wrote; None of a process that ended before."""
+    try:
+        report: Mapping[str, Any] = json.loads((folder / RESULT).read_text())
     except FileNotFoundError:
-        return {}
+        return None
     return report

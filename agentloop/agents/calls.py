@@ -16,10 +16,13 @@ from agentloop.costs.totals import unpriced
 from agentloop.errors import AgentCrashed, UpstreamUnavailable
 from agentloop.gateway.grants import Grant
 from agentloop.otel.spans import trace_of
+from agentloop.printable import shortened
 from agentloop.protocols import Record
 from agentloop.types import Completion, Message, Step, StopReason, ToolCall, ToolResult, Trace
 
 KEY = "no-key-is-needed"
+MAX_WORDS = 500
+"""Characters kept of what a program that crashed had printed."""
 
 
 def sdk_variables(gateway: str, grant: Grant) -> dict[str, str]:
@@ -90,9 +93,12 @@ def stop_of(ran: Ran, grant: Grant) -> StopReason | None:
     return grant.stop
 
 
-def crash_of(ran: Ran, calls: Trace | None, name: str) -> AgentCrashed:
-    """The error for a program that ended badly, with its last words."""
-    unanswered = calls is None or not calls.steps
-    how = "printed too much and was killed" if ran.flooded else f"ended with exit code {ran.exit_code}"
-    when = " before a model answered it" if unanswered else ""
-    return AgentCrashed(f"agent {name!r} {how}{when}: {ran.output[-500:]}")
+def crash_of(ran: Ran, calls: Trace | None, who: str) -> AgentCrashed:
+    """The error for a program that ended badly, with its last words. who: what messages call it."""
+    how = f"ended with exit code {ran.exit_code}"
+    if ran.flooded:
+        how = "printed too much and was killed"
+    if calls is None or not calls.steps:
+        how += " before a model answered it"
+    words = shortened(ran.output, MAX_WORDS)
+    return AgentCrashed(f"{who} {how}: {words}" if words else f"{who} {how} and printed nothing")

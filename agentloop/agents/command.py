@@ -110,7 +110,7 @@ class Command:
         stop = stop_of(ran, grant)
         if stop is None and (ran.exit_code or ran.flooded):
             if not grant.overflowed:
-                raise crash_of(ran, calls, self.name)
+                raise crash_of(ran, calls, f"agent {self.name!r}")
             stop = StopReason.context_limit
         if stop is not None:
             return stop, None

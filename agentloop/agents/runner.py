@@ -18,6 +18,7 @@ import inspect
 import json
 import os
 import signal
+import textwrap
 import threading
 import traceback
 import types
@@ -26,15 +27,17 @@ from typing import Any
 
 EXIT_S = 5.0
 """How long the process may take to end once the callable has returned."""
+MAX_MESSAGE = 500
+"""Characters kept of an exception's message, whole words."""
 PLAIN = (str, int, float, bool, dict, list)
 """Types of an answer; what is no text is written as JSON."""
 
 
 def main(target: str, result: str) -> None:
-    """Call `target` and write {answer} or {problem, error} to `result`."""
-    task = SimpleNamespace(**json.loads(sys.stdin.buffer.readline()))
+    """Call `target` and write {answer} or {problem, error} to `result`; for the task `null` import it alone."""
+    task = json.loads(sys.stdin.buffer.readline())
     _hold_lifeline()
-    report = outcome(target, task)
+    report = imported(target) if task is None else outcome(target, SimpleNamespace(**task))
     draft = f"{result}.draft"
     with open(draft, "w", encoding="utf-8") as file:
         json.dump(report, file)
@@ -44,6 +47,15 @@ def main(target: str, result: str) -> None:
     timer = threading.Timer(EXIT_S, os._exit, (0,))
     timer.daemon = True
     timer.start()
+
+
+def imported(target: str) -> dict[str, Any]:
+    """Nothing where it can be imported, else as `outcome`."""
+    try:
+        load(target)
+    except BaseException as error:
+        return {"problem": "import", "error": _line(error)}
+    return {}
 
 
 def outcome(target: str, task: Any) -> dict[str, Any]:
@@ -101,7 +113,7 @@ def _line(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     inside = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith("<")]
     where = f" ({os.path.basename(inside[-1].filename)}:{inside[-1].lineno})" if inside else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{where}"
+    return f"{type(error).__name__}: {textwrap.shorten(str(error), MAX_MESSAGE, placeholder=' …')}{where}"
 
 
 def _hold_lifeline() -> None:

@@ -264,9 +264,10 @@ async def fill_bank(
 
 def _all_crashed(bank: Bank) -> ConfigError:
     """A gate would pass anything that is compared with it."""
+    why = bank.outcomes[-1].why or "no reason was recorded"
     return ConfigError(
         f"each of the {counted(len(bank.outcomes), 'trial')} ended with {FailureType.agent_crashed}: "
-        f"{bank.outcomes[-1].why or 'no reason was recorded'}; no bank was written: correct the agent, then run the "
+        f"{why.removeprefix(f'{FailureType.agent_crashed}: ')}; no bank was written: correct the agent, then run the "
         "same command again"
     )
 

@@ -113,7 +113,18 @@ def fill(
                     on_done=_advancing(progress),
                 )
 
-        return FilledBank(start(work()), path, suite.evals, before)
+        bank = start(work())
+        _warn_of_no_reward(bank, progress)
+        return FilledBank(bank, path, suite.evals, before)
+
+
+def _warn_of_no_reward(bank: Bank, progress: Progress) -> None:
+    last = bank.outcomes[-1]
+    if not any(outcome.reward for outcome in bank.outcomes):
+        progress.say(
+            f"no trial has a reward above 0, so a gate against this bank cannot see a regression; the last one, of task "
+            f"{last.task_id!r}: {last.why or 'no reason was recorded'}; correct the agent, then fill the bank again"
+        )
 
 
 def _advancing(progress: Progress) -> Callable[[object], None]:

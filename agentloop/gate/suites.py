@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from secrets import token_bytes
 
-from agentloop.abilities import is_on_host
+from agentloop.abilities import is_on_host, preflight
 from agentloop.config.sections import SandboxSection
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, place
 from agentloop.errors import AgentLoopError, ConfigError
@@ -143,8 +143,11 @@ async def rolling(
     """The runner of the tasks of all `suites`. Boxes are gone at the end.
 
     sides: actors by suite. run: decides every seed. tapes: of suites of our own whose tape is played or recorded.
-    Raises CapabilityError for boxes that cannot be made.
+    Raises ConfigError for an agent that cannot act, CapabilityError for boxes that cannot be made.
     """
+    for actors in sides.values():
+        for actor in actors.values():
+            await preflight(actor.agent)
     redactor = Redactor(token_bytes(32), known_secrets(project))
     pool = SandboxPool(backend)
     scorer = load_scorer(project)

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from agentloop.costs.totals import Price, spent, total
 from agentloop.failures.detectors.rules import Rule
 from agentloop.gate.outcomes import Outcome, Side
+from agentloop.printable import shortened
 from agentloop.protocols import Pool
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import is_refused
 from agentloop.rollout.retry import is_lost
-from agentloop.types import Attempt, Episode, Purpose, RewardState, Task, Trace, Verdict
+from agentloop.types import Attempt, Episode, Failure, Purpose, RewardState, StopReason, Task, Trace, Verdict
 
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
+LIMITS = (StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit)
+"""Ends that the evidence of a failure does not name."""
 
 
 class Trials:
@@ -96,12 +99,23 @@ def _why(trace: Trace, verdict: Verdict) -> str | None:
     """On one line; None where there is nothing to explain."""
     if verdict.reward == 1.0:
         return None
-    told = [score.error for score in verdict.scores if score.error]
+    critical = verdict.critical
     if verdict.state is not RewardState.scored:
-        said = trace.error or "; ".join(told) or f"the verifiers gave {[score.value for score in verdict.scores]}"
-    elif (critical := verdict.critical) is not None:
-        at = "" if critical.step is None else f" at step {critical.step}"
-        said = f"{critical.type.value}{at}: {critical.evidence}"
+        errors = [score.error for score in verdict.scores if score.error]
+        values = [score.value for score in verdict.scores]
+        words = trace.error or "; ".join(errors) or f"the verifiers gave {values}"
+    elif critical is not None:
+        words = _failure_words(critical, trace)
+    elif trace.answer is None:
+        words = "submitted nothing"
     else:
-        said = "submitted nothing" if trace.answer is None else f"submitted {trace.answer!r}"
-    return " ".join(said.split())[:MAX_WORDS]
+        words = f"submitted {trace.answer!r}"
+    return shortened(words, MAX_WORDS)
+
+
+def _failure_words(critical: Failure, trace: Trace) -> str:
+    """The failure that decided, with the whole error of a run that one ended: its evidence quotes the beginning."""
+    if critical.step is None:
+        return f"{critical.type.value}: {trace.error or critical.evidence}"
+    limit = f" ({trace.stop_reason})" if trace.stop_reason in LIMITS else ""
+    return f"{critical.type.value} at step {critical.step}{limit}: {critical.evidence}"

@@ -32,6 +32,7 @@ from agentloop.suites.suite import Suite
 from agentloop.types import Message
 
 SCRIPTED = "scripted"
+NO_POLICY = "no policy was named; give al.run one, such as al.policy('openai', base_url=..., model=...)"
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def actor_of(chosen: PolicyLike, agent: AgentLike, suite: Suite, project: Path =
         named = resolve(chosen, project, suite.tasks, suite.name)
         return named if agent is None else replace(named, agent=_agent(agent, project))
     acting = _agent(agent, project, expects_calls=chosen is not None)
+    if chosen is None and isinstance(acting, ToolLoop):
+        raise ConfigError(NO_POLICY)
     ref, model, parts, cost = _policy(chosen, suite, project)
     if agent is None or isinstance(agent, str):
         parts |= agent_parts(_section(agent), project, suite.tasks)
@@ -171,7 +174,7 @@ def _messages(script: Callable[..., Message | str]) -> Callable[[Sequence[Messag
 
 
 def _refuse(messages: Sequence[Message], rng: random.Random) -> Message:
-    raise ConfigError("no policy was named; give al.run one, such as al.policy('openai', base_url=..., model=...)")
+    raise ConfigError(NO_POLICY)
 
 
 def _first_line(error: ValueError) -> str:

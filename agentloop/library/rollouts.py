@@ -18,6 +18,7 @@ from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.stores import StoreLike, opened
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned, plan, stable_id
+from agentloop.rollout.refusals import refuse_broken
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
@@ -96,7 +97,9 @@ def run(
     called with each task in a process of its own on this machine (`agents/callable.py`). store: a store, its file or
     URL; None is that of the project in this folder. sandbox: a kind such as `bubblewrap`; None is as in agentloop.toml,
     or `auto`.
-    Raises ConfigError and PluginError for tasks and parts that do not fit, SandboxUnavailable.
+    Raises ConfigError and PluginError for tasks and parts that do not fit, also for an agent that cannot be imported
+    and where a mistake such as a wrong API key ended most attempts; SandboxUnavailable; and PolicyError or SandboxError
+    where most attempts were lost. What was made until then is stored.
     """
     whole = as_suite(suite)
     actor = actor_of(policy, agent, whole)
@@ -137,12 +140,13 @@ class _Run:
             backend = project_backend(None, Path(), [self._actor.agent])
         pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
-        work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent, probes=False)
+        work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent)
         planned = [self._planned(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]
         try:
             attempts = await work.all(Ask(self._stage, tuple(planned), self._actor))
         finally:
             await pool.close()
+        refuse_broken(attempts)
         return Results(self._stage, tuple(attempts))
 
     def _planned(self, task: Task, trial: int) -> Planned:

@@ -16,9 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from agentloop.abilities import preflight
 from agentloop.failures.detectors.rules import Rule
 from agentloop.policies.lockstep import BatchPolicy, Lockstep
-from agentloop.protocols import Pool
+from agentloop.protocols import Agent, Pool
 from agentloop.rollout.attempt import Crew, Rollout
 from agentloop.rollout.plan import Planned
 from agentloop.rollout.refusals import MAX_INFRA_SHARE, is_mistaken
@@ -54,6 +55,7 @@ class LocalWork:
         self._max_concurrent, self._pauses_s = max_concurrent, pauses_s
         self._answers = not probes
         """Whether the policy is taken to answer."""
+        self._checked: list[Agent] = []
 
     async def all(self, ask: Ask) -> list[Attempt]:
         """See `work.Work`."""
@@ -76,6 +78,8 @@ class LocalWork:
     async def _make(self, ask: Ask, on_end: Callable[[Attempt], None]) -> None:
         done = self._continued(ask)
         missing = [(task, episode) for task, episode in ask.planned if episode.id not in done]
+        if missing:
+            await self._check(ask.actor.agent)
         crew = Crew(ask.actor, self._pool, self._guess)
         commits = Commits(self._store, ask.stage, len(missing))
         with TemporaryDirectory(prefix="agentloop-") as folder:
@@ -93,6 +97,12 @@ class LocalWork:
                 await judging.end_rest()
             finally:
                 commits.flush()
+
+    async def _check(self, agent: Agent) -> None:
+        """Ask each agent once whether it can act. Raises ConfigError."""
+        if not any(one is agent for one in self._checked):
+            await preflight(agent)
+            self._checked.append(agent)
 
     def _continued(self, ask: Ask) -> dict[str, Attempt]:
         """Attempts of `ask` that are on disk and can be used; those that are made again are removed."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agentloop.abilities import preflight
 from agentloop.agents.callable import PythonAgent
 from agentloop.agents.choose import choose_agent
 from agentloop.config.sections import AgentSection
@@ -140,6 +141,13 @@ def run(task):
         ("def run(task):\n    os.kill(os.getpid(), 9)", AgentCrashed, "ended with exit code 137"),
         ("def run(task):\n    return object()", AgentCrashed, "it returned a object; return a text"),
         ("def run(task):\n    return 'hello'", ConfigError, "no call arrived at the gateway: .*OPENAI_BASE_URL"),
+        (
+            "def run(task):\n    ask('x', 'http://127.0.0.1:9')",
+            AgentCrashed,
+            "refused.*; no call had arrived at the gate",
+        ),
+        ("def run(task):\n    print('a\\nb')\n    os._exit(3)", AgentCrashed, "answered it: a b"),
+        ("def run(task):\n    os._exit(3)", AgentCrashed, "before a model answered it and printed nothing"),
     ],
 )
 def test_what_goes_wrong_is_one_line_and_the_agent_s_outcome(
@@ -149,6 +157,26 @@ def test_what_goes_wrong_is_one_line_and_the_agent_s_outcome(
         ran(tmp_path, body)
     assert "\n" not in str(caught.value).strip()
     assert not fault_of(event_of(caught.value, AttemptPhase.agent)).ours
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import no_such_module", "cannot be imported by .*No module named 'no_such_module'.*; correct it, or name"),
+        ("raise ValueError('why ' * 300 + 'at last')", r"cannot be imported .*ValueError: why .*why …"),
+        ("print('so\\nfar', flush=True)\nos._exit(3)", "its import ends the process with exit code 3: so far; correct"),
+        ("time.sleep(60)", "is not imported after 1.5 s; make its import shorter"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_known_before_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setattr("agentloop.agents.callable.IMPORT_S", 1.5)
+    agent = PythonAgent(written(tmp_path, body), project=tmp_path)
+    with pytest.raises(ConfigError, match=message) as caught:
+        asyncio.run(preflight(agent))
+    assert "\n" not in str(caught.value)
+    asyncio.run(preflight(PythonAgent(written(tmp_path, "def run(task): ..."), project=tmp_path)))
 
 
 def test_an_agent_that_asks_no_model_says_so(tmp_path: Path) -> None:
@@ -358,7 +386,7 @@ def test_ten_lines_run_a_suite_with_a_function(tmp_path: Path, guarded: bool) ->
     if guarded:
         assert done.stdout.split("\n")[0] == "1.0 {('none', True)} None", done.stderr
     else:
-        assert 'below `if __name__ == "__main__":`' in done.stdout, done.stderr
+        assert 'below `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
 
 
 def test_its_code_is_a_part_of_the_version(tmp_path: Path) -> None:

@@ -352,7 +352,7 @@ def test_one_that_asks_on_after_its_limit_is_ended(
 def test_one_that_ends_with_another_exit_code_than_0_has_crashed(backend: SandboxBackend, tmp_path: Path) -> None:
     text = "ask([user(task)]); print('so far'); sys.exit('no idea')"
     ended = Ended()
-    with pytest.raises(AgentCrashed, match="ended with exit code 1: so far\nno idea"):
+    with pytest.raises(AgentCrashed, match="ended with exit code 1: so far no idea"):
         ran(backend, Command(RUN, files=program(tmp_path / "p", text)), ended=ended)
     assert ended.printed == "so far\nno idea"
     assert ended.steps[-1].results[-1].exit_code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,39 @@ def test_what_keeps_it_from_starting_is_one_line(agentloop: Any, project: Path) 
     assert done.returncode == 2
     assert "cannot be imported by" in done.stderr.replace("\n", " ")
     assert "no_such_module" in done.stderr
+
+
+ENDS = {
+    "import": ("import no_such_module", 2, "cannot be imported by .*'no_such_module'.*; correct it, or name"),
+    "exit": ("def run(task):\n    os._exit(3)", 2, "each of the 24 trials ended .*exit code 3 before a model answered"),
+    "base": ("def run(task):\n    return '4'", 2, "each of the 24 trials .*no call arrived at the gateway: make its"),
+    "hang": ("import time\ndef run(task):\n    time.sleep(60)", 0, r"no trial has a reward .*'t5': .*\(time_limit\)"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_goes_wrong_is_one_line_of_a_bank(agentloop: Any, project: Path, end: str) -> None:
+    code, returncode, words = ENDS[end]
+    (project / "bad.py").write_text(f"import os\n{code}\n")
+    text = SETTINGS[SETTINGS.index("[policy]") : SETTINGS.index("[gate]")].replace('"mine.py:run"', '"bad.py:run"')
+    (project / "bad.toml").write_text(f"{text}timeout_s = 0.5\n")
+    done = agentloop("bank", "evals/mine", "-p", project, "--policy", "bad.toml", "--as", "bad", "--trials", "4")
+    assert done.returncode == returncode, done.stderr
+    assert re.search(words, " ".join(done.stderr.split())), done.stderr
+    is_filled = (project / "evals" / "mine" / "baseline" / "bad.jsonl").exists()
+    assert is_filled is (returncode == 0)
+
+
+def test_a_gate_refuses_a_candidate_that_cannot_be_imported(agentloop: Any, project: Path) -> None:
+    table = SETTINGS[SETTINGS.index("[policy]") : SETTINGS.index("[gate]")]
+    (project / "good.toml").write_text(table)
+    (project / "bad.py").write_text("import no_such_module")
+    (project / "bad.toml").write_text(table.replace('"mine.py:run"', '"bad.py:run"'))
+    filled = agentloop("bank", "evals/mine", "-p", project, "--policy", "good.toml", "--as", "main", "--trials", "4")
+    assert filled.returncode == 0, filled.stderr
+    gated = agentloop("gate", "evals/mine", "-p", project, "--baseline", "main", "--candidate", "bad.toml")
+    assert gated.returncode == 2
+    assert "(bad.py:run) cannot be imported by" in " ".join(gated.stderr.split())
 
 
 TRAINER = """

@@ -207,8 +207,17 @@ def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pyte
     assert attempt.trace.answers_readable
     [attempt] = al.run([TASK], al.policy(lambda messages, rng: "4"), agent=my_agent.asks)
     assert (attempt.trace.answer, len(attempt.trace.steps)) == ("4", 1)
-    [attempt] = al.run([TASK], Model().policy(), agent="my_agent.py:four")
-    assert "no call arrived" in str(attempt.trace.error)
+    with pytest.raises(ConfigError, match="1 of 1 episodes ended with a mistake: .*no call arrived"):
+        al.run([TASK], Model().policy(), agent="my_agent.py:four")
+
+
+def test_an_agent_that_cannot_be_imported_is_refused_before_any_attempt(folder: Path) -> None:
+    (folder / "mine.py").write_text("import no_such_module\n\ndef run(task):\n    return '4'\n")
+    with closing(al.open_store("traces.db")) as store:
+        with pytest.raises(ConfigError, match=r"cannot be imported by .*: .*'no_such_module' \(mine.py:1\)") as caught:
+            al.run([TASK], agent="mine.py:run", store=store)
+        assert "\n" not in str(caught.value)
+        assert al.load(store=store, project=None).empty
 
 
 def test_agents_and_policies_that_share_a_file_a_type_or_a_name_are_not_the_same_version(folder: Path) -> None:
@@ -237,8 +246,8 @@ def test_what_cannot_act_is_refused() -> None:
         al.run([TASK], Model().policy(), agent=3, **HERE)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="policy 'openai'"):
         al.policy("openai", temperature="hot")
-    [attempt] = al.run([TASK], **HERE)
-    assert "no policy was named" in str(attempt.trace.error)
+    with pytest.raises(ConfigError, match="no policy was named"):
+        al.run([TASK], **HERE)
 
 
 # ------------------------------------------------------------------------------------ verifiers and tools
