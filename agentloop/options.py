@@ -1,13 +1,15 @@
 """A part chosen by a `kind` of the settings: the rest of its table, checked against its constructor's annotations.
 
-Three annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
-have `${NAME}` in it, which is then that variable. A `CodeName` names code, whose files belong to the version. A
+Four annotations mean more than their type. A `Path` that is relative starts at the project's folder. A `SecretStr` may
+have `${NAME}` in it, which is then that variable. A `CodeName` names code, whose files belong to the version, and an
+`Interpreter` is a file whose version counts, too. A
 parameter `project: Path` that the table does not set is that folder itself.
 """
 
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,9 @@ PROJECT = "project"
 CODE = "code"
 CodeName: TypeAlias = Annotated[str, CODE]
 """`file.py:name` or `module:name`: code of the user that the part runs."""
+INTERPRETER = "interpreter"
+Interpreter: TypeAlias = Annotated[Path, INTERPRETER]
+"""A Python interpreter: what it resolves to and its version belong to the version, not the link that names it."""
 
 
 def load_kind(group: str, table: str, section: KindSection, base: Path) -> Any:
@@ -65,9 +70,20 @@ def path_options(group: str, table: str, section: KindSection, base: Path) -> di
 
 def code_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, str]:
     """The options that name code, by their annotation. Raises PluginError."""
+    return {name: section.options[name] for name in _marked(CODE, group, table, section, base)}
+
+
+def interpreter_options(group: str, table: str, section: KindSection, base: Path) -> dict[str, Path]:
+    """The options that name an interpreter, by their annotation. Raises PluginError."""
+    return {name: base / section.options[name] for name in _marked(INTERPRETER, group, table, section, base)}
+
+
+def _marked(mark: str, group: str, table: str, section: KindSection, base: Path) -> list[str]:
+    """Names of the options whose annotation has `mark`."""
     parameters = _parameters(_loaded(group, table, section, base)) or {}
-    names = [name for name in section.options if CODE in getattr(parameters.get(name), "__metadata__", ())]
-    return {name: section.options[name] for name in names if isinstance(section.options[name], str)}
+    names = [name for name, value in section.options.items() if isinstance(value, str)]
+    marks = {name: [getattr(one, "__metadata__", ()) for one in _annotations(parameters.get(name))] for name in names}
+    return [name for name in names if (mark,) in marks[name]]
 
 
 def _loaded(group: str, table: str, section: KindSection, base: Path) -> Callable[..., Any]:
@@ -113,6 +129,12 @@ def _fitting(where: str, value: Any, annotation: Any, base: Path) -> Any:
     except PydanticUserError:  # it can check most annotations, not all; the constructor has the last word
         return value
     return base / checked if isinstance(checked, Path) else checked
+
+
+def _annotations(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union as they are written; of anything else that alone."""
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -96,3 +97,44 @@ def test_everything_that_scale_brings_is_pinned() -> None:
     assert "celery" in installed
     pinned = pins("constraints.txt")
     assert [name for name, version in installed.items() if pinned.get(canonicalize_name(name)) != version] == []
+
+
+PLAIN = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {missing}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import agentloop as al
+
+task = al.Task(id="t", instruction="x", verifiers=({{"kind": "exact", "options": {{"expected": "4"}}}},))
+[attempt] = al.run([task], al.policy(lambda messages, rng: "4"), agent="mine.py:run", store="store.db")
+print(attempt.verdict.reward, attempt.trace.error)
+"""
+AGENT = """
+import json, os, urllib.request
+
+def run(task):
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
+    url = task.base_url + "/chat/completions"
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+@pytest.mark.slow
+def test_an_agent_in_python_needs_no_extra(tmp_path: Path) -> None:
+    """The packages of `serve` that the base lacks cannot be imported, and its gateway answers."""
+    base = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    extras = {canonicalize_name(Requirement(line).name) for line in EXTRAS["serve"]}
+    assert {"starlette", "uvicorn", "httptools"} <= base
+    missing = {name.replace("-", "_") for name in extras - base} | {"opentelemetry", "google"}
+    (tmp_path / "mine.py").write_text(AGENT)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN.format(missing=sorted(missing))],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.stdout == "1.0 None\n", done.stderr

@@ -35,7 +35,7 @@ from agentloop.agents.program import Ran, ran_to_its_end
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.gateway.grants import Grant
 from agentloop.gateway.local import LocalGateway, served_on_port
-from agentloop.options import CodeName
+from agentloop.options import CodeName, Interpreter
 from agentloop.printable import shortened
 from agentloop.protocols import Policy, Record, Sandbox
 from agentloop.types import Message, StopReason, Task, Trace
@@ -70,7 +70,7 @@ class PythonAgent:
         self,
         target: CodeName,
         *,
-        python: Path | None = None,
+        python: Interpreter | None = None,
         env: tuple[str, ...] = (),
         variables: Mapping[str, str] | None = None,
         timeout_s: float = 3600.0,

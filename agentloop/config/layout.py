@@ -12,8 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentloop.errors import ConfigError
+from agentloop.output_files import STATE as STATE_NAME
+from agentloop.output_files import make_folder
 
-STATE = Path(".agentloop")
+STATE = Path(STATE_NAME)
 POLICIES = STATE / "policies"
 """A folder for each version of weights."""
 RUNS = STATE / "runs"
@@ -53,7 +55,7 @@ def upgrade(project: Path) -> list[tuple[Path, Path]]:
     for earlier, place in copies:
         draft = place.with_name(f".{place.name}.draft-{os.getpid()}")
         try:
-            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(place.parent, mode=0o700)
             copy = shutil.copytree if earlier.is_dir() else shutil.copy2
             copy(earlier, draft)
             draft.rename(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -129,7 +129,7 @@ def prepare(options: GateOptions, note: Callable[[str], None]) -> Prepared:
         if not bank.head.is_of_known_program:
             note(unknown_program(bank_path(one.evals, options.baseline), one.evals))
     backend = project_backend(options.sandbox, options.project, [actor.agent for actor in candidates.values()])
-    environments = _environments(suites, banks, backend)
+    environments = _environments(suites, banks, candidates, backend)
     taped = playing(suites, banks, candidates, environments, options, note)
     parts = [_part(one.evals, weight, options.must_pass, note) for one, weight in zip(suites, weights, strict=True)]
     header = Header(
@@ -168,13 +168,15 @@ def _suites(options: GateOptions, sources: Sequence[Path | Suite]) -> tuple[tupl
 
 
 def _environments(
-    suites: Sequence[EvalSuite], banks: Sequence[Bank], backend: SandboxBackend
+    suites: Sequence[EvalSuite], banks: Sequence[Bank], candidates: Mapping[str, Actor], backend: SandboxBackend
 ) -> dict[str, Environment]:
     """Of each suite as it is now, with the packages that its bank names."""
-    return {
-        one.evals.name: one.environment(backend, bank.head.environment.packages if bank.head.environment else ())
-        for one, bank in zip(suites, banks, strict=True)
-    }
+    environments = {}
+    for one, bank in zip(suites, banks, strict=True):
+        packages = bank.head.environment.packages if bank.head.environment else ()
+        on_host = is_on_host(candidates[one.evals.name].agent)
+        environments[one.evals.name] = one.environment(backend, packages, on_host=on_host)
+    return environments
 
 
 def _change(banks: Sequence[Bank], environments: dict[str, Environment], note: Callable[[str], None]) -> Change:

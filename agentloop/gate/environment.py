@@ -23,6 +23,7 @@ from pydantic import Field
 from agentloop.abilities import is_paid, waits
 from agentloop.errors import PluginError, SandboxError
 from agentloop.identity import Identity, files_hash, identity
+from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import host, images
@@ -67,31 +68,45 @@ BARE = Environment()
 
 
 def environment_of(
-    tasks: Sequence[Task], backend: SandboxBackend, packages: Sequence[str] = (), acting: Identity | None = None
+    tasks: Sequence[Task],
+    backend: SandboxBackend,
+    packages: Sequence[str] = (),
+    acting: Identity | None = None,
+    *,
+    on_host: bool = False,
 ) -> Environment:
     """Of `tasks` in sandboxes of `backend`, as they are now.
 
     packages: installed ones whose versions decide (`Actor.packages`). acting: whose parts without a content hash count.
+    on_host: the agent acts on this machine. Then a sandbox is only where verifiers look at files.
     """
+    boxed = [task for task in tasks if task.environment is None and (not on_host or wanted(task))]
     parts = {
         "agentloop": f"{__version__} ({files_hash(OURS, follow=True)[:N_DIGITS]})",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
-        "sandbox": f"{backend.name} ({backend.isolation})",
+        **_sandbox(backend, on_host, bool(boxed)),
         **{f"{PACKAGE}{name}": _version(name) for name in packages},
     }
     outside = list(acting.unhashed if acting else ())
-    if backend.isolation == "none":
+    if backend.isolation == "none" and not on_host:
         outside.append("this machine, on which commands run unconfined")
     if backend.name == ReplayBackend.name:
         outside.append("recorded sandboxes")
-    boxed = [task for task in tasks if task.environment is None]
     images_now, unknown = _images(sorted({task.sandbox.image for task in boxed}))
     hosts = sorted({name for task in boxed for name in task.sandbox.allowed_hosts})
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
     outside += [*unknown, *_judges(tasks)]
     return Environment(parts=dict(sorted({**parts, **images_now, **games}.items())), outside=tuple(outside))
+
+
+def _sandbox(backend: SandboxBackend, on_host: bool, is_used: bool) -> dict[str, str]:
+    """What holds the agent, and what holds its verifiers where that is something else."""
+    held = f"{backend.name} ({backend.isolation})"
+    if not on_host:
+        return {"sandbox": held}
+    return {"isolation": "none", **({"sandbox of verifiers": held} if is_used else {})}
 
 
 def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:

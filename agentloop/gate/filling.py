@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentloop.abilities import is_on_host
 from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError
 from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, new_head
@@ -92,7 +93,7 @@ def fill(
     policy = name_of(options.policy)
     before = _before(path, suite.evals)
     backend = project_backend(options.sandbox, options.project, [actor.agent])
-    environment = suite.environment(backend, actor.packages, actor.identity)
+    environment = suite.environment(backend, actor.packages, actor.identity, on_host=is_on_host(actor.agent))
     head = new_head(suite.evals, policy, actor.identity, options.trials, environment)
     recorder: AbstractContextManager[dict[str, SuiteTape]] = nullcontext({})
     if options.tape:
@@ -122,8 +123,8 @@ def _warn_of_no_reward(bank: Bank, progress: Progress) -> None:
     last = bank.outcomes[-1]
     if not any(outcome.reward for outcome in bank.outcomes):
         progress.say(
-            f"no trial has a reward above 0, so a gate against this bank cannot see a regression; the last one, of task "
-            f"{last.task_id!r}: {last.why or 'no reason was recorded'}; correct the agent, then fill the bank again"
+            "no trial has a reward above 0, so a gate against this bank cannot see a regression; the last one, "
+            f"of task {last.task_id!r}: {last.why or 'no reason was recorded'}; correct the agent, then fill it again"
         )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from agentloop.output_files import make_folder
+
 
 class Ledger:
     """A file of lines that is only ever added to. A line that a crash cut short is taken away when it is read."""
@@ -14,7 +16,7 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file: BinaryIO | None = None
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with path.open("ab+") as file:
             file.seek(0)
             stored_lines = file.read()

@@ -74,12 +74,17 @@ class EvalSuite:
         return self.resolve(chosen, project) if isinstance(chosen, str) else chosen
 
     def environment(
-        self, backend: SandboxBackend, packages: Sequence[str] = (), acting: Identity | None = None
+        self,
+        backend: SandboxBackend,
+        packages: Sequence[str] = (),
+        acting: Identity | None = None,
+        *,
+        on_host: bool = False,
     ) -> Environment:
         """What decides outcomes here beside the version that acts; see `environment_of`."""
         gated = set(self.evals.tasks)
         tasks = [task for task in self.suite.tasks if task.id in gated] if self.suite else boxed(self.harbor)
-        return environment_of(tasks, backend, packages, acting)
+        return environment_of(tasks, backend, packages, acting, on_host=on_host)
 
 
 def evals_at(folder: Path) -> EvalSuite:

@@ -20,6 +20,7 @@ from agentloop.config.sections import PriceSection, from_environment
 from agentloop.costs import totals as costs
 from agentloop.costs.totals import Price, nobody_knows
 from agentloop.errors import PluginError, PolicyError
+from agentloop.output_files import make_folder
 from agentloop.policies.litellm import LiteLLMPolicy, refuse_litellm
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.protocols import Policy
@@ -147,7 +148,7 @@ class JudgeModel:
             self._answers[name] = ruling
             return
         path = self._cache / name[:2] / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         draft = path.with_suffix(f".{os.getpid()}")
         draft.write_text(ruling, encoding="utf-8")
         draft.replace(path)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from agentloop.errors import ConfigError, PolicyError, counted
+from agentloop.output_files import make_folder
 from agentloop.policies import guard
 from agentloop.printable import clean
 
@@ -69,7 +70,7 @@ class VLLMServer:
     def start(self) -> None:
         """Start the process; it answers later, see `wait`. Raises OSError where there can be no log."""
         self.last_lines.clear()
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.log.parent)
         log = RotatingFileHandler(self.log, maxBytes=LOG_BYTES, backupCount=N_LOGS, encoding="utf-8")
         read, self._hold = os.pipe()
         try:

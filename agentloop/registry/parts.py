@@ -8,16 +8,20 @@ or the number of concurrent episodes.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentloop.config.kinds import KindSection
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.identity import Files, Outside, Part, Value
-from agentloop.options import code_options, path_options
+from agentloop.options import code_options, interpreter_options, path_options
 from agentloop.policies.choose import ENDPOINTS
 from agentloop.source import program, source
 from agentloop.types import Task
+
+VERSION_S = 30.0
+"""Wall time in which an interpreter reports its version."""
 
 
 def policy_parts(settings: PolicySection, folder: Path) -> dict[str, Part]:
@@ -67,12 +71,27 @@ def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dic
     """Parts of a kind that is not built in: its code, its options, and the files and code that they name."""
     name = {} if ":" in settings.kind else {"kind": settings.kind}
     paths = path_options(group, table, settings, folder)
-    plain = {key: value for key, value in settings.public_options.items() if key not in paths}
+    interpreters = interpreter_options(group, table, settings, folder)
+    plain = {key: value for key, value in settings.public_options.items() if key not in {*paths, *interpreters}}
     parts: dict[str, Part] = {table: Value({**name, **plain})}
+    for key, path in interpreters.items():
+        parts[f"{table}.{key}"] = Files(path.resolve())
+        parts[f"{table}.{key}.version"] = Value(_version(path))
     parts |= _named(f"{table}.part", source(group, settings.kind, folder))
     for key, code in code_options(group, table, settings, folder).items():
         parts |= _named(f"{table}.{key}", program(code, folder))
     return parts | {f"{table}.{key}": Files(path) for key, path in paths.items() if path.exists()}
+
+
+def _version(interpreter: Path) -> str:
+    """`Python 3.12.4`; nothing for a program that does not tell."""
+    try:
+        done = subprocess.run(
+            [interpreter, "--version"], capture_output=True, text=True, timeout=VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 def _named(prefix: str, parts: dict[str, Part]) -> dict[str, Part]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from agentloop.config.settings import STORE, known_secrets, load_store
 from agentloop.errors import ConfigError, StoreError
+from agentloop.output_files import make_folder
 from agentloop.store.database import Timeouts
 from agentloop.store.store import Store
 from agentloop.store.tables import DEFAULT_PROJECT
@@ -120,7 +121,7 @@ def run_store(folder: Path, project: Path) -> Iterator[Store]:
     place = store_place(project)
     if not place.is_shared:
         try:
-            (folder / STORE).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((folder / STORE).parent)
         except OSError as error:
             raise ConfigError(f"--out {folder}: no folder can be made there ({error.strerror}); name another") from None
         place = place._replace(where=folder / STORE)

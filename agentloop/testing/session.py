@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from agentloop.abilities import is_on_host
 from agentloop.errors import ConfigError, SandboxUnavailable, counted
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.learned.scorer import load_scorer
@@ -233,7 +234,8 @@ class Session:
 
     def _environment(self, suite: EvalSuite, actor: Actor) -> Environment | None:
         try:
-            return suite.environment(self.backend, actor.packages, actor.identity)
+            on_host = is_on_host(actor.agent)
+            return suite.environment(self.backend, actor.packages, actor.identity, on_host=on_host)
         except SandboxUnavailable:
             return None
 

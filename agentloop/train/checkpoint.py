@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from agentloop.output_files import make_folder
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.registry.artifacts import WEIGHTS, folder_hash
 
@@ -73,7 +74,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
     """An empty draft folder that takes the place of `folder` when the block ends without an error."""
     draft = folder.with_name(f".{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    make_folder(draft)
     yield draft
     for path in sorted(draft.rglob("*")):
         _flush(path)

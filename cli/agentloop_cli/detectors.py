@@ -97,7 +97,6 @@ def fit_scorer(
     labelled = labelled_traces(labels, tenant, partial(opened_store, where, project=project))
     scorer = fit([each.to_learn for each in labelled], seed=seed, precision=precision)
     path = out or project / SCORER
-    path.parent.mkdir(parents=True, exist_ok=True)
     scorer.save(path)
     rows = scorer_rows(scorer)
     if as_json:

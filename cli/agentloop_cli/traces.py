@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from agentloop.store.tables import TraceSummary
 
 traces = typer.Typer(help="List, show, import and export stored traces.", no_args_is_help=True)
+HASH = re.compile(r"[0-9a-f]{64}")
+N_DIGITS = 12
+"""Shown of a hash in the name of a stage, such as `bank/HASH`."""
 HEADINGS = ("trace", "age", "from", "by", "task", "reward", "failure", "steps", "answer")
 KEPT = {"answer": 6, "failure": 12, "task": 8, "by": 6, "from": 7}
 """The columns that are cut where a terminal is too narrow, in this order, and the width that each keeps."""
@@ -106,6 +109,10 @@ def _stage(name: str | None) -> str:
     return (name or "").partition(".")[0]
 
 
+def _short(digits: re.Match[str]) -> str:
+    return digits[0][:N_DIGITS]
+
+
 def _heading(name: str) -> str:
     return "started" if name == "age" and not sys.stdout.isatty() else name
 
@@ -118,7 +125,7 @@ def _cells(row: TraceSummary) -> tuple[Text, ...]:
     return (
         Text(row.id[:10] if sys.stdout.isatty() else row.id),
         Text(_when(row.started_at)),
-        Text(on_one_line(_stage(row.stage) or row.source)),
+        Text(on_one_line(HASH.sub(_short, _stage(row.stage)) or row.source)),
         Text(on_one_line(by)),
         Text(on_one_line(row.task_id or row.episode_id or name)),
         Text(row.reward_state if row.reward is None else f"{row.reward:g}", style=colour),

@@ -389,6 +389,25 @@ def test_ten_lines_run_a_suite_with_a_function(tmp_path: Path, guarded: bool) ->
         assert 'below `if __name__ == "__main__":`' in done.stderr.splitlines()[-1]
 
 
+def test_its_interpreter_counts_by_what_it_is_and_not_by_its_link(tmp_path: Path) -> None:
+    written(tmp_path, "def run(task): ...")
+    (tmp_path / "link").symlink_to(Path(sys.executable).resolve())
+    (tmp_path / "again").symlink_to("link")
+    for name, version in (("one", "3.11.1"), ("two", "3.12.1")):
+        (tmp_path / name).write_text(f'#!/bin/sh\n. "$(dirname "$0")/{name}.sh"\n')
+        (tmp_path / f"{name}.sh").write_text(f"echo Python {version}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def parts(python: str) -> Identity:
+        section = AgentSection.model_validate({"kind": "python", "target": "mine.py:run", "python": python})
+        return identity(agent_parts(section, tmp_path, ()))
+
+    assert parts("link").hash == parts("again").hash == parts(str(Path(sys.executable).resolve())).hash
+    before = parts("one")
+    (tmp_path / "one.sh").write_text("echo Python 3.11.2\n")
+    assert parts("one").changed(before.parts) == ["agent.python.version"]
+
+
 def test_its_code_is_a_part_of_the_version(tmp_path: Path) -> None:
     """Of a file, of a module and of a package in the project's folder; another target is another version."""
     (tmp_path / "mine").mkdir()

@@ -80,6 +80,10 @@ def test_it_is_rolled_out_banked_and_gated_without_a_sandbox(agentloop: Any, pro
     assert {(trace["isolation"], trace["answers_readable"]) for trace in traces} == {("none", True)}
     filled = agentloop("bank", "evals/mine", "-p", project, "--policy", "v1", "--as", "main", "--trials", "4")
     assert filled.returncode == 0, filled.stderr
+    [head, *_] = (project / "evals/mine/baseline/main.jsonl").read_text().splitlines()
+    environment = json.loads(head)["bank"]["environment"]["parts"]
+    assert environment["isolation"] == "none"
+    assert not [name for name in environment if name.startswith(("sandbox", "image"))]
     (project / "other.toml").write_text(SETTINGS[SETTINGS.index("[policy]") : SETTINGS.index("[gate]")])
     gated = agentloop("gate", "evals/mine", "-p", project, "--baseline", "main", "--candidate", "other.toml", "--json")
     assert "could read the suite's answers" in gated.stdout, gated.stderr

@@ -207,7 +207,7 @@ def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pyte
     assert attempt.trace.answers_readable
     [attempt] = al.run([TASK], al.policy(lambda messages, rng: "4"), agent=my_agent.asks)
     assert (attempt.trace.answer, len(attempt.trace.steps)) == ("4", 1)
-    with pytest.raises(ConfigError, match="1 of 1 episodes ended with a mistake: .*no call arrived"):
+    with pytest.raises(ConfigError, match=r"1 of 1 episodes ended with a mistake: .*no call arrived"):
         al.run([TASK], Model().policy(), agent="my_agent.py:four")
 
 

@@ -30,6 +30,7 @@ from agentloop.failures.learned.run_features import OF_RUN, run_row
 from agentloop.failures.learned.turns import speaker
 from agentloop.input_files import place_of
 from agentloop.intervals import wilson
+from agentloop.output_files import make_folder
 from agentloop.types import Failure, FailureType, Frozen, Trace
 
 DETECTOR = "learned.critical@2"
@@ -187,7 +188,7 @@ class Scorer(Frozen):
 
     def save(self, path: Path) -> None:
         """Write JSON: numbers and names, nothing that runs. Raises OSError."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         path.write_text(self.model_dump_json() + "\n", encoding="utf-8")
 
     @classmethod
