@@ -135,7 +135,7 @@ class PythonAgent:
         if end.timed_out:
             raise ConfigError(f"{self._who} is not imported after {IMPORT_S:g} s; make its import shorter")
         if report is None:
-            words = f": {shortened(end.said, MAX_WORDS)}" if end.said else ""
+            words = f": {shortened(end.output, MAX_WORDS)}" if end.output else ""
             raise ConfigError(
                 f"{self._who}: its import ends the process with exit code {end.exit_code}{words}; correct the module"
             )

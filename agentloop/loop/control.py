@@ -10,18 +10,24 @@ from collections.abc import Sequence
 
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.turns import CONTROL, control_stage, eval_report
-from agentloop.loop.warm_start import SETTLE_STEPS, Demonstration, batches, untrained
+from agentloop.loop.turns import eval_report
+from agentloop.loop.warm_start import SETTLE_STEPS, WARM_START, Demonstration, batches, untrained
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.sft import Sft
-from agentloop.types import Purpose, Split
+from agentloop.types import Purpose, Split, StageKey, StageKind
+from agentloop.views.decisions import CONTROL
+
+
+def control_stage(project: Project) -> StageKey:
+    """The stage that trains the arm and has it do the held-out tasks of the suite as it is now."""
+    return StageKey(StageKind.control, CONTROL, project.suite.hash)
 
 
 def is_due(project: Project) -> bool:
     """Whether there is a warm start to compare with, and no control arm yet for the suite as it is now."""
     stages = project.store.stages()
-    return control_stage(project) not in stages and "warm-start" in stages
+    return control_stage(project).name not in stages and WARM_START.name in stages
 
 
 async def run_control(project: Project, shown: Sequence[Demonstration]) -> None:
@@ -32,7 +38,7 @@ async def run_control(project: Project, shown: Sequence[Demonstration]) -> None:
     passing = [each for each in shown if each[2] >= 1.0]
     if not is_due(project) or not 0 < len(passing) < len(shown):
         return
-    n_steps = int(project.store.stages()["warm-start"].metrics["steps"])
+    n_steps = int(project.store.stages()[WARM_START.name].metrics["steps"])
     stage = await begin(project, control_stage(project), anew=True)
     policy = train_control(project, shown, n_steps)
     await _evaluate(project, stage, policy)

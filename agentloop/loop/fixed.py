@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from agentloop.errors import ConfigError
 from agentloop.identity import Identity
 from agentloop.loop.project import Project
-from agentloop.loop.stage import begin, why_unscored
+from agentloop.loop.stage import begin
 from agentloop.protocols import Policy
+from agentloop.rollout.refusals import why_unscored
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import TraceRow
-from agentloop.types import PolicyVersion, Purpose, RewardState, Split
+from agentloop.types import PolicyVersion, Purpose, RewardState, Split, StageKey, StageKind
 
 N_NAMED = 3
 """Tasks named of those that are wrong; the rest are counted."""
@@ -70,12 +71,14 @@ class FixedLearner:
 
     async def _run(self, number: int) -> None:
         """Do the train tasks, once for the suite as it is now, and say how they went, once in this process."""
-        name, tasks = f"run-v{number}.{self.project.suite.hash[:6]}", self.project.suite.split(Split.train)
+        key = StageKey(StageKind.run, number, self.project.suite.hash)
+        name = key.name
+        tasks = self.project.suite.split(Split.train)
         if not tasks or name == self._told:
             return
         # Before the version is registered, a finished stage may be that of a program which was edited since.
         if name not in self.project.store.stages() or self.project.registry.get(number) is None:
-            stage = await begin(self.project, name)
+            stage = await begin(self.project, key)
             self.project.progress.start(f"run: v{number} on train tasks", len(tasks))
             identity = Identity(self.identity, {})
             await stage.gather(tasks, self._policy, purpose=Purpose.run, version=number, identity=identity)

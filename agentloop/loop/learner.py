@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError, TrainingError, boundary, counted
 from agentloop.loop.control import is_due, run_control
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.warm_start import demonstrate, validate, warm_start
+from agentloop.loop.warm_start import WARM_START, demonstrate, validate, warm_start
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.registry.artifacts import WEIGHTS
@@ -28,7 +28,7 @@ from agentloop.train.curriculum import Curriculum
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.grpo import Grpo, GrpoSettings
 from agentloop.train.samples import build_samples
-from agentloop.types import PolicyVersion, Purpose, Sample, Split
+from agentloop.types import PolicyVersion, Purpose, Sample, Split, StageKey, StageKind
 
 MIN_RATE = 0.25
 """Share of the learning rate that is kept when little is left to learn; below a quarter failing, it falls to this."""
@@ -81,7 +81,7 @@ class TinyLearner:
 
     def _finished(self, newest: PolicyVersion) -> str | None:
         train, n_turns = self.project.config.train, newest.number - 1
-        success = self.project.store.stages()[stage_name(newest.number)].metrics["validation"]
+        success = self.project.store.stages()[stage_of(newest.number).name].metrics["validation"]
         if n_turns and success >= train.stop_at:
             return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
         if n_turns >= train.max_turns:
@@ -97,7 +97,7 @@ class TinyLearner:
     async def _as_it_acts_now(self, parent: PolicyVersion) -> PolicyVersion:
         """The weights of `parent` as a version of their own, under the settings and the agent as they are now."""
         number = parent.number + 1
-        folder, stage = self.project.version_folder(number), await begin(self.project, stage_name(number))
+        folder, stage = self.project.version_folder(number), await begin(self.project, stage_of(number))
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
             sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
         policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
@@ -107,7 +107,7 @@ class TinyLearner:
 
     async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
         config, number = self.project.config.train, parent.number + 1
-        stage = await begin(self.project, stage_name(number), anew=True)
+        stage = await begin(self.project, stage_of(number), anew=True)
         policy = self.policy(parent)
         trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
         rates = load_trainer(self.project.version_folder(parent.number), trainer.optimizer)
@@ -221,6 +221,6 @@ def _must_have_weights(version: PolicyVersion) -> None:
         )
 
 
-def stage_name(number: int) -> str:
+def stage_of(number: int) -> StageKey:
     """The stage that makes version `number`."""
-    return "warm-start" if number == 1 else f"turn-{number - 1}"
+    return WARM_START if number == 1 else StageKey(StageKind.turn, number)

@@ -49,11 +49,13 @@ class Project:
         config: Config,
         suite: Suite,
         store: Store,
+        sandbox: str,
         pool: Pool,
         progress: Progress,
         meter: Meter | None = None,
     ) -> None:
-        self.meter = meter
+        """sandbox: name of the backend that `pool` has its sandboxes from."""
+        self.meter, self.sandbox = meter, sandbox
         self.folder, self.config, self.suite, self.store = folder, config, suite, store
         self.pool, self.progress = pool, progress
         self.registry = Registry(store)
@@ -118,7 +120,7 @@ def open_project(
     try:
         claim_project(kept_at, store, folder)
         with store.lock(), Meter() as meter:
-            yield Project(folder, config, suite, store, SandboxPool(backend), progress, meter)
+            yield Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
     finally:
         store.close()
 

@@ -15,22 +15,22 @@ from agentloop.loop.project import Project
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import UNNAMED, Actor
 from agentloop.rollout.plan import plan
-from agentloop.rollout.refusals import refuse_broken
+from agentloop.rollout.refusals import refuse_broken, why_unscored
 from agentloop.rollout.retry import is_lost
 from agentloop.store.tables import StageRow
-from agentloop.types import Attempt, Purpose, RewardState, Task, Verdict
+from agentloop.types import Attempt, Purpose, RewardState, StageKey, Task, Verdict
 from agentloop.work.work import Ask
 
 
-async def begin(project: Project, name: str, *, anew: bool = False) -> Stage:
+async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:
     """A stage, in fresh sandboxes. What an interrupted run of it left in the store is used (`Stage.gather`).
 
     anew: remove that, because what follows depends on more than the attempts.
     """
     await project.pool.renew()
     if anew:
-        project.store.forget_stage(name)
-    return Stage(project, name)
+        project.store.forget_stage(key.name)
+    return Stage(project, key)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Stage:
     """What a part of the loop has done so far; becomes a StageRow when it is finished."""
 
     project: Project
-    name: str
+    key: StageKey
     n_episodes: int = 0
     n_tool_calls: int = 0
     n_infra_failed: int = 0
@@ -56,6 +56,11 @@ class Stage:
     def __post_init__(self) -> None:
         meter = self.project.meter
         self.started_with = meter.read() if meter else Used()
+
+    @property
+    def name(self) -> str:
+        """Of its row and its attempts in the store."""
+        return self.key.name
 
     async def gather(
         self,
@@ -112,6 +117,10 @@ class Stage:
         used = meter.read().since(self.started_with).metrics if meter else {}
         return StageRow(
             name=self.name,
+            kind=self.key.kind,
+            version=self.key.version,
+            suite_hash=self.key.suite_hash,
+            sandbox=self.project.sandbox,
             n_episodes=self.n_episodes,
             n_tool_calls=self.n_tool_calls,
             wall_s=time.perf_counter() - self.started,
@@ -144,15 +153,6 @@ def unscored(verdicts: Sequence[Verdict]) -> str | None:
     if not without:
         return None
     return f"{len(without)} of {counted(len(verdicts), 'episode')} could not be scored: {why_unscored(without[0])}"
-
-
-def why_unscored(verdict: Verdict) -> str:
-    """The first verifier that gave no number, and its words; or what each gave, when they contradict each other."""
-    if verdict.state is RewardState.disputed:
-        gave = ", ".join(f"{score.verifier} {score.value:g}" for score in verdict.scores if score.value is not None)
-        return f"the verifiers contradict each other ({gave}); `agentloop judge queue` lists them for a person"
-    score = next((score for score in verdict.scores if score.error), None)
-    return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"
 
 
 def mean_reward(attempts: Sequence[Attempt]) -> float:

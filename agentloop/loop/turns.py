@@ -33,8 +33,9 @@ from agentloop.types import (
     Purpose,
     RewardState,
     Split,
+    StageKey,
+    StageKind,
     Task,
-    Trace,
     Verdict,
 )
 
@@ -151,18 +152,9 @@ def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigErr
     return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
 
 
-CONTROL = 0
-"""Where the report of the control arm is stored (`control.py`); versions count from 1."""
-
-
-def control_stage(project: Project) -> str:
-    """The stage that trains the control arm and has it do the held-out tasks of the suite as it is now."""
-    return f"control.{project.suite.hash[:6]}"
-
-
-def gate_stage(project: Project, number: int) -> str:
+def gate_stage(project: Project, number: int) -> StageKey:
     """The stage in which version `number` did the held-out tasks of the suite as it is now."""
-    return f"gate-v{number}.{project.suite.hash[:6]}"
+    return StageKey(StageKind.gate, number, project.suite.hash)
 
 
 def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
@@ -206,15 +198,11 @@ def eval_report(
 
 def pin_failures(project: Project, champion: PolicyVersion) -> int:
     """Remember what the champion failed on the held-out tasks so that cases can be mined of it; how many are new."""
+    rows = project.store.stage_traces(gate_stage(project, champion.number).name)
     failed = [
         Pinned(trace=trace, verdict=verdict)
-        for trace, verdict in stored_attempts(project, gate_stage(project, champion.number))
+        for trace, verdict in (unpack(row.body) for row in rows)
         if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
     ]
     taxonomy = OURS.with_own((leaf.type, leaf.definition) for leaf in project.config.failures.leaf)
     return pin(failed, project.folder / FAILED, project.suite, taxonomy=taxonomy)
-
-
-def stored_attempts(project: Project, stage: str) -> list[tuple[Trace, Verdict]]:
-    """Traces and verdicts of one stage, in order."""
-    return [unpack(row.body) for row in project.store.stage_traces(stage)]

@@ -25,7 +25,7 @@ from agentloop.store.bodies import unpack
 from agentloop.train.checkpoint import read_progress, restore_progress, save_progress
 from agentloop.train.demonstrations import demonstration, texts
 from agentloop.train.sft import Sft
-from agentloop.types import Purpose, RewardState, Sample, Split, Task, Trace, content_hash
+from agentloop.types import Purpose, RewardState, Sample, Split, StageKey, StageKind, Task, Trace, content_hash
 
 BATCH = 24
 CHECK_EVERY = 50
@@ -35,16 +35,20 @@ EMERGED = 0.5
 SETTLE_STEPS = 120
 """Steps in which the learning rate then falls to nothing, which makes firm what was learned."""
 
+WARM_START = StageKey(StageKind.warm_start, 1)
+"""The stage that makes version 1."""
+
 Demonstration = tuple[Task, Trace, float]
 """(task, what was shown, its reward)."""
 
 
 async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[Demonstration]:
     """Episodes of the demonstrator on train tasks: rolled out once, after that read from the store."""
-    name = "demonstrate"
+    key = StageKey(StageKind.demonstrate)
+    name = key.name
     train = project.suite.split(Split.train)
     if name not in project.store.stages():
-        stage = await begin(project, name, anew=True)
+        stage = await begin(project, key, anew=True)
         n = project.config.warm_start.n_demonstrations
         project.progress.start("demonstrations", n)
         tasks = project.rng(name).choices(train, k=n)
@@ -71,7 +75,7 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
     samples = [demonstration(task, trace, policy.chat) for task, trace, _ in shown]
     trainer = Sft(policy.model, policy.chat.pad)
     checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
-    stage = await begin(project, "warm-start", anew=not checkpoint.resumes)
+    stage = await begin(project, WARM_START, anew=not checkpoint.resumes)
     checkpoint.restore(stage)
     project.store.forget_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}

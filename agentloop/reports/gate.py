@@ -17,8 +17,9 @@ from agentloop.gate import findings
 from agentloop.gate.outcomes import GateResult, TaskLine
 from agentloop.output_files import write_text
 from agentloop.reports import charts as gate_charts
-from agentloop.reports.loop import ShownStep, TraceVerdict, environment, shown_steps
+from agentloop.reports.loop import ShownStep, environment, shown_steps
 from agentloop.types import Frozen, Step, Trace
+from agentloop.views.runs import TraceVerdict
 
 MAX_BYTES = 2_000_000
 MAX_ROWS = 200

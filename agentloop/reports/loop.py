@@ -18,10 +18,13 @@ from pydantic import Field
 
 from agentloop.failures.analysis.survey import rate, trend
 from agentloop.failures.taxonomy import describe
-from agentloop.gate.decide import Success
 from agentloop.output_files import write_text
 from agentloop.printable import clean
-from agentloop.types import Action, Decision, FailureType, Frozen, Step, ToolCall, ToolResult, Trace, Verdict
+from agentloop.types import Action, FailureType, Frozen, Step, ToolCall, ToolResult
+from agentloop.views.decisions import Control
+from agentloop.views.runs import Quote, TracePair, TraceVerdict
+from agentloop.views.turns import StageRate
+from agentloop.views.versions import VersionRow
 
 MAX_TEXT = 1_500
 """Characters shown of one message, call or result; how many were left out is said in their place."""
@@ -46,78 +49,6 @@ LEFT_OUT: dict[str, str] = {
     "split_heldout": "a held-out task: never trained on",
 }
 """What the reasons of `train/` mean; one that is not here is shown by its name alone."""
-
-
-class VersionRow(Frozen):
-    """One policy version as the gate saw it; the first row of a report is where the loop started."""
-
-    number: int
-    parent: int | None
-    note: str
-    sha256: str
-    success: Success
-    """On the held-out split."""
-    decision: Decision | None = None
-    """None for the version the loop started from."""
-    failures: dict[str, int] = Field(default_factory=dict)
-    """Critical failure type -> episodes of the held-out split."""
-
-
-class Control(Frozen):
-    """The first version's model, taught only by the demonstrations that passed: what filtering gives without a loop."""
-
-    success: Success
-    """On the held-out split."""
-    n_demonstrations: int
-    """Demonstrations that passed."""
-    n_steps: int
-    """Gradient steps, as many as the first version's."""
-    failures: dict[str, int] = Field(default_factory=dict)
-    """Critical failure type -> episodes of the held-out split."""
-    ahead: float
-    """Success of the live version minus this one's, in [-1, 1]."""
-    ahead_ci95: tuple[float, float]
-    p_ahead: float
-    """Chance of a lead this large of the live version, were the two alike."""
-
-
-class StageRate(Frozen):
-    """How much one stage of the loop got done, for the throughput chart."""
-
-    label: str
-    episodes: int
-    tool_calls: int
-    wall_s: float
-
-    @property
-    def episodes_per_s(self) -> float:
-        return self.episodes / self.wall_s if self.wall_s > 0 else 0.0
-
-
-class TraceVerdict(Frozen):
-    """A trace with what it was worth."""
-
-    trace: Trace
-    verdict: Verdict
-
-
-class TracePair(Frozen):
-    """The same task twice: failed under an earlier version, solved under a later one."""
-
-    task_id: str
-    instruction: str
-    before: TraceVerdict
-    after: TraceVerdict
-
-
-class Quote(Frozen):
-    """Failures that are alike, by the words of one of them."""
-
-    evidence: str
-    n: int
-    """Held-out episodes that failed so."""
-    task_id: str
-    trace_id: str
 
 
 class ReportData(Frozen):

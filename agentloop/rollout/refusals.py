@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentloop.errors import ConfigError, PolicyError, SandboxError
 from agentloop.faults import fault_in
 from agentloop.rollout.retry import is_lost
-from agentloop.types import Attempt, FailureType, Trace
+from agentloop.types import Attempt, FailureType, RewardState, Trace, Verdict
 
 MAX_INFRA_SHARE = 0.5
 """Attempts of which more than this failed for our reasons say nothing about the policy."""
@@ -56,3 +56,12 @@ def is_refused(trace: Trace) -> bool:
     broke = trace.broke
     at_once = not trace.steps and not trace.children
     return at_once and broke is not None and broke.error == "ModelRefused" and broke.status in REFUSALS
+
+
+def why_unscored(verdict: Verdict) -> str:
+    """The first verifier that gave no number, and its words; or what each gave, when they contradict each other."""
+    if verdict.state is RewardState.disputed:
+        gave = ", ".join(f"{score.verifier} {score.value:g}" for score in verdict.scores if score.value is not None)
+        return f"the verifiers contradict each other ({gave}); `agentloop judge queue` lists them for a person"
+    score = next((score for score in verdict.scores if score.error), None)
+    return f"verifier {score.verifier!r}: {score.error}" if score else "no verifier gave a reason"

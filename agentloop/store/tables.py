@@ -13,7 +13,9 @@ from typing import Any
 from sqlalchemy import JSON, BigInteger, Column, Index, Integer, LargeBinary, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-SCHEMA_VERSION = 4
+from agentloop.types import StageKind
+
+SCHEMA_VERSION = 5
 """Raised with every change of a table. An older file is upgraded when it is opened, an older server by
 `agentloop store upgrade` alone; a newer one is refused."""
 
@@ -315,6 +317,13 @@ class StageRow(SQLModel, table=True):
     name: str = Field(primary_key=True)
     position: int = 0
     """In the order in which stages finished; given by the store."""
+    kind: str = StageKind.other
+    version: int | None = None
+    """The policy version that it made, or whose attempts it has; 0 for the control arm."""
+    suite_hash: str | None = None
+    """State of the suite, where the stage belongs to one state."""
+    sandbox: str | None = None
+    """Name of the backend."""
     n_episodes: int = 0
     n_tool_calls: int = 0
     wall_s: float = 0.0

@@ -14,6 +14,7 @@ from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, 
 from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.imported import Imported
 from agentloop.types.span import Span
+from agentloop.types.stage import StageKey, StageKind
 from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
 from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Split, Task
 from agentloop.types.trace import SubTrace, Trace
@@ -53,6 +54,8 @@ __all__ = [
     "Score",
     "Span",
     "Split",
+    "StageKey",
+    "StageKind",
     "Step",
     "StopReason",
     "SubTrace",

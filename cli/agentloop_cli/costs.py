@@ -57,7 +57,7 @@ def costs(
     """
     from agentloop.config.settings import load_prices
     from agentloop.costs.totals import price, tabulate
-    from agentloop.reports.costs import stored_costs
+    from agentloop.views.costs import stored_costs
 
     own = load_prices(project)
     model_price = price(own, _listed) if find_spec("litellm") else price(own)

@@ -21,7 +21,7 @@ from agentloop_cli.render import print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
-    from agentloop.reports.loop import TraceVerdict
+    from agentloop.views.runs import TraceVerdict
 
 REPORT = "report.html"
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
@@ -91,8 +91,8 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
 def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
     """Those of the traces that are in the store of `folder`, or in the one that the settings here name."""
     from agentloop.config.settings import STORE
-    from agentloop.reports.loop import TraceVerdict
     from agentloop.store.place import store_place
+    from agentloop.views.runs import TraceVerdict
 
     place = store_place(Path())
     if not place.is_shared:

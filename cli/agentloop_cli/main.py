@@ -28,6 +28,7 @@ from agentloop_cli.mine import mine
 from agentloop_cli.policies import policies
 from agentloop_cli.prune import prune_traces
 from agentloop_cli.render import AsJson, ConsoleLog, print_error, stderr
+from agentloop_cli.report import report
 from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
@@ -118,6 +119,7 @@ app.command()(flaky)
 app.command()(mine)
 app.command()(failures)
 app.command()(costs)
+app.command()(report)
 app.command()(doctor)
 app.command()(upgrade)
 app.command()(serve)

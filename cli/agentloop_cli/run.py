@@ -25,7 +25,7 @@ def run_project(
     """
     with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
         asyncio.run(run_loop(project, make_learner(project)))
-        summary = Summary(project, sandbox=backend.name, command=command)
+        summary = Summary(project, command=command)
         report = summary.write_report()
         document = summary.json()
     if as_json:

@@ -10,7 +10,7 @@ import pytest
 from loop.mini import make_mini, opened, solves
 
 from agentloop.loop.stage import begin
-from agentloop.types import Purpose, Split
+from agentloop.types import Purpose, Split, StageKey, StageKind
 
 from .conftest import Run
 
@@ -30,7 +30,7 @@ def mini(tmp_path: Path, bubblewrap: object) -> Path:
     async def fill() -> None:
         with opened(folder) as project:
             try:
-                stage = await begin(project, "run")
+                stage = await begin(project, StageKey(StageKind.other))
                 train = project.suite.split(Split.train)
                 await stage.gather(train, solves(0), purpose=Purpose.run, version=1)
             finally:

@@ -15,7 +15,19 @@ from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.writer import write_suite
-from agentloop.types import Limits, Message, Part, PolicyVersion, Purpose, SandboxSpec, Split, Task, content_hash
+from agentloop.types import (
+    Limits,
+    Message,
+    Part,
+    PolicyVersion,
+    Purpose,
+    SandboxSpec,
+    Split,
+    StageKey,
+    StageKind,
+    Task,
+    content_hash,
+)
 
 N_HELDOUT, N_TRAIN = 30, 4
 SETTINGS = '[project]\nname = "mini"\nsuite = "evals/mini"\n[policy]\nkind = "scripted"\n[gate]\ntrials = 1\n'
@@ -91,7 +103,7 @@ class PlannedLearner:
         return await self._make(newest.number + 1, newest.number)
 
     async def _make(self, number: int, parent: int | None) -> PolicyVersion:
-        stage = await begin(self.project, f"turn-{number}")
+        stage = await begin(self.project, StageKey(StageKind.turn, number + 1))
         tasks = self.project.suite.split(Split.train)
         await stage.gather(tasks, solves(0), purpose=Purpose.train, version=parent or 0, group_size=2)
         stage.drop({"flat": 2})

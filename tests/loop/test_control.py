@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentloop.loop.control import run_control, train_control
+from agentloop.loop.control import control_stage, run_control, train_control
 from agentloop.loop.project import Project
 from agentloop.loop.summary import Summary
-from agentloop.loop.turns import CONTROL, control_stage
 from agentloop.loop.warm_start import Demonstration, demonstrate
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.store.tables import StageRow
 from agentloop.types import EvalReport, Message, Split
+from agentloop.views.decisions import CONTROL
 
 from .mini import make_mini, opened, run
 
@@ -94,7 +94,7 @@ def test_it_is_evaluated_once_and_is_no_version(tmp_path: Path) -> None:
 
     with opened(settings(tmp_path / "p", 1)) as project:
         asyncio.run(arm(project))
-        stage = project.store.stages()[control_stage(project)]
+        stage = project.store.stages()[control_stage(project).name]
         n_heldout = len(project.suite.split(Split.heldout))
         assert stage.n_episodes == n_heldout, "trials = 1, and the second call does nothing"
         assert stage.metrics["steps"] == STEPS
@@ -111,7 +111,7 @@ def test_it_is_left_out_where_all_or_none_passed(tmp_path: Path, reward: float) 
     with opened(settings(tmp_path / "p", 1)) as project:
         shown = [(task, trace, reward) for task, trace, _ in demonstrations(project)]
         asyncio.run(run_control(project, shown))
-        assert control_stage(project) not in project.store.stages()
+        assert control_stage(project).name not in project.store.stages()
 
 
 def test_the_summary_compares_the_live_version_with_it(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_summary_compares_the_live_version_with_it(tmp_path: Path) -> None:
     folder = make_mini(tmp_path / "mini")
     run(folder, [5, 20])
     with opened(folder) as project:
-        before = Summary(project, sandbox="bubblewrap", command="c").json()
+        before = Summary(project, command="c").json()
         assert before["control"] is None
         tasks = project.suite.split(Split.heldout)
         report = EvalReport(
@@ -131,9 +131,12 @@ def test_the_summary_compares_the_live_version_with_it(tmp_path: Path) -> None:
             failures={"obs.misread": 18},
         )
         project.store.put_report(report)
+        key = control_stage(project)
         metrics = {"steps": 320.0, "n_demonstrations": 7.0}
-        project.store.put_stage(StageRow(name=control_stage(project), metrics=metrics))
-        summary = Summary(project, sandbox="bubblewrap", command="c")
+        project.store.put_stage(
+            StageRow(name=key.name, kind=key.kind, version=key.version, suite_hash=key.suite_hash, metrics=metrics)
+        )
+        summary = Summary(project, command="c")
         after, html = summary.json(), summary.write_report().read_text()
     control = after["control"]
     assert (control["success"], control["demonstrations"], control["steps"]) == (0.4, 7, 320)

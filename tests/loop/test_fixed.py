@@ -218,7 +218,7 @@ def test_the_summary_tells_what_a_verifier_cost_also_of_a_continued_run(tmp_path
     for _ in range(2):
         run(folder)
         with opened(folder) as project:
-            document = Summary(project, sandbox="b", command="c").json()
+            document = Summary(project, command="c").json()
         assert document["unscored"] == {"episodes": 1, "why": "verifier 'fussy': KeyError: 'x' (fussy.py:9)"}
         assert document["versions"][0]["infra_failed"] == 1
         assert document["heldout"]["n"] == N_HELDOUT - 2
@@ -265,7 +265,7 @@ def test_an_agent_that_always_crashes_is_scored_0_and_stops_no_loop(tmp_path: Pa
     assert counts == "train tasks: 0 right, 4 wrong, 0 unscored"
     assert wrong.startswith("  wrong: 'read-q0'")
     with opened(folder) as project:
-        document = Summary(project, sandbox="b", command="c").json()
+        document = Summary(project, command="c").json()
     assert (document["infra_failed"], document["heldout"]["before"]["success"]) == (0, 0.0)
     assert document["failures"]["before"] == {"agent.crashed": N_HELDOUT}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.loop.learner import TinyLearner, stage_name
+from agentloop.loop.learner import TinyLearner, stage_of
 from agentloop.loop.learners import make_learner
 from agentloop.loop.stage import Stage
 from agentloop.policies.chat import train_tokenizer
@@ -29,7 +29,7 @@ def test_the_end_of_the_turns_names_the_setting_and_its_value(tmp_path: Path, n:
     made = {"number": n + 1, "parent": n, "kind": "weights", "artifact": "a", "sha256": "0" * 64, "config_hash": "c"}
     version = PolicyVersion.model_validate({**made, "created_at": datetime.now(UTC)})
     with opened(folder, progress) as project:
-        project.store.put_stage(StageRow(name=stage_name(version.number), metrics={"validation": 0.5}))
+        project.store.put_stage(StageRow(name=stage_of(version.number).name, metrics={"validation": 0.5}))
         assert asyncio.run(TinyLearner(project, solves(0), "").next(version)) is None
     assert progress.said == [
         f"finished: {turns}, v{n + 1} solves 50% of the validation tasks; "
@@ -53,7 +53,7 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
     with opened(folder) as project:
         before = TinyLearner(project, solves(0), "agent one")
         sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
-        stage = Stage(project, stage_name(1), metrics={"validation": 0.0})
+        stage = Stage(project, stage_of(1), metrics={"validation": 0.0})
         first = before._register(1, None, sha256, stage, "warm start")
         assert before.policy(first)
         after = TinyLearner(project, solves(0), "agent two")
@@ -69,7 +69,7 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
         assert second is not None
         assert (second.number, second.parent, second.sha256) == (2, 1, sha256)
         assert second.state is PolicyState.candidate, "the gate compares it with v1"
-        assert "validation" in project.store.stages()[stage_name(2)].metrics
+        assert "validation" in project.store.stages()[stage_of(2)].metrics
         assert third is None, "its agent is the project's, and the turns are used up"
         with pytest.raises(ConfigError, match=r"v1 acted under other \[policy\] or \[agent\] settings"):
             after.policy(first)

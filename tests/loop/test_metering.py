@@ -9,7 +9,7 @@ import pytest
 
 from agentloop.loop.stage import begin
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.types import Purpose, Split
+from agentloop.types import Purpose, Split, StageKey, StageKind
 
 from .mini import Recorder, make_mini, opened, solves
 
@@ -41,8 +41,8 @@ def test_a_stage_has_the_joules_of_its_own_time(
 
     async def two_stages() -> list[dict[str, float]]:
         with opened(make_mini(tmp_path / "p"), Counting(zone / "energy_uj")) as project:
-            for name, n in (("one", 2), ("two", 3)):
-                stage = await begin(project, name)
+            for version, n in ((1, 2), (2, 3)):
+                stage = await begin(project, StageKey(StageKind.run, version))
                 tasks = project.suite.split(Split.train)
                 await stage.gather(tasks, solves(0), purpose=Purpose.train, version=1, group_size=n)
                 stage.finish()

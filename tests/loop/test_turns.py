@@ -11,13 +11,24 @@ import pytest
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
-from agentloop.loop.summary import Summary
+from agentloop.loop.summary import Summary, stored_project
 from agentloop.loop.turns import run_loop
 from agentloop.mining.failed import FAILED, read_failed
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import load_suite
-from agentloop.types import Action, Completion, Message, PolicyState, PolicyVersion, Purpose, Split, ToolSpec
+from agentloop.types import (
+    Action,
+    Completion,
+    Message,
+    PolicyState,
+    PolicyVersion,
+    Purpose,
+    Split,
+    StageKey,
+    StageKind,
+    ToolSpec,
+)
 
 from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, Recorder, make_mini, opened, run, solves
 
@@ -158,7 +169,7 @@ def test_what_the_champion_failed_is_pinned(folder: Path) -> None:
 def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     run(folder, (10, 25))
     with opened(folder) as project:
-        document = Summary(project, sandbox="bubblewrap", command="c").json()
+        document = Summary(project, command="c").json()
         store = project.store.path
     assert set(document) == {*DOCUMENTED, "control", "infra_failed", "unscored"}
     assert set(document["heldout"]) == {"n", "before", "after"}
@@ -184,9 +195,8 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
 
 def test_the_report_is_written_and_names_what_was_run(folder: Path) -> None:
     run(folder, (10, 25))
-    with opened(folder) as project:
-        summary = Summary(project, sandbox="bubblewrap", command="agentloop loop here")
-        path = summary.write_report()
+    with opened(folder), stored_project(folder) as reading:  # the first holds the writer's lock
+        path = Summary(reading, command="agentloop loop here").write_report()
     text = path.read_text()
     assert path == folder / "report.html"
     assert "agentloop loop here" in text
@@ -220,7 +230,7 @@ def outcome(folder: Path) -> object:
     with opened(folder) as project:
         versions = [v.model_dump(exclude={"created_at"}) for v in project.registry.all()]
         decisions = {n: d.model_dump(exclude={"created_at"}) for n, d in project.store.decisions().items()}
-        summary = Summary(project, sandbox="b", command="c").json()
+        summary = Summary(project, command="c").json()
         traces = sorted((r.id, r.stage, r.n, r.reward) for r in project.store.find_traces(limit=10_000))
     counted = {k: v for k, v in summary.items() if k not in {"wall_s", "cpu_s", "store", "report"}}
     return versions, decisions, counted, traces
@@ -287,7 +297,7 @@ def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None
 
         async def attempts() -> None:
             for part in ("one", "two"):
-                stage = await begin(project, "turn-1", anew=True)
+                stage = await begin(project, StageKey(StageKind.turn, 2), anew=True)
                 await stage.gather([task], solves(0), purpose=Purpose.train, version=1, part=part)
             await project.pool.close()
 

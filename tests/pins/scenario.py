@@ -138,7 +138,9 @@ STEPS: tuple[Step, ...] = (
     Step("serve --only-models"),
     Step("serve --port x"),
     # The loop, and what it leaves.
+    Step("report --json"),
     Step("loop --json", compare="shape"),
+    Step("report --out page.html --json", compare="shape"),
     Step("loop nowhere --json"),
     Step("policies ls --json"),
     Step("policies serve"),

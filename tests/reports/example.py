@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 
 from agentloop.gate.decide import decide, success
-from agentloop.reports.loop import ReportData, StageRate, TracePair, TraceVerdict, VersionRow, write_report
+from agentloop.reports.loop import ReportData, write_report
 from agentloop.types import (
     Completion,
     EvalReport,
@@ -28,6 +28,9 @@ from agentloop.types import (
     Trace,
     Verdict,
 )
+from agentloop.views.runs import TracePair, TraceVerdict
+from agentloop.views.turns import StageRate
+from agentloop.views.versions import VersionRow
 
 NOW = datetime(2026, 11, 21, 9, 30, tzinfo=UTC)
 

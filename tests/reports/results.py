@@ -13,9 +13,9 @@ from random import Random
 
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
 from agentloop.reports.gate import Evidence, write_gate_report
-from agentloop.reports.loop import TraceVerdict
 from agentloop.reports.markdown import markdown
 from agentloop.types import FailureType, Message, Step
+from agentloop.views.runs import TraceVerdict
 
 from .example import attempt, critical, step
 

@@ -11,8 +11,8 @@ import pytest
 from agentloop.gate.outcomes import GateResult, GateVerdict
 from agentloop.reports.charts import difference, evidence, thinned
 from agentloop.reports.gate import MAX_BYTES, Evidence, divergence, pairs, render, write_gate_report
-from agentloop.reports.loop import TraceVerdict
 from agentloop.types import FailureType
+from agentloop.views.runs import TraceVerdict
 
 from .example import attempt, critical, step
 from .results import RESULTS, SETTINGS, attempts, failing, inconclusive, infra, line, looks, passing, result, told

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.reports.loop import (
-    Quote,
     ReportData,
-    TraceVerdict,
     clip,
     render,
     shown_evidence,
@@ -21,6 +19,7 @@ from agentloop.reports.loop import (
     write_report,
 )
 from agentloop.types import Completion, FailureType, Message, RewardState, Step, ToolCall
+from agentloop.views.runs import Quote, TraceVerdict
 
 from .example import attempt, critical, pair_fabrication, report_data, step
 

@@ -17,6 +17,7 @@ from agentloop.errors import ConfigError, StoreError
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION
 
+from .old import at_schema
 from .rows import judged, version
 from .span_rows import span
 
@@ -36,6 +37,31 @@ def old(tmp_path: Path) -> Path:
     return path
 
 
+def test_stages_of_schema_4_get_their_kind_version_and_suite(tmp_path: Path) -> None:
+    """The same by another suite is not taken, and a run outside a loop has none of the three."""
+    names = ("warm-start", "turn-1", "gate-v2.abcdef", "control.abcdef", "run-v1.ffffff", "agent-20261121T093000.1")
+    rows = ", ".join(f"('default', '{name}', {n}, 0, 0, 0, 0, '{{}}', '{{}}')" for n, name in enumerate(names))
+    columns = "project, name, position, n_episodes, n_tool_calls, wall_s, cpu_s, dropped, metrics"
+    reports = "('default', 'abcdef01', 2, '{}'), ('default', 'abc00000', 2, '{}'), ('other', 'ffffff01', 1, '{}')"
+    at_schema(
+        tmp_path / "store.db",
+        4,
+        f"INSERT INTO stage ({columns}) VALUES {rows}",
+        f"INSERT INTO eval_report (project, suite_hash, policy_version, body) VALUES {reports}",
+    )
+    store = Store(tmp_path / "store.db", create=False)
+    stages = store.stages()
+    store.close()
+    assert {name: (row.kind, row.version, row.suite_hash) for name, row in stages.items()} == {
+        "warm-start": ("warm-start", 1, None),
+        "turn-1": ("turn", 2, None),
+        "gate-v2.abcdef": ("gate", 2, "abcdef01"),
+        "control.abcdef": ("control", 0, "abcdef01"),
+        "run-v1.ffffff": ("run", 1, None),
+        "agent-20261121T093000.1": ("other", None, None),
+    }
+
+
 def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
     store = Store(old, create=False)
     for name, reward, minute in (("t1", 1.0, 0), ("t2", 0.0, 0), ("t3", None, 2)):
@@ -46,7 +72,11 @@ def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
         assert row.started_at == put.trace.started_at
         assert store.verdict("default", name) == put.verdict
     assert [row.id for row in store.stage_traces("turn-1")] == ["t1", "t2", "t3"]
-    assert list(store.stages()) == ["turn-2", "turn-1"]
+    stages = store.stages()
+    assert [(row.name, row.kind, row.version) for row in stages.values()] == [
+        ("turn-2", "turn", 3),
+        ("turn-1", "turn", 2),
+    ]
     assert store.versions() == [version(1)]
     assert store.report("h", 1) is not None
     assert [trace.id for trace in store.find('text:"line 2" tool:shell').traces] == ["t3", "t2", "t1"]

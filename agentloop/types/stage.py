@@ -1,0 +1,45 @@
+"""A stage: the part of a loop that attempts were made for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class StageKind(StrEnum):
+    """What a stage was for."""
+
+    demonstrate = "demonstrate"
+    warm_start = "warm-start"
+    turn = "turn"
+    gate = "gate"
+    control = "control"
+    run = "run"
+    other = "other"
+    """A run outside a loop."""
+
+
+class StageKey(NamedTuple):
+    """What identifies a stage of a loop."""
+
+    kind: StageKind
+    version: int | None = None
+    """The policy version that it makes, or whose attempts it has; 0 for the control arm."""
+    suite_hash: str | None = None
+    """Of the suite's state, where another state needs another stage."""
+
+    @property
+    def label(self) -> str:
+        """For a person: the same for every state of the suite."""
+        if self.kind is StageKind.turn and self.version is not None:
+            return f"turn-{self.version - 1}"
+        if self.kind in (StageKind.gate, StageKind.run):
+            return f"{self.kind}-v{self.version}"
+        return self.kind.value
+
+    @property
+    def name(self) -> str:
+        """Under which the store has its row and its attempts; nothing reads it back."""
+        if self.suite_hash is None:
+            return self.label
+        return f"{self.label}.{self.suite_hash[:6]}"

@@ -1,0 +1,117 @@
+"""The attempts of one stage: which there are, what held their actions, what failed, and why some have no reward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from agentloop.failures.analysis.pareto import Survey
+from agentloop.failures.analysis.survey import survey
+from agentloop.rollout.refusals import why_unscored
+from agentloop.store.bodies import unpack
+from agentloop.store.store import Store
+from agentloop.types import Frozen, RewardState, StageKey, StageKind, Trace, Verdict
+
+N_PAIRS = 4
+"""Traces shown side by side."""
+N_QUOTES = 2
+"""Kinds of failure quoted of each type, the most frequent ones."""
+NO_REWARD = (RewardState.unscored.value, RewardState.disputed.value)
+
+
+class TraceVerdict(Frozen):
+    """A trace with what it was worth."""
+
+    trace: Trace
+    verdict: Verdict
+
+
+class TracePair(Frozen):
+    """The same task twice: failed under an earlier version, solved under a later one."""
+
+    task_id: str
+    instruction: str
+    before: TraceVerdict
+    after: TraceVerdict
+
+
+class Quote(Frozen):
+    """Failures that are alike, by the words of one of them."""
+
+    evidence: str
+    n: int
+    """Held-out episodes that failed so."""
+    task_id: str
+    trace_id: str
+
+
+class HeldOutRun:
+    """The held-out attempts of one version on one state of the suite."""
+
+    def __init__(self, store: Store, version: int, suite_hash: str) -> None:
+        self._store = store
+        self.stage = StageKey(StageKind.gate, version, suite_hash).name
+
+    @cached_property
+    def attempts(self) -> list[TraceVerdict]:
+        """In order, whole."""
+        return [
+            TraceVerdict(trace=trace, verdict=verdict)
+            for trace, verdict in (unpack(row.body) for row in self._store.stage_traces(self.stage))
+        ]
+
+    @cached_property
+    def n_unscored(self) -> int:
+        """Attempts that the verifiers gave no reward."""
+        store = self._store
+        return sum(store.n_traces(stage=self.stage, reward_state=state, project=store.project) for state in NO_REWARD)
+
+    @property
+    def why_unscored(self) -> str:
+        """The words of one verifier that gave none; there must be such an attempt."""
+        store = self._store
+        for state in NO_REWARD:
+            for row in store.find_traces(limit=1, stage=self.stage, reward_state=state, project=store.project):
+                return why_unscored(unpack(row.body)[1])
+        raise LookupError(f"every attempt of {self.stage} has a reward")
+
+    @cached_property
+    def failures(self) -> Survey:
+        """What went wrong."""
+        return survey(self._store, f"stage:{self.stage}", limit=1000)
+
+    @property
+    def quotes(self) -> dict[str, tuple[Quote, ...]]:
+        """Failure type -> words that show it, of the most frequent first."""
+        quotes: dict[str, tuple[Quote, ...]] = {}
+        for cluster in self.failures.clusters:  # the largest first
+            earlier = quotes.get(cluster.type, ())
+            if len(earlier) < N_QUOTES:
+                example = cluster.example
+                quote = Quote(
+                    evidence=example.evidence, n=cluster.n, task_id=example.task or "", trace_id=example.trace_id
+                )
+                quotes[cluster.type] = (*earlier, quote)
+        return quotes
+
+
+def isolation(*runs: HeldOutRun) -> str:
+    """What held the actions of the attempts that are compared."""
+    kinds = {attempt.trace.isolation for run in runs for attempt in run.attempts}
+    return " and ".join(sorted(filter(None, kinds)))
+
+
+def trace_pairs(before: HeldOutRun, after: HeldOutRun, instructions: Mapping[str, str]) -> tuple[TracePair, ...]:
+    """Tasks that failed before and pass after, of varied failure. instructions: by task id; others are not shown."""
+    passed = {attempt.trace.task_id: attempt for attempt in after.attempts if attempt.verdict.reward == 1.0}
+    pairs: dict[str, TracePair] = {}
+    for attempt in before.attempts:
+        task_id = attempt.trace.task_id or ""
+        critical = attempt.verdict.critical
+        if task_id not in passed or task_id not in instructions or critical is None or attempt.verdict.reward != 0.0:
+            continue
+        if critical.type.value not in pairs:
+            pairs[critical.type.value] = TracePair(
+                task_id=task_id, instruction=instructions[task_id], before=attempt, after=passed[task_id]
+            )
+    return tuple(pairs.values())[:N_PAIRS]

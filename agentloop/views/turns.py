@@ -1,0 +1,105 @@
+"""The finished stages of a loop: how much was done, how fast, what did not train, and the validation split."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agentloop.store.store import Store
+from agentloop.store.tables import StageRow
+from agentloop.types import Frozen, StageKey, StageKind
+
+LABELS = {
+    StageKind.demonstrate: "demonstrations",
+    StageKind.warm_start: "warm start",
+    StageKind.control: "control arm",
+}
+
+
+class StageRate(Frozen):
+    """How much one stage of the loop got done, for the throughput chart."""
+
+    label: str
+    episodes: int
+    tool_calls: int
+    wall_s: float
+
+    @property
+    def episodes_per_s(self) -> float:
+        return self.episodes / self.wall_s if self.wall_s > 0 else 0.0
+
+
+class Turns:
+    """The stages that were finished when it was made, in their order."""
+
+    def __init__(self, store: Store) -> None:
+        self.stages = tuple(store.stages().values())
+
+    def stage(self, kind: StageKind, version: int, suite_hash: str) -> StageRow | None:
+        """The finished stage of one kind for a version, on one state of the suite."""
+        key = (kind, version, suite_hash)
+        return next((row for row in self.stages if (row.kind, row.version, row.suite_hash) == key), None)
+
+    @property
+    def n_episodes(self) -> int:
+        """Over all stages."""
+        return sum(row.n_episodes for row in self.stages)
+
+    @property
+    def n_tool_calls(self) -> int:
+        """Over all stages."""
+        return sum(row.n_tool_calls for row in self.stages)
+
+    @property
+    def n_infra_failed(self) -> int:
+        """Attempts that failed for our reasons, those that were tried again included; none was scored."""
+        return int(sum(row.metrics.get("n_infra_failed", 0) for row in self.stages))
+
+    @property
+    def wall_s(self) -> float:
+        """Of finished stages: what an interruption cost is not in it."""
+        return sum(row.wall_s for row in self.stages)
+
+    @property
+    def cpu_s(self) -> float:
+        """Of the loop's own process: what sandboxes spent is not in it."""
+        return sum(row.cpu_s for row in self.stages)
+
+    @property
+    def sandbox(self) -> str | None:
+        """Name of the backend of the last stage; None where no stage has it, as in a store of an earlier agentloop."""
+        return next((row.sandbox for row in reversed(self.stages) if row.sandbox), None)
+
+    @property
+    def samples_dropped(self) -> dict[str, int]:
+        """Why rows did not train -> how many, over all stages."""
+        total: Counter[str] = Counter()
+        for row in self.stages:
+            total.update(row.dropped)
+        return dict(sorted(total.items()))
+
+    @property
+    def rates(self) -> tuple[StageRate, ...]:
+        """One a stage."""
+        return tuple(
+            StageRate(label=_label(row), episodes=row.n_episodes, tool_calls=row.n_tool_calls, wall_s=row.wall_s)
+            for row in self.stages
+        )
+
+    @property
+    def learning_curve(self) -> tuple[tuple[int, float], ...]:
+        """(episodes trained on so far, success on the validation split in [0, 1]) after each stage that trained."""
+        points: list[tuple[int, float]] = []
+        n = 0
+        for row in self.stages:
+            if "validation" in row.metrics:
+                if row.kind == StageKind.turn:
+                    n += row.n_episodes
+                points.append((n, row.metrics["validation"]))
+        return tuple(points)
+
+
+def _label(row: StageRow) -> str:
+    if row.kind == StageKind.other:
+        return row.name
+    kind = StageKind(row.kind)
+    return LABELS.get(kind) or StageKey(kind, row.version).label

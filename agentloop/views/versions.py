@@ -1,0 +1,90 @@
+"""The versions that were tried on one state of a suite, with their success on its held-out split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from agentloop.errors import ConfigError
+from agentloop.gate.decide import Success, success
+from agentloop.store.store import Store
+from agentloop.types import Decision, EvalReport, Frozen, PolicyState, PolicyVersion
+
+
+class VersionRow(Frozen):
+    """One policy version as the gate saw it; the first row of a report is where the loop started."""
+
+    number: int
+    parent: int | None
+    note: str
+    sha256: str
+    success: Success
+    """On the held-out split."""
+    decision: Decision | None = None
+    """None for the version the loop started from."""
+    failures: dict[str, int] = Field(default_factory=dict)
+    """Critical failure type -> episodes of the held-out split."""
+
+
+class Versions:
+    """Those with a result on the state of the suite that has the hash `suite_hash`, by number."""
+
+    def __init__(self, store: Store, suite_hash: str) -> None:
+        """Raises ConfigError where no version has one."""
+        every = store.versions()
+        reports = {version.number: store.report(suite_hash, version.number) for version in every}
+        self.reports: dict[int, EvalReport] = {number: report for number, report in reports.items() if report}
+        self.all = [version for version in every if version.number in self.reports]
+        self.decisions = store.decisions()
+        if not self.all:
+            raise ConfigError(
+                f"{store.name}: no version has a result on the suite as it is now; run `agentloop loop` in the project"
+            )
+        live = [version for version in self.all if version.state is PolicyState.live]
+        self.live: PolicyVersion = live[-1] if live else self.first
+
+    @property
+    def first(self) -> PolicyVersion:
+        """Where the loop started."""
+        return self.all[0]
+
+    @property
+    def rows(self) -> tuple[VersionRow, ...]:
+        """For the report."""
+        return tuple(
+            VersionRow(
+                number=version.number,
+                parent=version.parent,
+                note=version.note,
+                sha256=version.sha256,
+                success=success(self.reports[version.number]),
+                decision=self.decisions.get(version.number),
+                failures=self.reports[version.number].failures,
+            )
+            for version in self.all
+        )
+
+    def document(self, version: PolicyVersion, *, n_infra_failed: int) -> dict[str, Any]:
+        """One version for `--json`. n_infra_failed: its attempts that infrastructure lost."""
+        decision = self.decisions.get(version.number)
+        report = self.reports[version.number]
+        return {
+            "number": version.number,
+            "parent": version.parent,
+            "state": version.state.value,
+            "sha256": version.sha256,
+            "note": version.note,
+            "decision": decision.action.value if decision else None,
+            "reasons": list(decision.reasons) if decision else [],
+            "p_better": decision.p_better if decision else None,
+            "failures": report.failures,
+            "infra_failed": n_infra_failed,
+            **success_document(report),
+        }
+
+
+def success_document(report: EvalReport) -> dict[str, Any]:
+    """Mean and interval for `--json`."""
+    rate = success(report)
+    return {"success": round(rate.mean, 4), "ci95": [round(edge, 4) for edge in rate.ci95]}

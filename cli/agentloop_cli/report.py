@@ -1,0 +1,34 @@
+"""`agentloop report`: what a loop achieved so far, while it runs or after it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentloop_cli.render import AsJson, print_json, print_summary, stdout
+from agentloop_cli.stores import Where
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="Project folder.")] = Path(),
+    out: Annotated[Path | None, typer.Option(help="HTML file to write; default: report.html in the project.")] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a loop's report from its store: needs no sandbox, and the loop may be running."""
+    from agentloop.loop.summary import Summary, stored_project
+
+    command = shlex.join(["agentloop", "loop", str(folder), *(["--store", where] if where else [])])
+    with stored_project(folder, where) as project:
+        summary = Summary(project, command=command)
+        path = summary.write_report(out)
+        document = summary.json()
+    document["report"] = str(path)
+    if as_json:
+        print_json(document)
+        return
+    print_summary(document)
+    stdout.print(f"report: {path}", markup=False, soft_wrap=True)
