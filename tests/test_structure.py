@@ -20,7 +20,6 @@ LONG_COMMANDS: frozenset[str] = frozenset()
 MANY_PARAMETERS: frozenset[str] = frozenset({"agentloop.judge.rejudge:rejudge"})
 LONG_FUNCTIONS: frozenset[str] = frozenset(
     {
-        "agentloop.api.query:router",  # one nested function a route
         "agentloop.judge.rejudge:rejudge",
         "agentloop.store.migrations.versions.v0001_episodes:upgrade",  # a migration never changes again
     }

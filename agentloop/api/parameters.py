@@ -1,0 +1,31 @@
+"""Parameters that several routes share, with their limits."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import Depends, Path, Query, Request
+from pydantic import AfterValidator
+
+MAX_PAGE = 1000
+_OF_OTLP = re.compile(r"[0-9A-Fa-f]{32}")
+TraceId = Annotated[
+    str,
+    Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$"),
+    AfterValidator(lambda trace_id: trace_id.lower() if _OF_OTLP.fullmatch(trace_id) else trace_id),
+]
+"""OTLP's are hex digits, whatever their case; they are stored in lower case."""
+Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]
+Cursor = Annotated[str | None, Query(max_length=100, description="`next` of the page before.")]
+Filter = Annotated[str, Query(max_length=4000, description="See the filter language.")]
+Limit = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+
+
+def project_of(request: Request) -> str:
+    """Whose traces a request is about, as `auth.Guard` found."""
+    project: str = request.state.project
+    return project
+
+
+Project = Annotated[str, Depends(project_of)]

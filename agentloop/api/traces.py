@@ -1,0 +1,123 @@
+"""Routes that read stored traces: by filter, by id, their spans by page, and as files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+from starlette.responses import StreamingResponse
+
+from agentloop.api.parameters import Cursor, Filter, Limit, Project, TraceId
+from agentloop.formats.export import load_exporter
+from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.store.store import Store
+from agentloop.store.tables import TraceSummary
+from agentloop.types import Span, Trace, Verdict
+
+MAX_STEPS_SPANS = 2000
+"""Spans of a trace up to which it is shown as steps, too; a longer one is read by its spans, a page at a time."""
+
+
+class Traces(BaseModel):
+    """A page of traces, newest first."""
+
+    traces: list[TraceSummary]
+    next: str | None
+
+
+class SpanItem(BaseModel):
+    """One span without its messages."""
+
+    span_id: str
+    parent_id: str | None
+    name: str
+    kind: str
+    start_ns: int
+    end_ns: int
+    error: str | None
+    session: str | None
+    agent: str | None
+    model: str | None
+    tool: str | None
+    n_prompt_tokens: int
+    n_completion_tokens: int
+    cost_usd: float | None
+
+
+class Spans(BaseModel):
+    """A page of spans by start time."""
+
+    spans: list[SpanItem]
+    next: str | None
+
+
+class TraceDocument(BaseModel):
+    """Everything known of a trace."""
+
+    summary: TraceSummary
+    trace: Trace | None = Field(description="As steps; null for one of very many spans, which is read by its spans.")
+    verdict: Verdict
+    raw: dict[str, Any] = Field(description="What its source said and a trace has no place for.")
+    span_ids: list[str]
+
+
+def trace_routes(store: Store) -> APIRouter:
+    """The routes that read traces."""
+    routes = APIRouter()
+
+    @routes.get("/traces")
+    def list_traces(
+        project: Project,
+        filter: Filter = "",
+        cursor: Cursor = None,
+        limit: Limit = 50,
+    ) -> Traces:
+        """Traces for which a filter holds, newest first."""
+        page = store.find(filter, project=project, cursor=cursor, limit=limit)
+        return Traces(traces=page.traces, next=page.next)
+
+    @routes.get("/traces/{trace_id}")
+    def show_trace(project: Project, trace_id: TraceId) -> TraceDocument:
+        """One trace with its verdict and the ids of all its spans."""
+        row = store.row(project, trace_id)
+        summary = TraceSummary.model_validate(row.model_dump(exclude={"body", "bodies"}))
+        stored = StoredTrace(store, summary)
+        return TraceDocument(
+            summary=summary,
+            trace=stored.trace if row.body is not None or row.n_spans <= MAX_STEPS_SPANS else None,
+            verdict=stored.verdict,
+            raw=dict(stored.raw),
+            span_ids=store.span_ids(project, trace_id),
+        )
+
+    @routes.get("/traces/{trace_id}/spans")
+    def list_spans(project: Project, trace_id: TraceId, cursor: Cursor = None, limit: Limit = 200) -> Spans:
+        """The spans of a trace by start time."""
+        store.row(project, trace_id)
+        page = store.spans(project, trace_id, after=cursor, limit=limit)
+        return Spans(spans=[_item(span) for span in page.spans], next=page.next)
+
+    @routes.get("/export", response_class=StreamingResponse)
+    def export(
+        project: Project,
+        format: Annotated[
+            str, Query(max_length=100, description="jsonl, parquet, atif, otlp, or installed.")
+        ] = "jsonl",
+        filter: Filter = "",
+    ) -> StreamingResponse:
+        """Whole traces for which a filter holds, newest first, as a file that is sent while it is made."""
+        exporter = load_exporter(format)
+        store.find(filter, project=project, limit=1)  # a wrong filter is told before the answer begins
+        name = "traces" + (".jsonl" if exporter.one_each else exporter.suffix)
+        return StreamingResponse(
+            exporter.write(read_each(store, store.every(filter, project=project))),
+            media_type=exporter.media_type,
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    return routes
+
+
+def _item(span: Span) -> SpanItem:
+    return SpanItem(**{name: getattr(span, name) for name in SpanItem.model_fields})

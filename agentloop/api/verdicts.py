@@ -1,0 +1,99 @@
+"""Routes that attach scores, labels and rewards to stored traces, and that read their verdicts."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
+from agentloop.api.parameters import Name, Project, TraceId
+from agentloop.errors import ConfigError, StateError
+from agentloop.judge.settle import resolve, settle
+from agentloop.judge.stored import is_ours, read
+from agentloop.store.store import Store
+from agentloop.store.verdicts import IMPORT, JUDGE
+from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
+
+
+class PastVerdict(BaseModel):
+    """One verdict of a trace's history."""
+
+    given_at: datetime
+    by: str
+    why: str
+    verdict: Verdict
+    supersedes: str | None = Field(description="The other person whose verdict stood until this one.")
+
+
+def feedback_routes(store: Store) -> APIRouter:
+    """The routes that attach a score or a label."""
+    routes = APIRouter()
+
+    @routes.put("/traces/{trace_id}/scores/{verifier:path}")
+    def put_score(project: Project, trace_id: TraceId, verifier: Name, body: GivenScore) -> Verdict:
+        """Attach a verifier's number. Sent again, it is the same; sent anew, it replaces what its source said."""
+        if body.source in (JUDGE, IMPORT):
+            raise ConfigError(f"source {body.source!r} is what agentloop itself says; name who gives this score")
+        if (body.value is None) == (body.error is None):
+            raise ConfigError("a score needs either a value, or an error that says why there is none")
+        score = Score(verifier=verifier, version=body.version, value=body.value, error=body.error)
+        store.put_score(project, trace_id, score, source=body.source)
+        settle(store, project, trace_id)
+        return store.verdict(project, trace_id)
+
+    @routes.put("/traces/{trace_id}/labels/{detector:path}/{kind}")
+    def put_label(project: Project, trace_id: TraceId, detector: Name, kind: FailureType, body: GivenLabel) -> Verdict:
+        """Attach a failure. Without `critical`, the first label of a trace that did not succeed is critical.
+
+        A person's label (`human:NAME`) replaces that person's label before it, has a line in the history, and is
+        critical unless the trace succeeded.
+        """
+        row = store.row(project, trace_id)
+        if (stored := read(store, row)) is not None:
+            body.check(stored.trace)
+        fields = body.model_dump(exclude={"critical"})
+        failure = Failure(type=kind, detector=detector, critical=body.critical or False, **fields)
+        if (by := person(detector)) is None:
+            store.put_label(project, trace_id, failure, critical_if_first=body.critical is None)
+            return store.verdict(project, trace_id)
+        if body.critical is None:
+            failure = failure.model_copy(update={"critical": row.reward is None or row.reward < 1.0})
+        store.put_person_label(project, trace_id, failure, by=by, why="")
+        return store.verdict(project, trace_id)
+
+    return routes
+
+
+def verdict_routes(store: Store) -> APIRouter:
+    """The routes that set a reward and read the history of verdicts."""
+    routes = APIRouter()
+
+    @routes.put("/traces/{trace_id}/reward")
+    def put_reward(project: Project, trace_id: TraceId, body: GivenReward) -> Verdict:
+        """Say what a trace is worth. Refused where a person has judged it: only `resolution` supersedes that."""
+        if body.reward is None and body.state is RewardState.scored:
+            raise ConfigError(
+                "reward: missing; send a number from 0 to 1, or a state that has none, such as `disputed`"
+            )
+        if body.reward is not None and body.state is not RewardState.scored:
+            raise ConfigError(f"state: {body.state} has no reward; leave out one of the two")
+        row = store.row(project, trace_id)
+        if is_ours(row) and row.reward_state == RewardState.infra_failed != body.state:
+            raise StateError(f"trace {trace_id} is infra_failed and cannot become {body.state}; run its task again")
+        store.put_reward(project, trace_id, body.state, body.reward)
+        return store.verdict(project, trace_id)
+
+    @routes.put("/traces/{trace_id}/resolution")
+    def put_resolution(project: Project, trace_id: TraceId, body: Resolution) -> Verdict:
+        """Resolve what is disputed or waits for a person, or correct a reward. The same again changes nothing."""
+        resolve(store, project, trace_id, body.reward, by=body.by, why=body.why)
+        return store.verdict(project, trace_id)
+
+    @routes.get("/traces/{trace_id}/verdicts")
+    def list_verdicts(project: Project, trace_id: TraceId) -> list[PastVerdict]:
+        """Every verdict on a trace, the oldest first."""
+        return [PastVerdict(**past._asdict()) for past in store.history(project, trace_id)]
+
+    return routes
