@@ -71,6 +71,11 @@ class Pool(Protocol):
     """Where sandboxes come from (`sandbox/pool.py`)."""
 
     @property
+    def backend(self) -> SandboxBackend:
+        """What makes its boxes, and those that a verifier needs beside the agent's."""
+        ...
+
+    @property
     def isolation(self) -> str:
         """What its sandboxes are made of."""
         ...
@@ -155,6 +160,27 @@ class GroupVerifier(Protocol):
 
     async def rank(self, traces: Sequence[Trace]) -> Sequence[float | Graded]:
         """A number in [0, 1] for each, in their order; see `Verifier.score`."""
+        ...
+
+
+@runtime_checkable
+class SandboxVerifier(Protocol):
+    """Tests what the agent left in its sandbox, before that is discarded: a Harbor task's own tests are one."""
+
+    name: str
+    version: str
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that the sandboxes of the tests may reach."""
+        ...
+
+    async def prepare(self, task: Task, sandbox: Sandbox) -> None:
+        """Get the agent's sandbox ready, before the agent has it. Raises SandboxError, ConfigError."""
+        ...
+
+    async def test(self, task: Task, sandbox: Sandbox, backend: SandboxBackend) -> Graded:
+        """Run the tests in a fresh sandbox of `backend`. Raises SandboxError where they cannot be run, ConfigError."""
         ...
 
 

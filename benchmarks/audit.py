@@ -14,16 +14,15 @@ import asyncio
 import json
 import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 from agentloop.audit.cheats import document
-from agentloop.audit.harbor import agents, audit
-from agentloop.harbor.roots import for_backend
-from agentloop.harbor.task import find_tasks
+from agentloop.audit.tasks import audit
+from agentloop.harbor.images import images_for
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
+from agentloop.suites.suite import load_suites
 
 BACKENDS = {"docker": DockerBackend, "bubblewrap": BubblewrapBackend}
 
@@ -36,14 +35,13 @@ def main() -> int:
     parser.add_argument("--concurrent", type=int, default=2)
     args = parser.parse_args()
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in args.backends:
-            started, backend = time.perf_counter(), BACKENDS[name]()
-            tasks = for_backend(find_tasks(args.tasks), backend, Path(folder))
-            trying = agents(args.oracle)
-            running = audit(tasks, backend, trying=trying, n_concurrent=args.concurrent, on_done=progress)
-            found[name] = {**document(asyncio.run(running), name), "wall_s": time.perf_counter() - started}
-            print(file=sys.stderr)
+    tasks = [task for suite in load_suites(args.tasks) for task in suite.tasks]
+    for name in args.backends:
+        started, backend = time.perf_counter(), BACKENDS[name]()
+        with images_for(tasks, backend) as able:
+            work = audit(able, backend, n_oracle=args.oracle, n_concurrent=args.concurrent, on_done=progress)
+            found[name] = {**document(asyncio.run(work), name), "wall_s": time.perf_counter() - started}
+        print(file=sys.stderr)
     print(f"{'backend':<12} {'task':<20} {'solution':>9} {'nothing':>8} {'random':>7} {'cheats that score':>18}")
     for name, one in found.items():
         for task in one["tasks"]:

@@ -26,6 +26,7 @@ from agentloop.identity import Identity, files_hash, identity
 from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.workplace import sandbox_tests
 from agentloop.sandbox import host, images
 from agentloop.sandbox.builds import image_id
 from agentloop.sandbox.engine import engine
@@ -94,7 +95,7 @@ def environment_of(
     if backend.name == ReplayBackend.name:
         outside.append("recorded sandboxes")
     images_now, unknown = _images(sorted({task.sandbox.image for task in boxed}))
-    hosts = sorted({name for task in boxed for name in task.sandbox.allowed_hosts})
+    hosts = sorted({name for task in boxed for name in (*task.sandbox.allowed_hosts, *_hosts_of_tests(task))})
     outside += [*unknown, *(f"the host {name}, which sandboxes may reach" for name in hosts)]
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
     outside += [*unknown, *_judges(tasks)]
@@ -107,6 +108,11 @@ def _sandbox(backend: SandboxBackend, on_host: bool, is_used: bool) -> dict[str,
     if not on_host:
         return {"sandbox": held}
     return {"isolation": "none", **({"sandbox of verifiers": held} if is_used else {})}
+
+
+def _hosts_of_tests(task: Task) -> list[str]:
+    """Hosts that the sandboxes of its tests may reach."""
+    return [host for one in sandbox_tests(task).values() for host in one.hosts]
 
 
 def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:

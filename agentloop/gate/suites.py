@@ -1,10 +1,9 @@
-"""What `gate` and `bank` have in common: from a folder to its tasks, and to what rolls them out."""
+"""What `gate`, `bank` and `run` have in common: from a folder to its tasks, and to what rolls them out."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,17 +16,16 @@ from agentloop.errors import AgentLoopError, ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
-from agentloop.gate.harbor import HarborTrials, boxed, harbor_evals, program_tasks
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.taped import SuiteTape, TapedTrials
 from agentloop.gate.trials import Trials
-from agentloop.harbor.roots import for_backend
-from agentloop.harbor.task import HarborTask, find_tasks
+from agentloop.harbor.images import images_for
 from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.protocols import Agent, SandboxBackend
 from agentloop.registry.refs import resolve
-from agentloop.rollout.actors import ORACLE, Actor
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.redact import Redactor
@@ -46,22 +44,20 @@ class NoTasks(AgentLoopError, LookupError):
 
 @dataclass(frozen=True)
 class EvalSuite:
-    """A suite of either kind, ready to be rolled out."""
+    """A suite, ready to be rolled out, and what a bank and a gate must know of it."""
 
     evals: Evals
-    suite: Suite | None
-    """None for a folder of Harbor tasks."""
-    harbor: tuple[HarborTask, ...] = ()
+    suite: Suite
 
     @property
-    def tasks(self) -> Sequence[Task]:
-        """As a policy's program is called with them."""
-        return self.suite.tasks if self.suite else program_tasks(self.harbor)
+    def gated(self) -> tuple[Task, ...]:
+        """The tasks that a gate runs."""
+        ids = set(self.evals.tasks)
+        return tuple(task for task in self.suite.tasks if task.id in ids)
 
     def resolve(self, ref: str, project: Path) -> Actor:
         """Who `ref` is here. Raises ConfigError, also for one that has learned from what it is to be tried on."""
-        tasks = () if self.harbor and ref == ORACLE else self.tasks  # whose solutions are in files of their own
-        actor = resolve(ref, project, tasks, self.evals.name)
+        actor = resolve(ref, project, self.suite.tasks, self.evals.name)
         if leaked := sorted(actor.trained.intersection(self.evals.tasks)):
             raise ConfigError(
                 f"{ref} has been trained on tasks of suite {self.evals.name!r}, such as {leaked[0]!r}; what it does on "
@@ -70,8 +66,10 @@ class EvalSuite:
         return actor
 
     def actor(self, chosen: str | Actor, project: Path) -> Actor:
-        """`chosen`, or who the REF is here; see `resolve`."""
-        return self.resolve(chosen, project) if isinstance(chosen, str) else chosen
+        """`chosen`, or who the REF is here; see `resolve`. Raises ConfigError for an agent that cannot do the tasks."""
+        actor = self.resolve(chosen, project) if isinstance(chosen, str) else chosen
+        refuse_host_agent(actor.agent, self.suite.tasks)
+        return actor
 
     def environment(
         self,
@@ -82,9 +80,7 @@ class EvalSuite:
         on_host: bool = False,
     ) -> Environment:
         """What decides outcomes here beside the version that acts; see `environment_of`."""
-        gated = set(self.evals.tasks)
-        tasks = [task for task in self.suite.tasks if task.id in gated] if self.suite else boxed(self.harbor)
-        return environment_of(tasks, backend, packages, acting, on_host=on_host)
+        return environment_of(self.gated, backend, packages, acting, on_host=on_host)
 
 
 def evals_at(folder: Path) -> EvalSuite:
@@ -93,11 +89,11 @@ def evals_at(folder: Path) -> EvalSuite:
         tasks_file = folder / TASKS
         if tasks_file.is_file() and not tasks_file.read_text(encoding="utf-8", errors="replace").strip():
             raise NoTasks(f"{tasks_file}: no task in it, so there is nothing to run; write one task a line, as JSON")
-        return checked_evals(load_suite(folder))
-    if folder.is_dir() and not any(folder.glob("**/task.toml")):
+    elif not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; name a suite's folder, or one of Harbor tasks")
+    elif not any(folder.glob("**/task.toml")):
         raise NoTasks(f"{folder}: no {HEAD} and no folders of Harbor tasks, so there is nothing to run; name a suite")
-    tasks = tuple(find_tasks([folder]))
-    return EvalSuite(harbor_evals(folder, tasks), None, tasks)
+    return checked_evals(load_suite(folder))
 
 
 def evals_of_source(source: Path | Suite) -> EvalSuite:
@@ -162,29 +158,22 @@ async def rolling(
         # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
         store.put_attempts(run, [attempt], anew=True)
 
-    with tempfile.TemporaryDirectory(prefix="agentloop-") as images:
+    with ExitStack() as images:
         runners: dict[tuple[str, Side], Runner] = {}
-        for n, one in enumerate(suites):
+        for one in suites:
             acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
+            tasks = images.enter_context(images_for(one.gated, backend))
             seed_name = f"{run}/{one.evals.hash[:16]}"
-            if one.suite is None:
-                tasks = for_backend(one.harbor, backend, Path(images) / str(n))
-                runner: Runner = HarborTrials(tasks, acting, backend, run=seed_name, keep=keep, guess=guess)
-                runners |= _for_each_side(one, runner)
-                continue
-            make_trials = partial(Trials, one.suite.tasks, pool=pool, run=seed_name, keep=keep, guess=guess)
-            runners |= _for_each_side(one, make_trials(acting, lookup=partial(usable_attempt, store)))
+            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, keep=keep, guess=guess)
+            trials: Runner = make_trials(acting, lookup=partial(usable_attempt, store))
+            runners |= {(task, side): trials for task in one.evals.tasks for side in Side}
             if tapes and (tape := tapes.get(one.evals.name)):
-                runner = TapedTrials(make_trials, acting[tape.side], tape, one.evals.hash)
+                runner: Runner = TapedTrials(make_trials, acting[tape.side], tape, one.evals.hash)
                 runners |= {(task, tape.side): runner for task in one.evals.tasks}
         try:
             yield _without_secrets(runners, redactor)
         finally:
             await pool.close()
-
-
-def _for_each_side(one: EvalSuite, runner: Runner) -> dict[tuple[str, Side], Runner]:
-    return {(task, side): runner for task in one.evals.tasks for side in Side}
 
 
 def _without_secrets(runners: Mapping[tuple[str, Side], Runner], redactor: Redactor) -> Runner:

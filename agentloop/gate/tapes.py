@@ -67,7 +67,7 @@ def recording(
     suite: EvalSuite, bank: Path, project: Path, actor: Actor, environment: Environment
 ) -> Iterator[dict[str, SuiteTape]]:
     """What `rolling` records while a bank is filled, and the tape on disk at the end, also of a run that was cut."""
-    if suite.suite is None:
+    if suite.suite.is_harbor:
         raise ConfigError("--tape records suites of our own; Harbor tasks have none, so leave it out")
     if actor.identity.unhashed:
         raise ConfigError(

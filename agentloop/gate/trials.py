@@ -1,4 +1,4 @@
-"""(task, side, trial) -> Outcome: one attempt at a task of our own, stored, and reported in the gate's words.
+"""(task, side, trial) -> Outcome: one attempt at a task, stored, and reported in the gate's words.
 
 What was lost for our reasons is repeated (`rollout/retry.py`), and then handed on as lost: never as a 0.
 """
@@ -17,7 +17,7 @@ from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import is_refused
 from agentloop.rollout.retry import is_lost
-from agentloop.types import Attempt, Episode, Failure, Purpose, RewardState, StopReason, Task, Trace, Verdict
+from agentloop.types import Attempt, Episode, FailureType, Purpose, RewardState, Task, Trace, Verdict
 
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
@@ -26,7 +26,7 @@ LIMITS = (StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit)
 
 
 class Trials:
-    """A `bank.Runner` over tasks of our own."""
+    """A `bank.Runner` over tasks."""
 
     def __init__(
         self,
@@ -77,16 +77,24 @@ def cost_of(attempt: Attempt, price: Price) -> float | None:
 
 
 def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcome:
-    """An attempt in the gate's words."""
+    """An attempt in the gate's words.
+
+    No reward of an agent that tampered with its tests can be believed; the gate counts that as a failure.
+    """
     trace, verdict = attempt.trace, attempt.verdict
+    critical = verdict.critical
+    has_tampered = critical is not None and critical.type is FailureType.outcome_reward_hack
+    state, reward = verdict.state, verdict.reward
+    if state is RewardState.unscored and has_tampered:
+        state, reward = RewardState.scored, 0.0
     return Outcome(
         task_id=attempt.task.id,
         policy=side,
         trial=trial,
-        reward=verdict.reward if verdict.state is RewardState.scored else None,
-        state=verdict.state,
+        reward=reward if state is RewardState.scored else None,
+        state=state,
         trace_id=trace.id,
-        failure=verdict.critical.type.value if verdict.critical else None,
+        failure=critical.type.value if critical else None,
         why=_why(trace, verdict),
         cost_usd=cost_of(attempt, price),
         duration_s=round(trace.duration_s, 3),

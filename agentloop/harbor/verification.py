@@ -11,17 +11,17 @@ import json
 import shlex
 import tempfile
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentloop.abilities import WholeSandbox
 from agentloop.errors import ConfigError, PathError, SandboxError, SandboxGone, TransferLimit
 from agentloop.harbor.carry import Carried, carry
-from agentloop.harbor.room import COLLECTED, FOLDERS, LOGS, ROOT, TESTS, Room, must, words_as
+from agentloop.harbor.layout import COLLECTED, FOLDERS, LOGS, TESTS, must
 from agentloop.harbor.task import Collect, HarborTask, VerifierMode
 from agentloop.harbor.trust import TELLING
-from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.types import Graded, SandboxSpec, Trace
+from agentloop.protocols import SandboxBackend
+from agentloop.sandbox.user import ROOT, UserSandbox, words_as
+from agentloop.types import Graded, SandboxSpec
 
 MAX_REWARD_BYTES = 65_536
 MAX_ADDED = 256 << 20
@@ -30,28 +30,8 @@ MAX_SAID = 400
 """Bytes of what the tests printed last that go into a message."""
 
 
-@dataclass
-class Outcome:
-    """What the tests said, as a verifier: one number, or why there is none."""
-
-    value: float | None = None
-    error: str = ""
-    why: str = ""
-    """What a person reads of a value."""
-    name: str = "test.sh"
-    version: str = "2"
-    tampered: tuple[str, ...] = ()
-    """The verifier's tools and files that the agent changed."""
-
-    async def score(self, trace: Trace, sandbox: Sandbox | None) -> Graded:
-        """The reward. Raises ValueError with the reason when there is none."""
-        if self.value is None:
-            raise ValueError(self.error)
-        return Graded(value=self.value, why=self.why)
-
-
-async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Outcome:
-    """Run the tests.
+async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend, spec: SandboxSpec) -> Graded:
+    """Run the tests. spec: of the agent's sandbox.
 
     Raises SandboxError where they cannot be run: TransferLimit for files that are more than a verifier gets, PathError
     where what the agent left is in the tests' way, both of which are the agent's outcome (`faults.py`). Raises
@@ -64,7 +44,7 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
         try:
             await must(fresh, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
             await _check_owner(task, fresh)
-            carried = await carry(box, fresh, task.environment.workdir)
+            carried = await carry(box, fresh, spec.workdir)
             await box.close()
             return _believed(await _tested(task, fresh), carried)
         finally:
@@ -73,7 +53,7 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
         taken = await _collected(task, box, task.verifier.collect, Path(folder))
         await box.close()
         other = task.verifier.environment
-        image = task.image if other is None else other.docker_image or str(task.folder / "tests")
+        image = spec.image if other is None else other.docker_image or str(task.folder / "tests")
         own: dict[str, object] = {"image": image, "allowed_hosts": task.hosts(task.verifier)}
         if other is not None:
             own |= {"memory_mb": other.memory_mb, "cpus": other.cpus, "workdir": other.workdir}
@@ -109,7 +89,7 @@ def _owned(task: HarborTask) -> str:
     return "" if user in ROOT else f" && chown {shlex.quote(str(user))} {LOGS}"
 
 
-def _believed(outcome: Outcome, carried: Carried) -> Outcome:
+def _believed(outcome: Graded, carried: Carried) -> Graded:
     """The tests' number, unless what the agent did to the image's programs puts it in doubt.
 
     Who changes the verifier's own tools keeps a 0 and gets nothing else. Other programs may have been
@@ -118,19 +98,19 @@ def _believed(outcome: Outcome, carried: Carried) -> Outcome:
     telling = () if carried.upgraded else tuple(path for path in carried.kept_back if TELLING.search(path))
     named = ", ".join((telling or carried.kept_back)[:3])
     if outcome.value is None or not carried.kept_back:
-        return replace(outcome, tampered=telling)
+        return outcome.model_copy(update={"tampered": telling})
     if telling and outcome.value > 0:
         error = (
             f"tampered: the agent changed what the tests run with ({named}), so their {outcome.value:g} is no reward"
         )
-        return replace(outcome, value=None, error=error, tampered=telling)
+        return Graded(value=None, error=error, tampered=telling)
     if not telling and outcome.value < 1:
         error = (
             f"the tests gave {outcome.value:g} without the image's programs that the agent changed ({named}), which "
             'they cannot be run with; make that part of the image, or use [verifier] environment_mode = "separate"'
         )
-        return replace(outcome, value=None, error=error)
-    return replace(outcome, tampered=telling)
+        return Graded(value=None, error=error)
+    return outcome.model_copy(update={"tampered": telling})
 
 
 async def _collected(
@@ -149,7 +129,7 @@ async def _collected(
     return taken
 
 
-async def _tested(task: HarborTask, box: WholeSandbox) -> Outcome:
+async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
     # What the agent left is in the sandbox by now, and may be in the way.
     await must(
         box, f"[ ! -L /logs ] && rm -rf {TESTS} {LOGS} && mkdir -p {TESTS} {LOGS} && chmod 700 {LOGS}", PathError
@@ -157,37 +137,40 @@ async def _tested(task: HarborTask, box: WholeSandbox) -> Outcome:
     await box.upload(task.folder / "tests", TESTS)
     # `_check_owner` has shown that these commands work without the agent's files.
     await must(box, f"chmod -R a+rX {TESTS} && chmod a+x {TESTS}/test.sh{_owned(task)}", PathError)
-    room = Room(box, task.verifier, task.environment.env)
-    done = await room.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
+    verifier = task.verifier
+    tester = UserSandbox(box, verifier.user, {**task.environment.env, **verifier.env}, verifier.timeout_sec)
+    done = await tester.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
     box.kill_all()
     told = await _printed(box)
     if done.timed_out:
-        return Outcome(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
+        return Graded(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
     if done.exit_code in (126, 127):
         shebang = (task.folder / "tests" / "test.sh").read_bytes().partition(b"\n")[0][:80]
         why = f"its first line is {shebang.decode(errors='replace')!r}"
-        return Outcome(error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){told}")
+        return Graded(value=None, error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){told}")
     for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
         if (await box.exec(f"[ -L {LOGS} ] || [ -L {LOGS}/{name} ]", timeout_s=10.0, lease="")).exit_code == 0:
-            return Outcome(error=f"{LOGS}/{name} is a link, and what it leads to is no reward{told}")
+            return Graded(value=None, error=f"{LOGS}/{name} is a link, and what it leads to is no reward{told}")
         try:
             said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
         except PathError:
             continue
         except TransferLimit as error:
-            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
         try:
-            outcome = Outcome(value=_checked(read(said.decode())))
+            outcome = Graded(value=_checked(read(said.decode())))
         except ValueError as error:
-            return Outcome(error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
         if outcome.value and (changed := await _changed_tests(task, box)):
             named = ", ".join(changed[:3])
             told = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
-            return Outcome(error=told, tampered=changed)
+            return Graded(value=None, error=told, tampered=changed)
         return outcome
     if done.oom:
-        return Outcome(value=0.0, why=f"tests/test.sh ran out of memory{told}")
-    return Outcome(error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}")
+        return Graded(value=0.0, why=f"tests/test.sh ran out of memory{told}")
+    return Graded(
+        value=None, error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}"
+    )
 
 
 async def _changed_tests(task: HarborTask, box: WholeSandbox) -> tuple[str, ...]:

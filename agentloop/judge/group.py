@@ -7,10 +7,11 @@ those of the others, and everything else is as for one episode.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from agentloop.abilities import time_of
 from agentloop.failures.detectors.rules import Rule
+from agentloop.failures.detectors.tampering import changed_files
 from agentloop.faults import fault_in
 from agentloop.judge.score import (
     ALONE,
@@ -24,17 +25,25 @@ from agentloop.judge.score import (
     raised,
 )
 from agentloop.protocols import GroupVerifier
-from agentloop.types import Score, Task, Trace, Verdict
+from agentloop.types import Graded, RewardState, Score, Task, Trace, Verdict
 
 
 async def judge_group(
-    task: Task, traces: Sequence[Trace], fresh: Sequence[FreshBox | None] = (), guess: Rule | None = None
+    task: Task,
+    traces: Sequence[Trace],
+    fresh: Sequence[FreshBox | None] = (),
+    guess: Rule | None = None,
+    grades: Sequence[Mapping[str, Graded]] = (),
 ) -> list[Verdict]:
     """A verdict for each of `traces`, in their order; see `judge`.
 
+    grades: of each, what came of the verifiers that tested the agent's own sandbox, by name.
     A trace that an error ended is not compared. Raises PluginError and ConfigError, as `judge` does.
     """
     scores_of: list[dict[str, Score]] = [{} for _ in traces]
+    for existing, graded in zip(scores_of, grades, strict=False):
+        verifiers = name_verifiers(task) if graded else {}
+        existing.update({key: checked(verifiers[key], key, value) for key, value in graded.items()})
     sound = [n for n, trace in enumerate(traces) if fault_in(trace) is None]
     if sound:
         for name, verifier in name_verifiers(task).items():
@@ -43,10 +52,26 @@ async def judge_group(
                 for n, score in zip(sound, scores, strict=True):
                     scores_of[n][name] = score
     boxes = fresh or [None] * len(traces)
-    return [
+    verdicts = [
         await judge(task, trace, existing=existing, fresh=box, guess=guess)
         for trace, existing, box in zip(traces, scores_of, boxes, strict=True)
     ]
+    return [
+        _with_tampering(trace, verdict, tuple(path for one in graded.values() for path in one.tampered))
+        for trace, verdict, graded in zip(traces, verdicts, grades or [{}] * len(traces), strict=True)
+    ]
+
+
+def _with_tampering(trace: Trace, verdict: Verdict, changed: tuple[str, ...]) -> Verdict:
+    """The verdict of an agent that changed its verifier's files: the cause, where that left no reward."""
+    if not changed:
+        return verdict
+    failure = changed_files(trace, changed)
+    others = verdict.failures
+    if verdict.state is RewardState.unscored:  # the tests did their part: no grader has failed
+        failure = failure.model_copy(update={"critical": True})
+        others = tuple(one.model_copy(update={"critical": False}) for one in others if not one.type.is_infra)
+    return verdict.model_copy(update={"failures": (failure, *others)})
 
 
 async def rank(verifier: GroupVerifier, name: str, traces: Sequence[Trace]) -> list[Score]:

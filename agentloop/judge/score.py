@@ -24,7 +24,7 @@ from agentloop.failures.taxonomy import VERSION
 from agentloop.faults import fault_in
 from agentloop.judge.combine import check, combine, decided
 from agentloop.plugins import load_part
-from agentloop.protocols import GroupVerifier, Sandbox, Verifier
+from agentloop.protocols import GroupVerifier, Sandbox, SandboxVerifier, Verifier
 from agentloop.types import WAITING, Graded, Part, RewardState, Score, Task, Trace, Verdict
 
 FreshBox = Callable[[Sequence[str]], AbstractAsyncContextManager[Sandbox]]
@@ -34,6 +34,8 @@ TIMEOUT_S = 60.0
 """Wall time of one verifier. It ends what awaits; code that blocks the loop is its author's own to bound."""
 MAX_LOADED = 4096
 """Verifiers kept between traces; a suite repeats its tasks, and building one costs more than running it."""
+NOT_OF_SCORES = ("value", "error", "tampered")
+"""What a verifier may give that a score has under another form, or not at all."""
 MAX_WORDS = 500
 """Characters kept of what a verifier raised: it may quote a whole answer."""
 ENGINE = Path(__file__).parents[1]
@@ -143,6 +145,8 @@ async def _score(verifier: Verifier, name: str, trace: Trace, fresh: FreshBox | 
     Whatever a verifier raises is its own: a CancelledError counts as ours only if our task was cancelled, and
     KeyboardInterrupt alone always passes, because it cannot be told from Ctrl-C.
     """
+    if isinstance(verifier, SandboxVerifier):
+        return no_score(verifier, name, NEEDS_BOX)
     if not isinstance(verifier, Verifier):
         return no_score(verifier, name, ALONE)
     artifacts = artifacts_of(verifier)
@@ -181,15 +185,13 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-def checked(verifier: Verifier | GroupVerifier, name: str, value: object) -> Score:
+def checked(verifier: Verifier | GroupVerifier | SandboxVerifier, name: str, value: object) -> Score:
     """A verifier's value as a score, which has no value if it is not a number in [0, 1]."""
     try:
         if isinstance(value, Graded):
-            spent = {key: getattr(value, key) for key in Graded.model_fields if key not in ("value", "error")}
+            spent = {key: getattr(value, key) for key in Graded.model_fields if key not in NOT_OF_SCORES}
             if value.error is not None:
-                return Score(
-                    verifier=name, version=verifier.version, value=None, error=value.error[:MAX_WORDS], **spent
-                )
+                return Score(verifier=name, version=verifier.version, value=None, error=_one_line(value.error), **spent)
             value = value.value
         else:
             spent = {}
@@ -235,17 +237,20 @@ def raised(error: BaseException) -> str:
 def words_of(error: BaseException) -> str:
     """The message of `error` on one line, at most MAX_WORDS long; its type's name where it cannot be printed."""
     try:
-        text = "".join(c if c.isprintable() else " " for c in str(error))
+        return _one_line(str(error))
     except Exception:  # `__str__` is the plugin's, too
         return f"a {type(error).__name__} that cannot be printed"
-    return " ".join(text.split())[:MAX_WORDS]
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_WORDS]
 
 
 def _late(time_s: float) -> str:
     return f"timed out after {time_s:g} s"
 
 
-def no_score(verifier: Verifier | GroupVerifier, name: str, why: str) -> Score:
+def no_score(verifier: Verifier | GroupVerifier | SandboxVerifier, name: str, why: str) -> Score:
     """Why a verifier gave no number."""
     return Score(verifier=name, version=verifier.version, value=None, error=why)
 
@@ -280,7 +285,8 @@ def make_verifier(part: Part) -> Verifier:
     """The verifier that `part` names. Raises PluginError, also for an object that cannot score."""
     options = {key: value for key, value in part.options.items() if key != AS}
     verifier: Verifier = load_part("verifiers", part.kind, options)
-    score: Any = getattr(verifier, "score", None) or getattr(verifier, "rank", None)
+    names = ("score", "rank", "test")
+    score: Any = next((getattr(verifier, one) for one in names if getattr(verifier, one, None)), None)
     if not inspect.iscoroutinefunction(inspect.unwrap(score)):
         has = "has no score" if score is None else "has a score that is not async"
         raise PluginError(f"verifiers {part.kind!r} {has}; give it `async def score(self, trace, sandbox)`")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -13,12 +13,15 @@ from agentloop.errors import ConfigError
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.gate.outcomes import Side
 from agentloop.gate.suites import checked_evals, project_backend
+from agentloop.harbor.images import images_for
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.stores import StoreLike, opened
+from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import Planned, plan, stable_id
 from agentloop.rollout.refusals import refuse_broken
+from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
@@ -104,7 +107,15 @@ def run(
     whole = as_suite(suite)
     actor = actor_of(policy, agent, whole)
     with opened(store) as target:
-        return run_blocking(_Run(whole, actor, target, trials).attempts(sandbox, n_concurrent))
+        backend = backend_for(sandbox, actor)
+        return run_blocking(SuiteRun(whole, actor, target, trials).attempts(backend, n_concurrent))
+
+
+def backend_for(sandbox: str | None, actor: Actor) -> SandboxBackend:
+    """The backend called `sandbox`, or that of the settings in this folder."""
+    if sandbox:
+        return make_backend(sandbox, "sandbox", is_needed=not is_on_host(actor.agent))
+    return project_backend(None, Path(), [actor.agent])
 
 
 def as_suite(suite: Suite | Sequence[Task]) -> Suite:
@@ -120,36 +131,56 @@ def as_suite(suite: Suite | Sequence[Task]) -> Suite:
     return whole
 
 
-class _Run:
-    """One run of an actor on a suite."""
+class SuiteRun:
+    """A run of an actor on a suite. Its name, and so the ids and seeds of its attempts, follow from what is run."""
 
-    def __init__(self, suite: Suite, actor: Actor, store: Store, n_trials: int) -> None:
+    def __init__(self, suite: Suite, actor: Actor, store: Store, n_trials: int, name: str | None = None) -> None:
+        """name: tells this run apart from others of the same actor on the same suite.
+
+        Raises ConfigError for an agent that cannot do the tasks.
+        """
+        refuse_host_agent(actor.agent, suite.tasks)
         self._suite = suite
         self._actor = actor
         self._store = store
         self._n_trials = n_trials
-        self._name = f"run/{actor.identity.hash[:16]}/{suite.hash[:16]}"
-        self._stage = f"run-{suite.name}-{stable_id(self._name)[:8]}"
+        parts = ["run", actor.identity.hash[:16], suite.hash[:16], *([name] if name else [])]
+        self._name = "/".join(parts)
+        self.stage = f"run-{name or suite.name}-{stable_id(self._name)[:8]}"
 
-    async def attempts(self, sandbox: str | None, n_concurrent: int) -> Results:
-        """All of them, in order, those of a task together."""
+    async def attempts(
+        self,
+        backend: SandboxBackend,
+        n_concurrent: int,
+        *,
+        canaries: bool = True,
+        on_done: Callable[[Attempt], None] = lambda _: None,
+    ) -> Results:
+        """All of them, in order, those of a task together. on_done: gets each, stored ones too."""
         scorer = load_scorer(Path())
-        if sandbox:
-            backend = make_backend(sandbox, "sandbox", is_needed=not is_on_host(self._actor.agent))
-        else:
-            backend = project_backend(None, Path(), [self._actor.agent])
         pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
-        work = LocalWork(pool, self._store, guess=guess, max_concurrent=n_concurrent)
-        planned = [self._planned(task, trial) for task in self._suite.tasks for trial in range(self._n_trials)]
+        work = LocalWork(pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent)
+        done: dict[str, Attempt] = {}
         try:
-            attempts = await work.all(Ask(self._stage, tuple(planned), self._actor))
+            with images_for(self._suite.tasks, backend) as tasks:
+                planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
+                async for attempt in work.each(Ask(self.stage, tuple(planned), self._actor)):
+                    done[attempt.episode.id] = attempt
+                    on_done(attempt)
         finally:
             await pool.close()
+        attempts = [done[episode.id] for _, episode in planned if episode.id in done]
         refuse_broken(attempts)
-        return Results(self._stage, tuple(attempts))
+        return Results(self.stage, tuple(attempts))
 
     def _planned(self, task: Task, trial: int) -> Planned:
-        stage, version = f"{Side.candidate}/{trial}", self._actor.version
-        [planned] = plan([task], run=self._name, stage=stage, purpose=Purpose.evaluate, policy_version=version)
+        [planned] = plan(
+            [task],
+            run=self._name,
+            stage=f"{Side.candidate}/{trial}",
+            purpose=Purpose.evaluate,
+            policy_version=self._actor.version,
+            owner=self._store.owner,
+        )
         return planned

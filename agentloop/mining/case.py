@@ -4,6 +4,7 @@
         case.toml        what happened, in words and in keys; whose trace it was; the kind of case
         suite.toml       the box and the limits                       } a suite of one task (`suite.py`): of an
         tasks.jsonl      the instruction, the verifiers, the solution } `offline` case there is none
+        CASE/            of a Harbor task, its folder in place of these two
         prefix.jsonl     of a fork, the turns that it goes on from, one a line
         snapshot/        of a fork, what these turns left in the working folder
         files/           what the box starts with, where it did not lie beside the cases already
@@ -31,8 +32,8 @@ from pydantic import Field, ValidationError
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.input_files import place_of, read_toml
 from agentloop.output_files import write_text
-from agentloop.suites.names import CASE, HEAD, MUST_PASS, TASKS
-from agentloop.suites.suite import load_suite
+from agentloop.suites.names import CASE, HEAD, MUST_PASS, TASK_FOLDER
+from agentloop.suites.suite import has_task, load_suite
 from agentloop.suites.writer import toml_value, write_suite
 from agentloop.types import FailureType, Frozen, Imported, Part, Split, Step, Task, Trace, content_hash
 
@@ -121,7 +122,9 @@ def write_case(
     write_text(draft / CASE, text)
     last = len(trace.steps) - 1 if case.step is None else case.step
     write_text(draft / CASSETTE, "".join(_cassette(trace.steps, last)))
-    if task is not None:
+    if task is not None and task.setup is not None:
+        _copied(Path(task.verifiers[0].options[TASK_FOLDER]), draft / case.id)  # the folder's name is the task's
+    elif task is not None:
         moved = _beside(task, draft).model_copy(update={"id": case.id, "split": Split.heldout, "tags": case.tags})
         write_suite(draft, case.id, [moved])
     else:
@@ -217,7 +220,7 @@ def read_cases(out: Path) -> list[MinedCase]:
 
 def case_task(folder: Path) -> Task:
     """The task of the case, or of the draft of one, in `folder`. Raises ConfigError for one that is offline."""
-    if not (folder / TASKS).is_file():
+    if not has_task(folder):
         raise ConfigError(f"{folder} has no task to be done; it is an offline case")
     return load_suite(folder).tasks[0]
 

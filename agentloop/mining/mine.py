@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.audit.cheats import TaskAudit
-from agentloop.audit.suite import audit
+from agentloop.audit.tasks import audit
 from agentloop.errors import ConfigError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import Trials
+from agentloop.harbor.images import images_for
 from agentloop.judge.score import judge, name_verifiers
 from agentloop.judge.stored import read
 from agentloop.mining import admission
@@ -31,7 +32,7 @@ from agentloop.mining.failed import sentence
 from agentloop.mining.offline import offline_checks
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import SandboxBackend
-from agentloop.rollout.actors import Actor
+from agentloop.rollout.actors import SOLUTION, Actor
 from agentloop.rollout.fork import NoFork, fork
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
@@ -191,9 +192,11 @@ class Mine:
 
     async def _online(self, candidate: Candidate, draft: Path, pool: SandboxPool) -> list[Check]:
         """The checks that run something, the cheap ones first; none after one that failed."""
-        source = candidate.task
-        task = case_task(draft)
-        assert source is not None  # noqa: S101 - of a case that is done again
+        assert candidate.task is not None  # noqa: S101 - of a case that is done again
+        with images_for([candidate.task, case_task(draft)], self.backend) as (source, task):
+            return await self._tried_again(candidate, source, task, pool)
+
+    async def _tried_again(self, candidate: Candidate, source: Task, task: Task, pool: SandboxPool) -> list[Check]:
         failing = self.failing(candidate)
         fixed = self.fixed(candidate)
         if failing is None:
@@ -210,7 +213,7 @@ class Mine:
             return checks
         passing = fixed
         if passing is None and task.solution:
-            passing = Actor("solution", failing.agent, oracle([task]))
+            passing = Actor(SOLUTION, failing.agent, oracle([task]))
         if passing is None:
             why = "no policy to test how often it passes; name one with --fixed, or give the task a solution"
             return [*checks, Check(name="flake", passed=False, why=why)]
@@ -245,10 +248,10 @@ class Mine:
         return offline_checks(case, draft, passing)
 
     async def _audited(self, task: Task) -> TaskAudit:
-        if task.hash not in self._audits:
+        if task.id not in self._audits:
             [result] = await audit([task], self.backend, n_oracle=3, n_concurrent=self.n_concurrent)
-            self._audits[task.hash] = result
-        return self._audits[task.hash]
+            self._audits[task.id] = result
+        return self._audits[task.id]
 
     async def _stored_pass(self, task: Task) -> str | None:
         for attempt in self._passing(task.id):
@@ -279,9 +282,10 @@ class Mine:
         if task is not None:
             versions = tuple(f"{name}@{verifier.version}" for name, verifier in name_verifiers(task).items())
             of_task = {
-                "kind": kind, "task": task.id, "tags": ("must-pass",), "suite": self.suite, "image": task.sandbox.image,
-                "verifiers": versions,
+                "kind": kind, "task": task.id, "tags": ("must-pass",), "suite": self.suite, "verifiers": versions,
             }  # fmt: skip
+            if task.setup is None:  # the image of a Harbor task is in the case
+                of_task["image"] = task.sandbox.image
         if trace.policy_version is not None:
             of_task["policy"] = f"v{trace.policy_version}"
         return MinedCase(

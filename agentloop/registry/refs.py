@@ -46,7 +46,7 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
         settings = PolicySection(kind="scripted", script=name)
         if name is not None:
             _check_script(ref, name, project)
-        return _fixed(ref, settings, AgentSection(), project, tasks, suite, ())
+        return fixed_actor(ref, settings, AgentSection(), project, tasks, suite, ())
     if ref.endswith(".toml"):
         path = project / ref
         policy, agent = load_policy(path)
@@ -55,7 +55,7 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
                 f"{path}: [policy] kind is 'tiny', which is also the default: name a version of the project, such as "
                 "v1, or add a [policy] of another kind"
             )
-        return _fixed(ref, policy, agent, path.parent, tasks, suite, load_prices(project))
+        return fixed_actor(ref, policy, agent, path.parent, tasks, suite, load_prices(project))
     if ref == "live" or re.fullmatch(r"v[0-9]+", ref):
         return _version(ref, project, tasks, suite)
     raise ConfigError(
@@ -73,7 +73,7 @@ def _check_script(ref: str, name: str, project: Path) -> None:
         raise ConfigError(f"{ref}: of which function? add :function, as in {SCRIPTED}FILE.py:function")
 
 
-def _fixed(
+def fixed_actor(
     ref: str,
     settings: PolicySection,
     agent: AgentSection,
@@ -83,7 +83,10 @@ def _fixed(
     prices: Sequence[PriceSection],
     version: PolicyVersion | None = None,
 ) -> Actor:
-    """version: what this is to be, as it was registered."""
+    """The policy and the agent of these settings, under the name `ref`.
+
+    folder: where their paths start. version: what this is to be, as it was registered. Raises ConfigError, PluginError.
+    """
     policy, parts = fixed_policy(settings, folder, tasks, suite, prices)
     acts = _agent(agent, folder, tasks)
     acting = identity({**parts, **agent_parts(agent, folder, tasks)})
@@ -130,7 +133,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
         acting = identity({**weights, **agent_parts(config.agent, project, tasks)})
         packages = _packages("tiny", config.agent, tasks)
         return Actor(ref, agent, policy, acting, free, frozenset(trained), packages, version.number)
-    return _fixed(ref, config.policy, config.agent, project, tasks, suite, config.prices, version)
+    return fixed_actor(ref, config.policy, config.agent, project, tasks, suite, config.prices, version)
 
 
 def _tiny(version: PolicyVersion, project: Path, temperature: float) -> Policy:

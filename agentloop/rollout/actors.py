@@ -11,6 +11,9 @@ from agentloop.protocols import Agent, Policy
 ORACLE, NOBODY, RANDOM = "oracle", "nop", "random"
 """The actors that every audit tries: each task's own solution, one that does nothing, and random commands."""
 
+SOLUTION = "solution"
+"""The actor that mining makes of a task's own solution."""
+
 UNNAMED = Identity("", {})
 
 
@@ -35,4 +38,4 @@ class Actor:
     @property
     def plays_solutions(self) -> bool:
         """It is each task's own solution, which Harbor tasks keep in a file."""
-        return self.ref == ORACLE
+        return self.ref in (ORACLE, SOLUTION)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,14 +27,15 @@ from agentloop.protocols import Policy, Pool, Sandbox
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import stable_id
 from agentloop.rollout.retry import is_lost, repeated
+from agentloop.rollout.workplace import handed_in, prepare, sandbox_tests, seen_by
 from agentloop.sandbox.absent import AbsentSandbox
-from agentloop.sandbox.canaries import plant
 from agentloop.types import (
     Attempt,
     AttemptPhase,
     Break,
     Episode,
     EpisodeState,
+    Graded,
     SandboxSpec,
     Step,
     StopReason,
@@ -60,6 +61,8 @@ class Rollout:
     trace: Trace
     artifacts: Artifacts | None = None
     """The files that its verifiers ask for; None where none were taken out."""
+    grades: Mapping[str, Graded] = field(default_factory=dict)
+    """What came of the verifiers that test the agent's own sandbox, by name."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +75,10 @@ class Crew:
     """The project's learned scorer, which `judge` asks about failures that no rule explains."""
     canaries: bool = True
     """Plant canaries, where an attempt has a sandbox of its own, as root."""
-    on_start: Hook | None = None
-    """Gets a sandbox ready before the agent has it."""
     on_end: Hook | None = None
     """Looks at the sandbox of an attempt that ended by itself, before it is discarded."""
-    last_phase: AttemptPhase = AttemptPhase.artifacts
-    """What follows the agent's phase."""
+    on_judge: Callable[[], None] = lambda: None
+    """Called when the agent is done, before anything of what it left is judged."""
 
 
 async def run_attempt(
@@ -87,18 +88,16 @@ async def run_attempt(
     *,
     pauses_s: Sequence[float] | None = None,
     on_lost: Callable[[Attempt], None] = lambda _: None,
-    on_judge: Callable[[], None] = lambda: None,
 ) -> Attempt:
     """One attempt with its verdict, repeated where infrastructure ended it (`retry.py`).
 
-    on_lost: gets each attempt that was repeated. on_judge: called before the verifiers begin. Raises PluginError and
-    ConfigError for a task's own mistake, and what ends the program.
+    on_lost: gets each attempt that was repeated. Raises PluginError and ConfigError for a task's own mistake, and what
+    ends the program.
     """
 
     async def once() -> Attempt:
         with TemporaryDirectory(prefix="agentloop-") if wanted(task) else nullcontext() as folder:
             rollout = await roll_out(task, episode, crew, folder=Path(folder) if folder else None)
-            on_judge()
             [attempt] = await judge_rollouts([rollout], crew)
             return attempt
 
@@ -121,19 +120,25 @@ async def roll_out(
     problem: str | None = None
     broke: Break | None = None
     artifacts: Artifacts | None = None
+    grades: dict[str, Graded] = {}
+    tests = sandbox_tests(task)
     phase, leased = AttemptPhase.sandbox, math.inf
     try:
         async with _leased(task, episode, crew) as sandbox:
             leased = time.perf_counter()
-            await _prepare(task, episode, crew, sandbox)
+            await prepare(task, episode, crew.actor, sandbox, tests, crew.canaries)
             phase = AttemptPhase.agent
-            acting = policy or crew.actor.policy
-            stop, answer = await agent.run(task, acting, sandbox, seed=episode.seed, record=recorded.append)
-            phase = crew.last_phase
+            place, acting = seen_by(crew.actor, task, sandbox), policy or crew.actor.policy
+            stop, answer = await agent.run(task, acting, place, seed=episode.seed, record=recorded.append)
+            stop, answer = handed_in(task, stop, answer, recorded)
+            crew.on_judge()
+            phase = AttemptPhase.tests if tests else AttemptPhase.artifacts
             if folder is not None:
                 artifacts = await collect(task, sandbox, folder)
             if crew.on_end is not None:
                 await crew.on_end(task, episode, sandbox)
+            for name, verifier in tests.items():
+                grades[name] = await verifier.test(task, sandbox, pool.backend)
     # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace.
     except (Exception, SystemExit) as error:
         overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
@@ -158,7 +163,7 @@ async def roll_out(
         started_at=started_at,
         duration_s=time.perf_counter() - started,
     )
-    return Rollout(task, episode.model_copy(update={"state": state_after(broke)}), trace, artifacts)
+    return Rollout(task, episode.model_copy(update={"state": state_after(broke)}), trace, artifacts, grades)
 
 
 async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attempt]:
@@ -168,7 +173,8 @@ async def judge_rollouts(rollouts: Sequence[Rollout], crew: Crew) -> list[Attemp
         fresh_boxes(task, crew.pool, one.artifacts, one.episode.id) if one.artifacts is not None else None
         for one in rollouts
     ]
-    verdicts = await judge_group(task, [one.trace for one in rollouts], fresh, crew.guess)
+    grades = [one.grades for one in rollouts]
+    verdicts = await judge_group(task, [one.trace for one in rollouts], fresh, crew.guess, grades)
     return [
         Attempt(task=one.task, episode=one.episode, trace=one.trace, verdict=verdict)
         for one, verdict in zip(rollouts, verdicts, strict=True)
@@ -195,15 +201,6 @@ def _leased(task: Task, episode: Episode, crew: Crew) -> AbstractAsyncContextMan
     if is_on_host(crew.actor.agent):
         return nullcontext(AbsentSandbox())
     return crew.pool.lease(with_files(task.sandbox, crew.actor.agent), episode.id)
-
-
-async def _prepare(task: Task, episode: Episode, crew: Crew, sandbox: Sandbox) -> None:
-    if is_on_host(crew.actor.agent):
-        return
-    if crew.on_start is not None:
-        await crew.on_start(task, episode, sandbox)
-    if crew.canaries and task.sandbox.root and not task.sandbox.read_only:
-        await plant(sandbox, episode.id)
 
 
 def _phase_of(error: BaseException, phase: AttemptPhase) -> AttemptPhase:

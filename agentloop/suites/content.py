@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError, boundary
 from agentloop.suites.lines import Table
-from agentloop.suites.names import TESTS
+from agentloop.suites.names import HARBOR, TASK_FOLDER, TESTS
 from agentloop.suites.parts import file_and_class
 from agentloop.types import Task, content_hash
 
@@ -26,8 +26,9 @@ def _portable(task: Task) -> Table:
     """The task without locations: a verifier kept in a file counts by that file's contents."""
     row = task.portable()
     for part in row["verifiers"]:
-        if isinstance(tests := part["options"].get(TESTS), str):
-            part["options"][TESTS] = folder_contents(Path(tests))
+        option = TASK_FOLDER if part["kind"] == HARBOR else TESTS
+        if isinstance(folder := part["options"].get(option), str):
+            part["options"][option] = folder_contents(Path(folder))
         if place := file_and_class(part["kind"]):
             part["kind"] = f"{_sha256(place[0])}:{place[1]}"
     return row

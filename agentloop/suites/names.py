@@ -14,3 +14,7 @@ MUST_PASS = "must-pass"  # noqa: S105 - not that kind of pass
 """The tag of a task that no version may fail for good: the gate watches it by itself (`eprocess.py`)."""
 TESTS = "tests"
 """The option of a verifier that names a folder, relative to the suite's as a verifier's own file is."""
+HARBOR = "harbor"
+"""The verifier of tasks in the Harbor format."""
+TASK_FOLDER = "task"
+"""Its option that names the task's folder."""

@@ -7,18 +7,23 @@
     evals/NAME/baseline/      what policies did here (`bank.py`)
     evals/NAME/CASE/          a regression case, whose tasks.jsonl has one task: its own box, and maybe a prefix.jsonl
 
+A folder of tasks in the Harbor format, or one such task, is a suite, too (`harbor.py`): `load_suite` takes all three.
+
 Paths in a suite are relative to its folder; a loaded suite has absolute ones, so that its tasks can
 be rolled out from anywhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
 
-from agentloop.errors import did_you_mean
+from agentloop.errors import ConfigError, did_you_mean
+from agentloop.harbor.task import TASK, find_tasks
 from agentloop.suites.content import suite_hash
+from agentloop.suites.harbor import harbor_hash, ordinary, task_folders
 from agentloop.suites.head import SuiteHead, parse_head
 from agentloop.suites.lines import read_text
 from agentloop.suites.names import CASE, HEAD, TASKS
@@ -36,6 +41,13 @@ class Suite(Frozen):
     """Absolute; of one made in Python, where its banks are: `evals/NAME` of the current folder."""
     hash: str = Field(default_factory=lambda fields: suite_hash(fields["tasks"]))
     """Content hash of the tasks, the files folder and verifiers kept in files; moving the folder keeps it."""
+    remarks: tuple[str, ...] = ()
+    """What its Harbor tasks ask for and do not get, a line each."""
+
+    @property
+    def is_harbor(self) -> bool:
+        """True where its tasks are in the Harbor format."""
+        return any(task.setup is not None for task in self.tasks)
 
     def split(self, name: Split | str) -> tuple[Task, ...]:
         """The tasks of one split, in the order of the file. Raises ConfigError for a name that is no split."""
@@ -46,6 +58,8 @@ class Suite(Frozen):
 def load_suite(path: Path | str) -> Suite:
     """The suite in the folder `path`. Raises ConfigError: one line with file, line, key and the next move."""
     folder = Path(path).resolve()
+    if _is_harbor(folder):
+        return _harbor_suite([folder])
     head = parse_head(read_text(folder / HEAD, _where_suites_are(folder)), folder)
     cases = _case_tasks(folder, head)
     tasks: tuple[Task, ...] = ()
@@ -55,13 +69,48 @@ def load_suite(path: Path | str) -> Suite:
     return Suite(name=head.name, tasks=tasks, folder=folder, hash=suite_hash(tasks))
 
 
+def load_suites(paths: Sequence[Path]) -> list[Suite]:
+    """The suites in `paths`. All folders of Harbor tasks are one suite together. Raises ConfigError as `load_suite`."""
+    folders = [path.resolve() for path in paths]
+    harbor = [folder for folder in folders if _is_harbor(folder)]
+    suites = [load_suite(folder) for folder in folders if folder not in harbor]
+    return [*suites, _harbor_suite(harbor)] if harbor else suites
+
+
+def _is_harbor(folder: Path) -> bool:
+    """True for a folder of Harbor tasks. Raises ConfigError for one that has tasks of both kinds."""
+    tasks = task_folders(folder)
+    if not (folder / HEAD).is_file():
+        return bool(tasks) or (folder / TASK).is_file() or any(folder.glob(f"*/*/{TASK}"))
+    if tasks:
+        raise ConfigError(
+            f"{folder}: a suite ({HEAD}) and a task in the Harbor format ({tasks[0] / TASK}) in one folder; move the "
+            "Harbor tasks to a folder of their own, and name both folders"
+        )
+    return False
+
+
+def _harbor_suite(folders: Sequence[Path]) -> Suite:
+    tasks = find_tasks(list(folders))
+    return Suite(
+        name=folders[0].name,
+        tasks=tuple(ordinary(task) for task in tasks),
+        folder=folders[0],
+        hash=harbor_hash(tasks),
+        remarks=tuple(remark for task in tasks for remark in task.remarks),
+    )
+
+
+def has_task(case: Path) -> bool:
+    """False for the folder of an offline case, which is a trace alone."""
+    return (case / TASKS).exists() or bool(task_folders(case))
+
+
 def _case_tasks(folder: Path, head: SuiteHead) -> tuple[Task, ...]:
-    """The task of each case below `folder` that has one, in the order of their names, with the suite's tags."""
-    case_suites = [
-        load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if (path.parent / TASKS).exists()
-    ]
+    """The task of each case below `folder` that has one, by name, held out, with the tags of the suite."""
+    case_suites = [load_suite(path.parent) for path in sorted(folder.glob(f"*/{CASE}")) if has_task(path.parent)]
     return tuple(
-        task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags)))})
+        task.model_copy(update={"tags": tuple(dict.fromkeys((*head.tags, *task.tags))), "split": Split.heldout})
         for case in case_suites
         for task in case.tasks
     )

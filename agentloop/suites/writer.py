@@ -26,6 +26,8 @@ def write_suite(folder: Path, name: str, tasks: Sequence[Task]) -> Suite:
     a new suite that was cut short does not load. Raises ConfigError, also for tasks of unlike boxes
     or limits, which one suite cannot say.
     """
+    if any(task.setup is not None for task in tasks):
+        raise ConfigError(f"{folder}: a Harbor task cannot be written to {TASKS}; keep its own folder")
     kinds = {(task.sandbox.model_copy(update={"files": None}), task.limits) for task in tasks}
     if len(kinds) > 1 or len({(task.split, task.sandbox.files) for task in tasks}) > len({t.split for t in tasks}):
         raise ConfigError(f"{folder}: tasks of a split with different sandboxes or limits; write one suite for each")

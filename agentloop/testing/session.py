@@ -183,7 +183,7 @@ class Session:
                     f"no folder {name!r} in pytest's root, {self.root}; name a suite from there, or set --rootdir"
                 )
             suite = evals_at(self.root / name)
-            if suite.suite is None:
+            if suite.suite.is_harbor:
                 raise ConfigError(f"{name}: a folder of Harbor tasks; `agentloop gate` runs those")
             self._suites[name] = suite
         return self._suites[name]
@@ -247,8 +247,9 @@ class Session:
         run = f"pytest/{self.options.seed}/{actor.identity.hash[:16]}/{suite.evals.hash[:16]}"
 
         def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
-            tasks = suite.suite.tasks if suite.suite else ()
-            return Trials(tasks, sides, self.pool, run=run, keep=self._keep, guess=self._guess, pauses_s=pauses_s)
+            return Trials(
+                suite.suite.tasks, sides, self.pool, run=run, keep=self._keep, guess=self._guess, pauses_s=pauses_s
+            )
 
         return make
 

@@ -16,7 +16,7 @@ from agentloop.types.imported import Imported
 from agentloop.types.span import Span
 from agentloop.types.stage import StageKey, StageKind
 from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
-from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Split, Task
+from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Setup, Split, Task
 from agentloop.types.trace import SubTrace, Trace
 from agentloop.types.verdict import OWN_LEAF, WAITING, Failure, FailureType, Graded, RewardState, Score, Verdict
 from agentloop.types.version import PolicyState, PolicyVersion, Sample
@@ -52,6 +52,7 @@ __all__ = [
     "Sample",
     "SandboxSpec",
     "Score",
+    "Setup",
     "Span",
     "Split",
     "StageKey",

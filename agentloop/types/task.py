@@ -92,6 +92,22 @@ class EnvironmentSpec(Frozen):
     """True steps each in a process of its own: for environments whose steps take longer than a message to one."""
 
 
+class Setup(Frozen):
+    """How commands run in a sandbox that is a whole image of the task's own, and where its solution is.
+
+    A value `${NAME:-default}` of a variable is read from this machine's environment when a command runs.
+    """
+
+    user: str | int | None = None
+    """Who runs the agent's commands, by name or number; None is root."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Variables of the agent's commands."""
+    solution: Path | None = None
+    """Host folder that the oracle, and nobody else, finds at /solution."""
+    solution_env: dict[str, str] = Field(default_factory=dict)
+    """Further variables of the oracle's commands."""
+
+
 class Limits(Frozen):
     """What ends an episode that does not end itself."""
 
@@ -134,6 +150,8 @@ class Task(Frozen):
     """Words to choose tasks by; `must-pass` means something to the gate."""
     prefix: tuple[Step, ...] = ()
     """Turns that were taken before: a fork goes on from there, in a box that has what they left (`rollout/fork.py`)."""
+    setup: Setup | None = None
+    """Of a task in the Harbor format; None where commands run as the sandbox's only user, in its working folder."""
 
     @property
     def hash(self) -> str:
@@ -142,7 +160,8 @@ class Task(Frozen):
 
     def portable(self) -> dict[str, Any]:
         """As JSON without locations, and without what is not there of later fields: a hash outlives new ones."""
-        row = self.model_dump(mode="json", exclude={"sandbox": {"files", "agent_files"}})
+        places = {"sandbox": {"files", "agent_files"}, "setup": {"solution"}}
+        row = self.model_dump(mode="json", exclude=places)
         row["limits"] = {key: value for key, value in row["limits"].items() if value is not None}
-        empty: dict[str, object] = {"reward": None, "environment": None, "tags": [], "prefix": []}
+        empty: dict[str, object] = {"reward": None, "environment": None, "tags": [], "prefix": [], "setup": None}
         return {key: value for key, value in row.items() if key not in empty or value != empty[key]}

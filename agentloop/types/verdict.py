@@ -89,6 +89,8 @@ class Graded(Frozen):
     error: str | None = None
     why: str = ""
     """What a person who doubts the number reads."""
+    tampered: tuple[str, ...] = ()
+    """The verifier's own tools and files that the agent changed, where the verifier has compared them."""
     n_prompt_tokens: int = 0
     n_completion_tokens: int = 0
     cost_usd: float | None = None

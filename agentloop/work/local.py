@@ -42,16 +42,18 @@ class LocalWork:
         store: Store | None = None,
         *,
         guess: Rule | None = None,
+        canaries: bool = True,
         max_concurrent: int = 8,
         probes: bool = True,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
-        """store: None keeps nothing. guess: of `Crew`. max_concurrent: for a policy that does not answer in batches.
+        """store: None keeps nothing. guess, canaries: of `Crew`.
 
-        probes: make a few attempts before the others, until one of this process has ended by itself. pauses_s: of
-        `retry.repeated`.
+        max_concurrent: attempts at once, for a policy that does not answer in batches. probes: make a few attempts
+        before the others, until one of this process has ended by itself. pauses_s: of `retry.repeated`.
         """
-        self._pool, self._store, self._guess = pool, store, guess
+        self._pool, self._store = pool, store
+        self._guess, self._canaries = guess, canaries
         self._max_concurrent, self._pauses_s = max_concurrent, pauses_s
         self._answers = not probes
         """Whether the policy is taken to answer."""
@@ -80,7 +82,7 @@ class LocalWork:
         missing = [(task, episode) for task, episode in ask.planned if episode.id not in done]
         if missing:
             await self._check(ask.actor.agent)
-        crew = Crew(ask.actor, self._pool, self._guess)
+        crew = Crew(ask.actor, self._pool, self._guess, self._canaries)
         commits = Commits(self._store, ask.stage, len(missing))
         with TemporaryDirectory(prefix="agentloop-") as folder:
             judging = Judging(ask, crew, commits, Path(folder), on_end)

@@ -1,4 +1,4 @@
-"""`agentloop run`: trials of Harbor task folders."""
+"""`agentloop run`: attempts at every task of a suite."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentloop.config.layout import RUNS
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
-
-
-class PolicyKind(StrEnum):
-    """Who is asked: see `[policy] kind`."""
-
-    openai = "openai"
-    vllm = "vllm"
-    litellm = "litellm"
 
 
 class AgentChoice(StrEnum):
@@ -37,17 +28,22 @@ class AgentChoice(StrEnum):
 
 
 def run(
-    folders: Annotated[list[Path], typer.Argument(help="Task folders, or folders of task folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="SUITE...", help="Folders of suites, or of tasks in the Harbor format.")
+    ],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="REF: vN, live, FILE.toml, scripted:FILE.py:function, or oracle. Or how to reach --model: openai, "
+            "vllm or litellm; default: openai."
+        ),
+    ] = None,
     agent: Annotated[
         AgentChoice | None,
         typer.Option(
             help="The tasks' own solution, nobody, the built-in agent or a program; default: \\[agent], else tool_loop."
         ),
     ] = None,
-    policy: Annotated[
-        PolicyKind,
-        typer.Option(help="How tool_loop and command reach a model: an endpoint, a vLLM server or litellm."),
-    ] = PolicyKind.openai,
     base_url: Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint; litellm may need none.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at the endpoint, or its litellm name.")] = None,
     command: Annotated[
@@ -57,8 +53,15 @@ def run(
     agent_files: Annotated[
         Path | None, typer.Option(help="Folder with the agent's program, mounted in the sandbox as /agent.")
     ] = None,
-    sandbox: Annotated[str, typer.Option(help="auto, docker or bubblewrap.")] = "auto",
-    out: Annotated[Path, typer.Option(help="Folder for the traces.")] = RUNS,
+    sandbox: Annotated[str | None, typer.Option(help="auto, docker or bubblewrap; overrides the settings.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--as", help="Name of a run of its own; default: continue the run of this policy on this suite."),
+    ] = None,
+    project: Annotated[
+        Path, typer.Option("--project", "-p", help="Project folder: settings, store, and where policy paths start.")
+    ] = Path(),
+    out: Annotated[Path | None, typer.Option(help="Folder for the traces; default: the project's store.")] = None,
     trials: Annotated[int, typer.Option(min=1, max=1000, help="Attempts per task.")] = 1,
     n_concurrent: Annotated[int, typer.Option(min=1, help="Attempts at once.")] = 2,
     canaries: Annotated[
@@ -76,32 +79,36 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run Harbor tasks: an agent works in a sandbox with the task's image, and the task's tests score it.
+    """Run suites: an agent works on every task in a sandbox, and the task's verifiers score it.
 
-    A task is a folder with task.toml, instruction.md, tests/test.sh and
-    environment/Dockerfile. The default agent needs --base-url and --model,
-    and its key, if any, in AGENTLOOP_POLICY__API_KEY. Set its tools with the
-    options or the table `agent` of agentloop.toml in this folder, and prices
-    of models in the tables `prices`.
-    --agent command needs the same. It runs any program that reads OPENAI_BASE_URL
-    or ANTHROPIC_BASE_URL, inside the sandbox, with only the network that the
-    task allows.
+    A suite is a folder with suite.toml and tasks.jsonl, a folder of tasks in
+    the Harbor format, or one such task. Name who acts with --policy REF, as for
+    `agentloop gate`. Or name a model with --base-url and --model, and its key, if
+    any, in AGENTLOOP_POLICY__API_KEY; set the agent's tools with the options or
+    the table `agent` of agentloop.toml, and prices of models in the tables
+    `prices`.
+    --agent command runs any program that reads OPENAI_BASE_URL or
+    ANTHROPIC_BASE_URL, inside the sandbox, with only the network that the task
+    allows.
 
-    Exit codes: 0 all scored, 1 the oracle failed a task, 2 a task is wrong,
+    Each attempt is stored when it ends. The same command again makes the missing
+    attempts alone; with another --as NAME it makes all of them anew.
+
+    Exit codes: 0 all scored, 1 the oracle failed a task, 2 an argument is wrong,
     4 an attempt got no reward, 130 interrupted.
     """
-    from agentloop.harbor.options import AgentOptions
-    from agentloop.harbor.run import RunOptions, run_folders
+    from agentloop.library.actors import ActorOptions
+    from agentloop.library.runs import RunOptions, run_suites
 
-    chosen = AgentOptions(agent, policy, base_url, model, command, agent_files, tool, mcp or (), compaction)
-    options = RunOptions(folders, sandbox, out, trials, n_concurrent, canaries)
-    with _explained_interrupt(out), LiveProgress() as progress:
-        document = run_folders(options, chosen.make, progress, _note)
+    actors = ActorOptions(agent, policy, base_url, model, command, agent_files, tool, mcp or (), compaction, project)
+    options = RunOptions(folders, sandbox, out, name, trials, n_concurrent, canaries, project)
+    with _explained_interrupt(), LiveProgress() as progress:
+        document = run_suites(options, actors, progress, _note)
     if as_json:
         print_json(document)
     else:
-        _show(document, out)
-    raise typer.Exit(_exit_code(document, agent))
+        _show(document, out or project)
+    raise typer.Exit(_exit_code(document))
 
 
 def _note(line: str) -> None:
@@ -109,24 +116,27 @@ def _note(line: str) -> None:
 
 
 @contextmanager
-def _explained_interrupt(out: Path) -> Iterator[None]:
+def _explained_interrupt() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        stderr.print(
-            f"interrupted; trials that had ended are kept in {out}, and the same command starts anew", markup=False
-        )
+        stderr.print("interrupted; attempts that had ended are stored, and the same command continues", markup=False)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _exit_code(document: Mapping[str, Any], agent: AgentChoice | None) -> int:
+def _exit_code(document: Mapping[str, Any]) -> int:
     if document["n_scored"] < document["n_trials"]:
         return INFRASTRUCTURE
-    is_broken = agent is AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"])
+    is_broken = document["agent"] == AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"])
     return FAILED_CHECK if is_broken else 0
 
 
-def _show(result: Mapping[str, Any], out: Path) -> None:
+def _show(result: Mapping[str, Any], place: Path) -> None:
+    if n_continued := result["n_continued"]:
+        _note(
+            f"{n_continued} of {counted(result['n_trials'], 'attempt')} had been stored by an earlier run; "
+            "--as NAME makes all of them anew"
+        )
     many = result["n_trials"] > result["n_tasks"]
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
@@ -145,6 +155,6 @@ def _show(result: Mapping[str, Any], out: Path) -> None:
     stdout.print(table)
     mean = () if result["mean_reward"] is None else (", mean reward ", (f"{result['mean_reward']:.3f}", "bold"))
     what = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
-    scored = f"{result['n_scored']} of {result['n_trials']} {what} scored by their own tests"
+    scored = f"{result['n_scored']} of {result['n_trials']} {what} scored"
     stdout.print(Text.assemble(scored, *mean))
-    stdout.print(f"traces: agentloop traces ls --project {out}", markup=False, soft_wrap=True)
+    stdout.print(f"traces: agentloop traces ls --project {place}", markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from agentloop.protocols import Agent, Policy, Sandbox
+from agentloop.protocols import Agent, Policy, Sandbox, SandboxBackend
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.attempt import Crew, Rollout, roll_out
 from agentloop.rollout.plan import Planned
@@ -51,6 +51,10 @@ class MemoryPool:
         self.leases: list[str] = []
         self.sandboxes: list[MemorySandbox] = []
         self.n_open = self.most_open = 0
+
+    @property
+    def backend(self) -> SandboxBackend:
+        raise NotImplementedError("no task here makes a sandbox of its own")
 
     @asynccontextmanager
     async def lease(self, spec: SandboxSpec, lease_id: str) -> AsyncIterator[Sandbox]:

@@ -11,19 +11,16 @@ from pathlib import Path
 
 import pytest
 from agentloop_cli.main import app
-from harbor.folders import make_task
+from harbor.folders import attempted, cheater, load, make_task
 from parts import Run
 from sandbox.roots import busybox_root
 from typer.testing import CliRunner
 
 from agentloop.audit.cheats import Cheat, Quick, TaskAudit, document, known_cheats
-from agentloop.audit.harbor import Cheater, agents, audit
-from agentloop.audit.suite import audit as suite_audit
+from agentloop.audit.tasks import audit
 from agentloop.errors import CapabilityError, PluginError, SandboxUnavailable
 from agentloop.failures.detectors.rules import RULES
 from agentloop.failures.reading import Reading
-from agentloop.harbor.task import load_task
-from agentloop.harbor.trial import Terms, run_trial
 from agentloop.loop.project import open_project
 from agentloop.loop.stage import Stage
 from agentloop.mining.admission import sound
@@ -69,7 +66,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def audited(folder: Path, backend: BubblewrapBackend, *cheats: str, n_oracle: int = 1) -> TaskAudit:
     chosen = [cheat for cheat in known_cheats() if cheat.name in cheats]
     assert len(chosen) == len(cheats)
-    [found] = asyncio.run(audit([load_task(folder)], backend, trying=agents(n_oracle, chosen), n_concurrent=2))
+    [found] = asyncio.run(audit([load(folder)], backend, n_oracle=n_oracle, cheats=chosen, n_concurrent=2))
     return found
 
 
@@ -138,7 +135,7 @@ def test_a_cheat_that_never_ends_is_cut_off_and_named(
     chosen = [cheat for cheat in known_cheats() if cheat.name in ("never-ending-work", "write-reward")]
     began = time.monotonic()
     [found] = asyncio.run(
-        audit([load_task(folder)], bubblewrap, trying=agents(1, chosen), n_concurrent=2, on_start=started.append)
+        audit([load(folder)], bubblewrap, n_oracle=1, cheats=chosen, n_concurrent=2, on_start=started.append)
     )
     assert time.monotonic() - began < 60.0, "its own tests may take 600 s"
     assert (found.oracle, found.problems, found.n_cheats) == ([1.0], [], 1)
@@ -173,7 +170,7 @@ def audited_slowly(folder: Path, root: Path, backend: SandboxBackend, **seconds:
         sandbox=SandboxSpec(image=str(root), root=True),
         verifiers=(Part(kind=f"{folder / 'slow.py'}:Slow", options=seconds),),
     )
-    [result] = asyncio.run(suite_audit([task], backend, n_oracle=1, n_concurrent=1))
+    [result] = asyncio.run(audit([task], backend, n_oracle=1, n_concurrent=1))
     return result
 
 
@@ -181,8 +178,8 @@ def audited_slowly(folder: Path, root: Path, backend: SandboxBackend, **seconds:
 def two_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two answers and no commands, with a bound of half a second and three times the slowest honest attempt."""
     monkeypatch.setattr("agentloop.audit.cheats.MIN_CHEAT_S", 0.5)
-    monkeypatch.setattr("agentloop.audit.suite.ANSWERS", {"infinite": lambda _: "inf", "blank": lambda _: " "})
-    monkeypatch.setattr("agentloop.audit.suite.LOOK", {})
+    monkeypatch.setattr("agentloop.audit.tasks.ANSWERS", {"infinite": lambda _: "inf", "blank": lambda _: " "})
+    monkeypatch.setattr("agentloop.audit.tasks.LOOK", {})
 
 
 @pytest.mark.slow
@@ -196,7 +193,7 @@ def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBacke
 def test_a_task_is_not_believed_when_a_cheat_got_no_verdict(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentloop.audit.suite.LOOK", {"every-file": "sleep 60"})
+    monkeypatch.setattr("agentloop.audit.tasks.LOOK", {"every-file": "sleep 60"})
     result = audited_slowly(tmp_path, root, bubblewrap, inf=60.0)
     assert (result.n_cheats, result.fooled_by, list(result.cut_off)) == (1, {}, ["infinite", "every-file"])
     [problem] = result.problems
@@ -259,8 +256,8 @@ class Failing:
 def test_infrastructure_that_fails_later_says_nothing_about_the_task(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
-    task = load_task(make_task(tmp_path / "t", toml="", image=root))
-    [found] = asyncio.run(audit([task], Failing(bubblewrap, 1), trying=agents(1, ()), n_concurrent=1))
+    task = load(make_task(tmp_path / "t", toml="", image=root))
+    [found] = asyncio.run(audit([task], Failing(bubblewrap, 1), n_oracle=1, cheats=(), n_concurrent=1))
     assert found.problems == []
     assert found.infrastructure == "SandboxUnavailable: no room for another sandbox"
     assert document([found], "bubblewrap")["ok"] is False
@@ -479,15 +476,15 @@ def test_what_came_back_and_what_was_answered_counts_too() -> None:
 @pytest.mark.slow
 def test_canaries_lie_in_the_agent_s_box_alone(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     test = f"#!/bin/sh\n[ -e {ANSWER} ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
-    task = load_task(make_task(tmp_path / "t", toml="", test=test, image=root))
-    curious = Cheater(Cheat(name="curious", tries="", run=f"mkdir -p /app; cp {ANSWER} /app/out; cat /app/out"))
-    done = asyncio.run(run_trial(task, curious, bubblewrap, run="test"))
+    task = load(make_task(tmp_path / "t", toml="", test=test, image=root))
+    cheat = Cheat(name="curious", tries="", run=f"mkdir -p /app; cp {ANSWER} /app/out; cat /app/out")
+    done = attempted(task, cheater(cheat, task), bubblewrap)
     assert done.verdict.reward == 0.0
     [(_, _, result)] = done.trace.tool_calls
     assert result is not None
     assert result.content == canaries(done.episode.id).answer
     assert [f.type for f in done.verdict.failures if f.detector.startswith("rules.canary")] == [HACK]
-    bare = asyncio.run(run_trial(task, curious, bubblewrap, run="test", terms=Terms(canaries=False)))
+    bare = attempted(task, cheater(cheat, task), bubblewrap, canaries=False)
     assert "No such file" in bare.trace.tool_calls[0][2].content  # type: ignore[union-attr]
 
 

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
+
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.audit.cheats import Cheat
+from agentloop.audit.tasks import command_of
+from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
+from agentloop.protocols import Agent, SandboxBackend
+from agentloop.rollout.actors import ORACLE, Actor
+from agentloop.rollout.attempt import Crew, run_attempt
+from agentloop.rollout.plan import plan
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.suites.suite import load_suite
+from agentloop.types import Attempt, Message, Purpose, Task
 
 PASS = "#!/bin/sh\n[ -f /app/done ] && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt\n"
 SOLVE = "#!/bin/sh\nmkdir -p /app\ntouch /app/done\n"
@@ -19,3 +33,45 @@ def make_task(folder: Path, *, toml: str, test: str = PASS, solve: str = SOLVE, 
     head = f'[environment]\ndocker_image = "{image}"\nnetwork_mode = "no-network"\n' if image else ""
     (folder / "task.toml").write_text(head + toml)
     return folder
+
+
+def load(folder: Path) -> Task:
+    """The Harbor task in `folder`, as everything that rolls out takes it."""
+    [task] = load_suite(folder).tasks
+    return task
+
+
+def solver(task: Task) -> Actor:
+    """Plays the task's own solution."""
+    return Actor(ORACLE, ToolLoop(), oracle([task]))
+
+
+def nobody(task: Task) -> Actor:
+    """Does nothing."""
+    return acting(lambda n: Message(role="assistant", content=""))
+
+
+def cheater(cheat: Cheat, task: Task) -> Actor:
+    """Tries one cheat and does nothing else."""
+    command = call_message("shell", command=command_of(cheat, task))
+    return acting(lambda n: command if n == 0 else Message(role="assistant", content=""))
+
+
+def acting(turn: Callable[[int], Message], agent: Agent | None = None) -> Actor:
+    """turn: the number of answers so far -> the next."""
+    policy = ScriptedPolicy(lambda messages, rng: turn(sum(one.role == "assistant" for one in messages)))
+    return Actor("test", agent or ToolLoop(), policy)
+
+
+def attempted(task: Task, actor: Actor, backend: SandboxBackend, *, canaries: bool = True) -> Attempt:
+    """One attempt with its verdict."""
+
+    async def attempt() -> Attempt:
+        pool = SandboxPool(backend, min_idle=0)
+        [(_, episode)] = plan([task], run="test", stage="test", purpose=Purpose.run, policy_version=0)
+        try:
+            return await run_attempt(task, episode, Crew(actor, pool, canaries=canaries))
+        finally:
+            await pool.close()
+
+    return asyncio.run(attempt())

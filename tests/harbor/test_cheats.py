@@ -12,18 +12,17 @@ from shlex import quote
 
 import pytest
 
-from agentloop.audit.cheats import known_cheats
-from agentloop.audit.harbor import Cheater, agents, audit
-from agentloop.harbor.room import FOLDERS, LOGS, SOLUTION, TESTS, Room
-from agentloop.harbor.run import why
-from agentloop.harbor.task import HarborTask, load_task
-from agentloop.harbor.trial import TrialAgent, run_trial, sandbox_spec
+from agentloop.audit.cheats import Cheat, known_cheats
+from agentloop.audit.tasks import CHEAT_S, audit, command_of
+from agentloop.harbor.layout import FOLDERS, LOGS, SOLUTION, TESTS
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout.reasons import why
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.supervised import SupervisedSandbox
-from agentloop.types import Step
+from agentloop.sandbox.user import UserSandbox
+from agentloop.types import Task
 
-from .folders import make_task
+from .folders import attempted, cheater, load, make_task
 
 pytestmark = pytest.mark.slow
 
@@ -68,31 +67,32 @@ IN_PROCESS = ("exit-0", "rewarding-work", "setuid", "forged-report")
 """And those that run the agent's code in their own process."""
 
 
-def naive(folder: Path, image: Path, test: str) -> HarborTask:
+def naive(folder: Path, image: Path, test: str) -> Task:
     head = '[environment]\nworkdir = "/app"\nenv = { HOME = "/root" }\n'
     make_task(folder, toml="", test=NAIVE, solve=SOLVE)
     (folder / "task.toml").write_text(f'{head}docker_image = "{image}"\nnetwork_mode = "no-network"\n')
     (folder / "tests" / "test_outputs.py").write_text(test)
     (folder / "tests" / "answer.txt").write_text("42\n")
     (folder / "instruction.md").write_text(ASKED)
-    return load_task(folder)
+    return load(folder)
 
 
-async def unprotected(task: HarborTask, agent: TrialAgent, backend: SandboxBackend) -> float:
+async def unprotected(task: Task, cheat: Cheat, backend: SandboxBackend) -> float:
     """The reward where nobody looks after it: the solution left behind, one box, a login shell, the first line."""
-    box = await backend.create(sandbox_spec(task))
+    box = await backend.create(task.sandbox)
     assert isinstance(box, SupervisedSandbox)
-    tests = task.folder / "tests"
+    assert task.setup is not None
+    assert task.setup.solution is not None
+    tests = task.setup.solution.parent / "tests"
     try:
         await box.exec(f"mkdir -p {FOLDERS}", lease="")
-        await box.upload(task.folder / "solution", SOLUTION)
-        steps: list[Step] = []
-        await agent.work(task, Room(box, task.agent, task.environment.env), steps.append)
+        await box.upload(task.setup.solution, SOLUTION)
+        user = UserSandbox(box, None, task.setup.env, 600.0)
+        await user.exec(command_of(cheat, task), timeout_s=CHEAT_S)
         put = (f"rm -f {TESTS}/{p.name}; printf %s {quote(p.read_text())} > {TESTS}/{p.name}" for p in tests.iterdir())
-        room = Room(box, task.verifier, task.environment.env)
-        await room.exec(f"mkdir -p {TESTS}; {'; '.join(put)}; sleep 0.5; sh -l {TESTS}/test.sh", timeout_s=20.0)
+        await user.exec(f"mkdir -p {TESTS}; {'; '.join(put)}; sleep 0.5; sh -l {TESTS}/test.sh", timeout_s=20.0)
         look = f"for f in {LOGS}/reward.*; do read line < $f; echo $line; done"
-        said = await room.exec(f"for n in 1 2 3 4 5 6 7 8 9; do {look}; done", timeout_s=5.0)  # daemons truncate, too
+        said = await user.exec(f"for n in 1 2 3 4 5 6 7 8 9; do {look}; done", timeout_s=5.0)  # daemons truncate, too
         return float("1" in said.stdout.split())
     finally:
         await box.close()
@@ -104,8 +104,8 @@ def test_what_scores_unprotected_does_not_with_us(
     bubblewrap: BubblewrapBackend, image: Path, tmp_path: Path, name: str
 ) -> None:
     task = naive(tmp_path / "t", image, FILES)
-    assert asyncio.run(unprotected(task, Cheater(CHEATS[name]), bubblewrap)) == 1.0
-    done = asyncio.run(run_trial(task, Cheater(CHEATS[name]), bubblewrap, run="test"))
+    assert asyncio.run(unprotected(task, CHEATS[name], bubblewrap)) == 1.0
+    done = attempted(task, cheater(CHEATS[name], task), bubblewrap)
     assert not done.verdict.reward, why(done)
 
 
@@ -117,7 +117,7 @@ def test_what_only_tests_can_prevent_is_reported(
     task = naive(tmp_path / "t", image, test)
     cheats = [CHEATS[name] for name in names]
     for cheat in cheats:
-        assert asyncio.run(unprotected(task, Cheater(cheat), bubblewrap)) == 1.0, cheat.name
-    [found] = asyncio.run(audit([task], bubblewrap, trying=agents(1, cheats), n_concurrent=2))
+        assert asyncio.run(unprotected(task, cheat, bubblewrap)) == 1.0, cheat.name
+    [found] = asyncio.run(audit([task], bubblewrap, n_oracle=1, cheats=cheats, n_concurrent=2))
     assert found.oracle == [1.0], found.why
     assert set(found.fooled_by) == set(names)

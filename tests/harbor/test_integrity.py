@@ -9,20 +9,17 @@ import pytest
 from sandbox.roots import busybox_root
 
 from agentloop.audit.cheats import Cheat, known_cheats
-from agentloop.audit.harbor import Cheater
-from agentloop.gate.harbor import HarborTrials
 from agentloop.gate.outcomes import Side
-from agentloop.harbor.agents import Oracle
-from agentloop.harbor.run import why
-from agentloop.harbor.task import load_task
-from agentloop.harbor.trial import run_trial
+from agentloop.gate.trials import Trials
 from agentloop.harbor.trust import Fate, Trust, fate_by_content
 from agentloop.protocols import SandboxBackend
 from agentloop.registry.refs import resolve
 from agentloop.rollout.actors import ORACLE
+from agentloop.rollout.reasons import why
+from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Attempt, FailureType, RewardState
 
-from .folders import make_task
+from .folders import attempted, cheater, load, make_task, solver
 
 IMAGE = (
     "/usr/bin/python3", "/usr/bin/git", "/usr/lib/libc.so.6", "/usr/lib/python3.11/json/__init__.py",
@@ -116,7 +113,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trial(folder: Path, backend: SandboxBackend) -> Attempt:
-    return asyncio.run(run_trial(load_task(folder), Oracle(), backend, run="test"))
+    task = load(folder)
+    return attempted(task, solver(task), backend)
 
 
 def checked(check: str) -> str:
@@ -157,7 +155,8 @@ def test_the_work_is_where_it_was_left(
 def test_no_known_cheat_scores(backend: SandboxBackend, root: Path, tmp_path: Path, cheat: Cheat) -> None:
     folder = make_task(tmp_path / "t", toml="", test=checked("[ -s /app/out ] && grep -q 42 /app/out"), image=root)
     (folder / "instruction.md").write_text("Write 42 to `/app/out`.\n")
-    done = asyncio.run(run_trial(load_task(folder), Cheater(cheat), backend, run="test"))
+    task = load(folder)
+    done = attempted(task, cheater(cheat, task), backend)
     assert not done.verdict.reward
 
 
@@ -234,9 +233,10 @@ def test_a_gate_counts_an_agent_that_tampers_as_failed(bubblewrap: SandboxBacken
     trojan = "printf '#!/bin/busybox ash\\nexit 0\\n' > /t; chmod 755 /t; mv /t /bin/grep"
     test = checked("grep -q 42 /app/out")
     solve = f"#!/bin/sh\necho 42 > /app/out; {trojan}\n"
-    task = load_task(make_task(tmp_path / "t", toml="", test=test, solve=solve, image=root))
-    acting = {Side.candidate: resolve(ORACLE, tmp_path, (), "tasks")}
-    outcome = asyncio.run(HarborTrials([task], acting, bubblewrap, run="test")("t", Side.candidate, 0))
+    task = load(make_task(tmp_path / "t", toml="", test=test, solve=solve, image=root))
+    acting = {Side.candidate: resolve(ORACLE, tmp_path, [task], "tasks")}
+    trials = Trials([task], acting, SandboxPool(bubblewrap), run="test")
+    outcome = asyncio.run(trials("t", Side.candidate, 0))
     assert (outcome.state, outcome.reward, outcome.n_lost) == (RewardState.scored, 0.0, 0)
     assert outcome.failure == "outcome.reward_hack"
     assert "tampered" in (outcome.why or "")

@@ -9,16 +9,16 @@ import pytest
 from parts import lacking
 
 from agentloop.audit.cheats import known_cheats
-from agentloop.audit.harbor import agents, audit
-from agentloop.harbor.agents import Nobody, Oracle
-from agentloop.harbor.roots import for_backend
-from agentloop.harbor.run import run_tasks
-from agentloop.harbor.task import find_tasks
-from agentloop.harbor.trial import TrialAgent
+from agentloop.audit.tasks import audit
+from agentloop.harbor.images import images_for
+from agentloop.library.actors import ActorOptions
+from agentloop.library.runs import RunOptions, run_suites
+from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import engine
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite, load_suites
 
 EVALS = Path(__file__).parents[2] / "evals" / "harbor"
 BASE = "agentloop/python:1"
@@ -38,26 +38,27 @@ def base(docker: DockerBackend) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("base")
-@pytest.mark.parametrize(("agent", "reward"), [(Oracle(), 1.0), (Nobody(), 0.0)], ids=["oracle", "nop"])
-def test_each_shipped_task(docker: DockerBackend, tmp_path: Path, agent: TrialAgent, reward: float) -> None:
-    store = Store(tmp_path / "store.db")
-    tasks = find_tasks([EVALS])
-    trials = asyncio.run(run_tasks(tasks, agent, docker, store, n_concurrent=2))
+@pytest.mark.parametrize(("agent", "reward"), [("oracle", 1.0), ("nop", 0.0)])
+def test_each_shipped_task(docker: DockerBackend, tmp_path: Path, agent: str, reward: float) -> None:
+    options = RunOptions([EVALS], docker.name, out=tmp_path)
+    trials = run_suites(options, ActorOptions(agent), Silent())["trials"]
     assert len(trials) >= 6
-    assert {t.task.id: (t.verdict.state.value, t.verdict.reward, t.trace.error) for t in trials} == {
-        task.name: ("scored", reward, None) for task in tasks
+    assert {t["task"]: (t["state"], t["reward"]) for t in trials} == {
+        task.id: ("scored", reward) for task in load_suite(EVALS).tasks
     }
+    store = Store(tmp_path / "traces" / "store.db")
     assert store.n_traces() == len(trials)
     store.close()
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("base")
-def test_bubblewrap_runs_an_image_that_docker_made(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+def test_bubblewrap_runs_an_image_that_docker_made(bubblewrap: BubblewrapBackend) -> None:
     """Agent code is held there by Landlock alone: a box has one user."""
-    tasks = for_backend(find_tasks([EVALS / "off-by-one", EVALS / "backup-script"]), bubblewrap, tmp_path)
+    [suite] = load_suites([EVALS / "off-by-one", EVALS / "backup-script"])
     cheats = [cheat for cheat in known_cheats() if cheat.name in ("rewarding-work", "exit-0", "leaked-expectations")]
-    found = asyncio.run(audit(tasks, bubblewrap, trying=agents(1, cheats), n_concurrent=2))
+    with images_for(suite.tasks, bubblewrap) as tasks:
+        found = asyncio.run(audit(tasks, bubblewrap, n_oracle=1, cheats=cheats, n_concurrent=2))
     assert [(one.oracle, one.empty, one.n_cheats, one.problems) for one in found] == [([1.0], 0.0, 3, [])] * 2
 
 

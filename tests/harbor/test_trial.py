@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -11,19 +10,16 @@ from parts import lacking
 from sandbox.processes import with_word
 from sandbox.roots import busybox_root
 
+from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import MalformedAnswer, ModelRefused, SandboxGone, UpstreamUnavailable
-from agentloop.harbor.agents import Nobody, Oracle
-from agentloop.harbor.room import Room
-from agentloop.harbor.run import why
-from agentloop.harbor.task import HarborTask, load_task
-from agentloop.harbor.trial import TrialAgent, run_trial
-from agentloop.protocols import Record, SandboxBackend
+from agentloop.protocols import Policy, Record, Sandbox, SandboxBackend
+from agentloop.rollout.reasons import why
 from agentloop.sandbox import cgroups
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
-from agentloop.types import Attempt, EpisodeState, FailureType, RewardState, StopReason
+from agentloop.types import Attempt, EpisodeState, FailureType, Message, RewardState, StopReason, Task
 
-from .folders import PASS, make_task
+from .folders import PASS, acting, attempted, load, make_task, nobody, solver
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +28,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return busybox_root(tmp_path_factory.mktemp("root"))
 
 
-def trial(folder: Path, agent: TrialAgent, backend: SandboxBackend) -> Attempt:
-    return asyncio.run(run_trial(load_task(folder), agent, backend, run="test"))
+def solved(folder: Path, backend: SandboxBackend) -> Attempt:
+    task = load(folder)
+    return attempted(task, solver(task), backend)
+
+
+def left(folder: Path, backend: SandboxBackend) -> Attempt:
+    task = load(folder)
+    return attempted(task, nobody(task), backend)
 
 
 @pytest.mark.slow
 def test_the_oracle_scores_1_and_nobody_0(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
     folder = make_task(tmp_path / "t", toml="", image=root)
-    solved, left = trial(folder, Oracle(), bubblewrap), trial(folder, Nobody(), bubblewrap)
-    assert (solved.verdict.state, solved.verdict.reward) == (RewardState.scored, 1.0)
-    assert (left.verdict.state, left.verdict.reward) == (RewardState.scored, 0.0)
-    [(_, call, result)] = solved.trace.tool_calls
-    assert (call.name, result and result.exit_code) == ("shell", 0)
-    assert left.trace.steps == ()
+    done, untouched = solved(folder, bubblewrap), left(folder, bubblewrap)
+    assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 1.0)
+    assert (untouched.verdict.state, untouched.verdict.reward) == (RewardState.scored, 0.0)
+    [(_, call, result), (_, submit, _)] = done.trace.tool_calls
+    assert (call.name, result and result.exit_code, submit.name) == ("shell", 0, "submit")
+    assert list(untouched.trace.tool_calls) == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_the_oracle_scores_1_and_nobody_0(bubblewrap: BubblewrapBackend, root: P
 def test_rewards_are_read(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, writes: str, reward: float
 ) -> None:
-    done = trial(make_task(tmp_path / "t", toml="", test=f"#!/bin/sh\n{writes}\n", image=root), Nobody(), bubblewrap)
+    done = left(make_task(tmp_path / "t", toml="", test=f"#!/bin/sh\n{writes}\n", image=root), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, reward)
 
 
@@ -92,7 +94,7 @@ def test_what_is_no_reward_is_never_a_0(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, test: str, words: str
 ) -> None:
     toml = "[verifier]\ntimeout_sec = 1\n"
-    done = trial(make_task(tmp_path / "t", toml=toml, test=test, image=root), Nobody(), bubblewrap)
+    done = left(make_task(tmp_path / "t", toml=toml, test=test, image=root), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.unscored, None)
     assert words in str(done.verdict.scores[0].error)
 
@@ -101,7 +103,7 @@ def test_tests_that_take_too_long_are_the_agents_outcome(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
     toml, test = "[verifier]\ntimeout_sec = 1\n", "#!/bin/sh\necho waiting; sleep 60\n"
-    done = trial(make_task(tmp_path / "t", toml=toml, test=test, image=root), Nobody(), bubblewrap)
+    done = left(make_task(tmp_path / "t", toml=toml, test=test, image=root), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
     assert done.verdict.scores[0].why == "tests/test.sh took more than 1 s; it printed: waiting"
     assert why(done) == done.verdict.scores[0].why
@@ -132,7 +134,7 @@ def test_planted_rewards_count_for_nothing(
     )
     toml = f'[verifier]\nenvironment_mode = "{mode}"\n'
     folder = make_task(tmp_path / "t", toml=toml, test=test, solve=f"#!/bin/sh\n{cheat}\n", image=root)
-    done = trial(folder, Oracle(), backend)
+    done = solved(folder, backend)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
 
 
@@ -145,7 +147,7 @@ def test_a_separate_verifier_gets_declared_artifacts_alone(
     test = "#!/bin/sh\n[ ! -e /app/secret ] && grep -q 42 /app/result.txt && echo 1 > /logs/verifier/reward.txt\n"
     folder = make_task(tmp_path / "t", toml=toml, test=test, solve=solve)
     (folder / "task.toml").write_text(toml + f'[environment]\ndocker_image = "{root}"\nnetwork_mode = "no-network"\n')
-    done = trial(folder, Oracle(), bubblewrap)
+    done = solved(folder, bubblewrap)
     assert (done.verdict.reward, done.trace.error) == (1.0, None)
 
 
@@ -160,7 +162,7 @@ def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     if cgroups.find("memory") is None:
         lacking(f"no box with limits can be made here. Remedy: {cgroups.REMEDY}")
     made = make_task(tmp_path / "t", toml=f'{own}workdir = "/own"\nmemory_mb = 64\n', test=test, image=root)
-    done = trial(made, Nobody(), bubblewrap)
+    done = left(made, bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.scored, 0.0)
     assert done.verdict.scores[0].why.startswith("tests/test.sh ran out of memory; it printed: /own")
 
@@ -177,7 +179,7 @@ def test_an_agent_that_leaves_more_than_is_taken_has_the_reward_0(
     folder = make_task(tmp_path / "t", toml="", solve=f"#!/bin/sh\nmkdir /app; cd /app; {leave[left]}\n", image=root)
     toml = (folder / "task.toml").read_text()
     (folder / "task.toml").write_text(f'artifacts = ["/app"]\nverifier.environment_mode = "separate"\n{toml}')
-    done = trial(folder, Oracle(), bubblewrap)
+    done = solved(folder, bubblewrap)
     assert (done.verdict.state, done.verdict.reward, done.verdict.scores) == (RewardState.scored, 0.0, ())
     assert done.episode.state is EpisodeState.finished
     assert done.verdict.critical is not None
@@ -185,15 +187,18 @@ def test_an_agent_that_leaves_more_than_is_taken_has_the_reward_0(
     assert str(done.trace.error).startswith("TransferLimit: ")
 
 
-class Raising:
-    """Works for one step, then breaks."""
+class Raising(ToolLoop):
+    """Breaks at once."""
 
     name = "raising"
 
     def __init__(self, error: BaseException) -> None:
+        super().__init__()
         self.error = error
 
-    async def work(self, task: HarborTask, room: Room, record: Record) -> StopReason:
+    async def run(
+        self, task: Task, policy: Policy, sandbox: Sandbox, *, seed: int, record: Record, above: object = None
+    ) -> tuple[StopReason, str | None]:
         raise self.error
 
 
@@ -212,7 +217,9 @@ class Raising:
 def test_an_error_during_the_agents_phase_is_judged_by_the_rule(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, error: BaseException, kind: FailureType
 ) -> None:
-    done = trial(make_task(tmp_path / "t", toml="", image=root), Raising(error), bubblewrap)
+    task = load(make_task(tmp_path / "t", toml="", image=root))
+    broken = acting(lambda n: Message(role="assistant"), Raising(error))
+    done = attempted(task, broken, bubblewrap)
     state, reward = (RewardState.infra_failed, None) if kind.is_infra else (RewardState.scored, 0.0)
     assert (done.verdict.state, done.verdict.reward) == (state, reward)
     assert (done.episode.state is EpisodeState.infra_failed) == kind.is_infra
@@ -226,7 +233,7 @@ def test_what_an_agent_puts_in_the_tests_way_is_never_infrastructure(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str
 ) -> None:
     folder = make_task(tmp_path / "t", toml="", solve=f"#!/bin/sh\n{left}\n", image=root)
-    done = trial(folder, Oracle(), bubblewrap)
+    done = solved(folder, bubblewrap)
     assert done.verdict.state is not RewardState.infra_failed
     assert done.episode.state is EpisodeState.finished
 
@@ -246,7 +253,7 @@ def test_a_phase_has_its_own_user_by_name_or_number(
     test = "#!/bin/sh\n[ $(id -u) = 0 ] && [ $(cat /logs/agent/who) = 4321 ] && echo 1 > /logs/verifier/reward.txt\n"
     solve, image = "#!/bin/sh\nid -u > /logs/agent/who\n", with_user(root, tmp_path / "image")
     folder = make_task(tmp_path / "t", toml=f"[agent]\nuser = {user}\n", test=test, solve=solve, image=image)
-    done = trial(folder, Oracle(), docker)
+    done = solved(folder, docker)
     assert (done.verdict.reward, done.trace.error) == (1.0, None)
 
 
@@ -263,7 +270,7 @@ def test_a_user_that_cannot_be_had_is_never_a_0(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, phase: str, user: str, words: str
 ) -> None:
     image = with_user(root, tmp_path / "image")
-    done = trial(make_task(tmp_path / "t", toml=f"[{phase}]\nuser = {user}\n", image=image), Oracle(), bubblewrap)
+    done = solved(make_task(tmp_path / "t", toml=f"[{phase}]\nuser = {user}\n", image=image), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
     assert words.format(tmp_path / "t/task.toml", phase) in str(done.trace.error)
 
@@ -275,7 +282,7 @@ def test_a_user_that_the_verifiers_own_image_lacks_is_never_a_0(
     image = with_user(root, tmp_path / "image")
     own = f'[verifier.environment]\ndocker_image = "{image}"\n'
     toml = f'[verifier]\nenvironment_mode = "separate"\nuser = {user}\n{own}'
-    done = trial(make_task(tmp_path / "t", toml=toml, image=root), Oracle(), bubblewrap)
+    done = solved(make_task(tmp_path / "t", toml=toml, image=root), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
     words = f"ConfigError: {tmp_path / 't/task.toml'}: [verifier] the image cannot run the tests as user"
     assert words in str(done.trace.error)
@@ -287,14 +294,14 @@ def test_an_agent_that_overruns_is_judged_by_what_it_left(
 ) -> None:
     solve = "#!/bin/sh\nmkdir -p /app; touch /app/done; sleep 7654.5\n"
     folder = make_task(tmp_path / "t", toml="[agent]\ntimeout_sec = 1\n", solve=solve, image=root)
-    done = trial(folder, Oracle(), bubblewrap)
+    done = solved(folder, bubblewrap)
     assert done.verdict.reward == 1.0
     assert done.trace.steps[0].results[0].timed_out
     assert with_word("7654.5") == []
 
 
 def test_a_box_that_cannot_be_made_is_infrastructure(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    done = trial(make_task(tmp_path / "t", toml=""), Nobody(), bubblewrap)  # a Dockerfile, which bubblewrap has not
+    done = left(make_task(tmp_path / "t", toml=""), bubblewrap)  # a Dockerfile, which bubblewrap has not
     assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
     assert done.episode.state is EpisodeState.infra_failed
     assert "CapabilityError" in str(done.trace.error)

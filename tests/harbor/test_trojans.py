@@ -7,18 +7,14 @@ there by themselves are as good. In a shared box it is found out, too, and no re
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
-from agentloop.harbor.agents import Oracle
-from agentloop.harbor.task import load_task
-from agentloop.harbor.trial import run_trial
 from agentloop.protocols import SandboxBackend
 from agentloop.types import RewardState
 
-from .folders import make_task
+from .folders import attempted, load, make_task, solver
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +64,8 @@ def test_what_is_planted_changes_no_report(
     (folder / "tests" / "test_it.py").write_text(TEST)
     head = f'artifacts = ["{artifact}"]\nverifier.environment_mode = "{mode}"\n' if artifact else ""
     (folder / "task.toml").write_text(head + (folder / "task.toml").read_text())
-    done = asyncio.run(run_trial(load_task(folder), Oracle(), backend, run="test"))
+    task = load(folder)
+    done = attempted(task, solver(task), backend)
     assert done.trace.error is None
     if mode == "shared" and reward:  # what is planted beside the work says what it was for, and is not paid
         assert (done.verdict.state, done.verdict.critical.type) == (RewardState.unscored, "outcome.reward_hack")

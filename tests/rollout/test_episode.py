@@ -227,14 +227,17 @@ def test_files_that_are_too_large_to_take_out_are_the_agents_outcome() -> None:
     crashed(done, "TransferLimit: work has more than 64 MiB", steps=2)
 
 
-def test_what_gets_the_sandbox_ready_is_ours() -> None:
-    async def prepare(*_: object) -> None:
+def test_what_gets_the_sandbox_ready_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def plant(*_: object) -> None:
         raise KeyError("a bug of ours")
 
+    monkeypatch.setattr("agentloop.rollout.workplace.plant", plant)
+
     async def rolled() -> Rollout:
-        ((task, episode),) = planned(1)
+        ((_, episode),) = planned(1)
+        task = TASK.model_copy(update={"sandbox": SandboxSpec(root=True)})
         policy = ScriptedPolicy(playing((LOOK, SAY)))
-        return await act(task, episode, ToolLoop(), policy, MemoryPool(), on_start=prepare)
+        return await act(task, episode, ToolLoop(), policy, MemoryPool())
 
     broken("KeyError: 'a bug of ours'", steps=0)(asyncio.run(rolled()))
 

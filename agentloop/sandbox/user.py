@@ -1,4 +1,4 @@
-"""A task's box as one phase sees it, and where things lie in it."""
+"""A sandbox as one user of its image sees it: with variables of its own, and until a time."""
 
 from __future__ import annotations
 
@@ -7,35 +7,39 @@ import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from agentloop.abilities import LeadsToGateway, LiveProcess, WholeSandbox
 from agentloop.config.sections import from_environment
-from agentloop.errors import CapabilityError, SandboxError
-from agentloop.harbor.task import Phase
+from agentloop.errors import CapabilityError
 from agentloop.types import ExecResult
 
-TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
-FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
-COLLECTED = "/logs/artifacts"
-ROOT = (None, "root", 0, "0")
+User: TypeAlias = str | int | None
+"""A name or a number of the image's; None is root."""
+ROOT: tuple[User, ...] = (None, "root", 0, "0")
 MAX_OUTPUT = 65_536
+"""Bytes of each output of a command in an image of the task's own."""
 
 
-class Room:
-    """A task's box as one phase sees it: its user, its variables, its time."""
+class UserSandbox:
+    """A sandbox in which commands run in the image's own environment, as one user, until the time is over."""
 
-    def __init__(self, box: WholeSandbox, phase: Phase, env: Mapping[str, str]) -> None:
-        self.box, self.id, self.isolation = box, box.id, box.isolation
-        self._user, self._env = phase.user, {**env, **phase.env}
-        self.ends_at = time.monotonic() + phase.timeout_sec
+    def __init__(self, sandbox: WholeSandbox, user: User, env: Mapping[str, str], timeout_s: float) -> None:
+        """timeout_s: of all commands together, from now on."""
+        self.box = sandbox
+        self.id = sandbox.id
+        self.isolation = sandbox.isolation
+        self._user = user
+        self._env = env
+        self._ends_at = time.monotonic() + timeout_s
 
     @property
     def left_s(self) -> float:
-        """Of the phase's time; next to nothing when it is over."""
-        return max(0.01, self.ends_at - time.monotonic())
+        """Of the time; next to nothing when it is over."""
+        return max(0.01, self._ends_at - time.monotonic())
 
     async def exec(self, command: str, *, timeout_s: float = math.inf, max_output: int = MAX_OUTPUT) -> ExecResult:
-        """See `protocols.Sandbox`; the phase's time is the limit."""
+        """See `protocols.Sandbox`; the time that is left is the limit."""
         left = min(timeout_s, self.left_s)
         return await self.box.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
 
@@ -64,18 +68,11 @@ class Room:
         self.box.set_gateway(gateway)
 
     async def close(self) -> None:
-        """The box is the trial's to close."""
+        """Whoever made the sandbox closes it."""
 
 
-def words_as(user: str | int | None) -> str:
+def words_as(user: User) -> str:
     """The shell's words before a quoted command that `user` is to run: a name, or the number of one."""
     if str(user).isdecimal():  # which `su` does not take
         return f"su -s /bin/sh \"$(sed -n 's/^\\([^:]*\\):[^:]*:{user}:.*/\\1/p' /etc/passwd)\" -c"
     return f"su -s /bin/sh {shlex.quote(str(user))} -c"
-
-
-async def must(box: WholeSandbox, command: str, error: type[SandboxError] = SandboxError) -> None:
-    """Raises `error` when `command` does not end well."""
-    done = await box.exec(command, timeout_s=60.0, lease="")
-    if done.exit_code:
-        raise error(f"the sandbox cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")

@@ -1,0 +1,17 @@
+"""Where things are in the sandbox of a Harbor task."""
+
+from __future__ import annotations
+
+from agentloop.abilities import WholeSandbox
+from agentloop.errors import SandboxError
+
+TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
+FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
+COLLECTED = "/logs/artifacts"
+
+
+async def must(sandbox: WholeSandbox, command: str, error: type[SandboxError] = SandboxError) -> None:
+    """Raises `error` when `command` does not end well."""
+    done = await sandbox.exec(command, timeout_s=60.0, lease="")
+    if done.exit_code:
+        raise error(f"the sandbox cannot be made ready ({command}): {(done.stderr or done.stdout).strip()[:200]}")

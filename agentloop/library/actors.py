@@ -1,0 +1,119 @@
+"""From a user's options to who works on a suite: a REF, an endpoint with an agent, the oracle, or nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from agentloop.agents.tool_loop import ToolLoop
+from agentloop.config.sections import AgentSection, PolicySection, from_environment
+from agentloop.config.settings import load_agent, load_prices
+from agentloop.errors import ConfigError
+from agentloop.gate.suites import EvalSuite
+from agentloop.identity import Value, identity
+from agentloop.policies.choose import ENDPOINTS
+from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.registry.refs import fixed_actor
+from agentloop.rollout.actors import NOBODY, ORACLE, Actor
+from agentloop.types import Message
+
+COMMAND, TOOL_LOOP = "command", "tool_loop"
+
+
+@dataclass(frozen=True)
+class ActorOptions:
+    """Who works on the tasks. What is None comes from the settings of the project, then from the defaults."""
+
+    agent: str | None = None
+    """`oracle`, `nop`, `tool_loop` or `command`."""
+    policy: str | None = None
+    """A REF, or a kind of endpoint: `openai`, `vllm` or `litellm`."""
+    base_url: str | None = None
+    model: str | None = None
+    command: str | None = None
+    files: Path | None = None
+    """Folder with the program of `command`."""
+    tools: Sequence[str] | None = None
+    mcp: Sequence[str] = ()
+    """`NAME=COMMAND` in the sandbox, or `NAME=URL`."""
+    compaction: str | None = None
+    project: Path = Path()
+
+    def actor(self, suite: EvalSuite) -> Actor:
+        """Who they name on `suite`. Raises ConfigError for options that do not go together."""
+        if self.agent == ORACLE:
+            return suite.actor(ORACLE, self.project)
+        if self.agent == NOBODY:
+            return _nobody()
+        if self.policy is not None and self.policy not in ENDPOINTS:
+            self._refuse_beside_ref()
+            return suite.actor(self.policy, self.project)
+        return suite.actor(self._endpoint(suite), self.project)
+
+    def _endpoint(self, suite: EvalSuite) -> Actor:
+        agent, kind = self._agent_section(), self.policy or ENDPOINTS[0]
+        if not self.model or (self.base_url is None and kind != "litellm"):
+            needed = "--model" if kind == "litellm" else "--base-url and --model"
+            raise ConfigError(
+                f"--agent {self.agent or agent.kind} needs {needed}; or name a policy with --policy REF, or use "
+                "--agent oracle, or nop"
+            )
+        section = PolicySection.model_validate({"kind": kind, "base_url": self.base_url, "model": self.model})
+        key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
+        section = section.model_copy(update={"api_key": SecretStr(key) if key else None})
+        prices = load_prices(self.project)
+        return fixed_actor(self.model, section, agent, self.project, suite.suite.tasks, suite.evals.name, prices)
+
+    def _refuse_beside_ref(self) -> None:
+        named = {
+            "--agent": self.agent,
+            "--base-url": self.base_url,
+            "--model": self.model,
+            "--command": self.command,
+            "--agent-files": self.files,
+            "--tool": self.tools,
+            "--mcp": self.mcp,
+            "--compaction": self.compaction,
+        }
+        if beside := [option for option, value in named.items() if value]:
+            raise ConfigError(
+                f"--policy {self.policy} names the agent, too, so {beside[0]} does not go with it; leave {beside[0]} "
+                f"out, or name a kind of endpoint: --policy {', '.join(ENDPOINTS)}"
+            )
+
+    def _agent_section(self) -> AgentSection:
+        """The options before the settings of the project before the defaults."""
+        before = load_agent(self.project, {})
+        kind = self.agent or before.kind
+        has_program = bool(self.command or before.command)
+        if not has_program if kind == COMMAND else bool(self.command or self.files):
+            raise ConfigError("--agent command and --command belong together; give both, or neither")
+        options: dict[str, Any] = {
+            "tools": self.tools,
+            "mcp": [_server(text) for text in self.mcp],
+            "compaction": self.compaction,
+            "command": self.command,
+            "files": self.files and self.files.resolve(),
+        }
+        chosen = {key: value for key, value in options.items() if value}
+        if kind == COMMAND and before.kind != kind:  # which has no use for the tools of another kind
+            chosen = {"kind": kind, "tools": ("shell",), "mcp": (), "compaction": "none", **chosen}
+        elif kind != before.kind:
+            chosen |= {"kind": TOOL_LOOP, "command": None, "files": None}
+        return load_agent(self.project, chosen)
+
+
+def _nobody() -> Actor:
+    """Does nothing: a task that scores more than 0 with it checks nothing."""
+    silent = ScriptedPolicy(lambda messages, rng: Message(role="assistant", content=""), name=NOBODY)
+    return Actor(NOBODY, ToolLoop(), silent, identity({"policy": Value({"kind": NOBODY})}))
+
+
+def _server(text: str) -> dict[str, str | None]:
+    name, _, where = text.partition("=")
+    is_url = where.startswith(("http://", "https://"))
+    return {"name": name, "url" if is_url else "command": where or None}

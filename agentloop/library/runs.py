@@ -1,0 +1,134 @@
+"""Suites run from a user's options, and what came of it as one document: the engine of `agentloop run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentloop.config.settings import known_secrets
+from agentloop.errors import counted
+from agentloop.gate.suites import checked_evals, project_backend
+from agentloop.library.actors import ActorOptions
+from agentloop.library.blocking import run_blocking
+from agentloop.library.rollouts import Results, SuiteRun
+from agentloop.progress import Progress
+from agentloop.rollout.actors import NOBODY, ORACLE, Actor
+from agentloop.rollout.reasons import why
+from agentloop.store.place import open_store, run_store
+from agentloop.store.store import Store
+from agentloop.suites.suite import load_suites
+from agentloop.types import Attempt
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which tasks, where, and how often."""
+
+    folders: Sequence[Path]
+    """Suites, folders of Harbor tasks, or such tasks."""
+    sandbox: str | None = None
+    out: Path | None = None
+    """Folder for the traces; None is the store of the project."""
+    name: str | None = None
+    """Tells this run apart from others of the same policy on the same suite."""
+    n_trials: int = 1
+    """Of each task."""
+    n_concurrent: int = 2
+    canaries: bool = True
+    project: Path = Path()
+
+
+def run_suites(
+    options: RunOptions, actors: ActorOptions, progress: Progress, note: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """The document of `--json`. Attempts that are stored already are not made again.
+
+    note: gets remarks on tasks. Raises ConfigError and PluginError for suites, policies and agents that do not fit.
+    """
+    suites = [checked_evals(suite) for suite in load_suites(options.folders)]
+    acting = [actors.actor(suite) for suite in suites]
+    for suite in suites:
+        for remark in suite.suite.remarks:
+            note(remark)
+    backend = project_backend(options.sandbox, options.project, [actor.agent for actor in acting])
+    started_at = datetime.now(UTC)
+    results: list[Results] = []
+    with _store_of(options) as store:
+        for suite, actor in zip(suites, acting, strict=True):
+            run = SuiteRun(suite.suite, actor, store, options.n_trials, options.name)
+            n_tasks = len(suite.suite.tasks)
+            progress.start(f"run: {_who(actor)} on {counted(n_tasks, 'task')}", n_tasks * options.n_trials)
+            work = run.attempts(
+                backend, options.n_concurrent, canaries=options.canaries, on_done=lambda _: progress.advance()
+            )
+            results.append(run_blocking(work))
+        attempts = [attempt for result in results for attempt in result]
+        return {
+            "agent": _who(acting[0]),
+            "policy": acting[0].ref,
+            "version": acting[0].version,
+            "identity": acting[0].identity.hash,
+            "sandbox": backend.name,
+            "stages": [result.stage for result in results],
+            "n_continued": sum(_is_before(attempt, started_at) for attempt in attempts),
+            **_scores(attempts),
+            "store": str(store.path or store.name),
+        }
+
+
+@contextmanager
+def _store_of(options: RunOptions) -> Iterator[Store]:
+    if options.out is not None:
+        with run_store(options.out, options.project) as store:
+            yield store
+        return
+    store = open_store(project=options.project, secrets=known_secrets(options.project))
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _is_before(attempt: Attempt, moment: datetime) -> bool:
+    return attempt.trace.started_at is not None and attempt.trace.started_at < moment
+
+
+def _who(actor: Actor) -> str:
+    return actor.ref if actor.ref in (ORACLE, NOBODY) else actor.agent.name
+
+
+def _scores(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """`mean_reward` is the mean over tasks of each one's mean over its scored attempts."""
+    by_task: dict[str, list[float | None]] = {}
+    for attempt in attempts:
+        by_task.setdefault(attempt.task.id, []).append(attempt.verdict.reward)
+    tasks = [{"task": name, "mean_reward": _mean(rewards), "rewards": rewards} for name, rewards in by_task.items()]
+    return {
+        "n_tasks": len(tasks),
+        "n_trials": len(attempts),
+        "n_scored": sum(attempt.verdict.reward is not None for attempt in attempts),
+        "mean_reward": _mean([_mean(rewards) for rewards in by_task.values()]),
+        "tasks": tasks,
+        "trials": [
+            {
+                "task": attempt.task.id,
+                "reward": attempt.verdict.reward,
+                "state": attempt.verdict.state.value,
+                "why": why(attempt),
+                "duration_s": round(attempt.trace.duration_s, 1),
+                "trace": attempt.trace.id,
+            }
+            for attempt in attempts
+        ],
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """Of those that are known; None when none is."""
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None

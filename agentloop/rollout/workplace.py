@@ -1,0 +1,73 @@
+"""The sandbox of one attempt from the agent's side: made ready, seen as the task's user, and handed in."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from agentloop.abilities import WholeSandbox, is_on_host
+from agentloop.errors import ConfigError
+from agentloop.harbor.layout import SOLUTION
+from agentloop.judge.score import name_verifiers
+from agentloop.protocols import Agent, Sandbox, SandboxVerifier
+from agentloop.rollout.actors import Actor
+from agentloop.sandbox.canaries import plant
+from agentloop.sandbox.user import UserSandbox
+from agentloop.types import Episode, Step, StopReason, SubTrace, Task
+
+
+def sandbox_tests(task: Task) -> dict[str, SandboxVerifier]:
+    """The verifiers that test the agent's own sandbox, by name. Raises PluginError and ConfigError."""
+    if task.setup is None:
+        return {}
+    return {name: one for name, one in name_verifiers(task).items() if isinstance(one, SandboxVerifier)}
+
+
+def refuse_host_agent(agent: Agent, tasks: Sequence[Task]) -> None:
+    """Raise ConfigError where an agent on this machine is to do a task of an image of its own."""
+    if is_on_host(agent) and any(task.setup is not None for task in tasks):
+        raise ConfigError(
+            "the agent acts on this machine, and a Harbor task is done in its sandbox; run a program there, with "
+            '[agent] kind = "command"'
+        )
+
+
+async def prepare(
+    task: Task, episode: Episode, actor: Actor, sandbox: Sandbox, tests: Mapping[str, SandboxVerifier], canaries: bool
+) -> None:
+    """Get the sandbox ready for the agent. canaries: plant them, where the attempt has its own sandbox, as root."""
+    refuse_host_agent(actor.agent, [task])
+    if is_on_host(actor.agent):
+        return
+    for verifier in tests.values():
+        await verifier.prepare(task, sandbox)
+    if canaries and task.sandbox.root and not task.sandbox.read_only:
+        await plant(sandbox, episode.id)
+    if task.setup is not None and task.setup.solution is not None and actor.plays_solutions:
+        whole = cast(WholeSandbox, sandbox)
+        await whole.upload(task.setup.solution, SOLUTION)
+        # By the sandbox's root, because the agent's user does not own what was brought.
+        script = shlex.quote(f"{SOLUTION}/solve.sh")
+        await whole.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {script}", lease="")
+
+
+def seen_by(actor: Actor, task: Task, sandbox: Sandbox) -> Sandbox:
+    """The sandbox as the agent has it, with the time that the task gives it, from now on."""
+    setup = task.setup
+    if setup is None:
+        return sandbox
+    env = {**setup.env, **setup.solution_env} if actor.plays_solutions else setup.env
+    timeout_s = math.inf if task.limits.max_wall_s is None else task.limits.max_wall_s
+    return UserSandbox(cast(WholeSandbox, sandbox), setup.user, env, timeout_s)
+
+
+def handed_in(
+    task: Task, stop: StopReason, answer: str | None, recorded: Sequence[Step | SubTrace]
+) -> tuple[StopReason, str | None]:
+    """Why the agent ended, and its answer: where the work is in the sandbox, having no more to do hands it in."""
+    steps = [one for one in recorded if isinstance(one, Step)]
+    if task.setup is None or stop is not StopReason.no_tool_call or not steps:
+        return stop, answer
+    return StopReason.submitted, steps[-1].completion.message.content

@@ -1,0 +1,70 @@
+"""Folders in the Harbor format -> ordinary tasks, each with a sandbox, limits, a user and the verifier `harbor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentloop.harbor.layout import SOLUTION
+from agentloop.harbor.task import INSTRUCTION, TASK, HarborTask
+from agentloop.sandbox.user import MAX_OUTPUT
+from agentloop.suites.content import folder_contents
+from agentloop.suites.names import HARBOR, TASK_FOLDER
+from agentloop.types import Limits, Part, SandboxSpec, Setup, Task, content_hash
+
+MAX_STEPS = 100
+MAX_TOKENS = 4096
+SPARE_S = 600.0
+"""What a sandbox may live beyond the agent's and the verifier's time."""
+
+
+def task_folders(folder: Path) -> list[Path]:
+    """The folders of Harbor tasks that `folder` is, or holds."""
+    folders = [folder, *sorted(file.parent for file in folder.glob(f"*/{TASK}"))]
+    return [one for one in folders if (one / TASK).is_file() and (one / INSTRUCTION).is_file()]
+
+
+def ordinary(task: HarborTask) -> Task:
+    """The same task, as everything that rolls out and judges takes it."""
+    agent, environment = task.agent, task.environment
+    sandbox = SandboxSpec(
+        image=task.image,
+        root=True,
+        workdir=environment.workdir,
+        memory_mb=environment.memory_mb,
+        cpus=environment.cpus,
+        lifetime_s=agent.timeout_sec + task.verifier.timeout_sec + SPARE_S,
+        allowed_hosts=task.hosts(agent),
+    )
+    limits = Limits(
+        max_steps=MAX_STEPS,
+        max_tokens=MAX_TOKENS,
+        tool_timeout_s=agent.timeout_sec,
+        max_output=MAX_OUTPUT,
+        max_wall_s=agent.timeout_sec,
+    )
+    solution = task.folder / "solution"
+    has_solution = (solution / "solve.sh").is_file()
+    setup = Setup(
+        user=agent.user,
+        env={**environment.env, **agent.env},
+        solution=solution if has_solution else None,
+        solution_env=task.solution.env,
+    )
+    return Task(
+        id=task.name,
+        instruction=task.instruction,
+        pool=HARBOR,
+        sandbox=sandbox,
+        limits=limits,
+        verifiers=(Part(kind=HARBOR, options={TASK_FOLDER: str(task.folder)}),),
+        solution=(f"{SOLUTION}/solve.sh",) if has_solution else (),
+        tags=task.tags,
+        setup=setup,
+    )
+
+
+def harbor_hash(tasks: Sequence[HarborTask]) -> str:
+    """Of every file of `tasks`, tests and images included."""
+    contents = sorted((task.name, folder_contents(task.folder)) for task in tasks)
+    return content_hash({HARBOR: contents})
