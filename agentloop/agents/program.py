@@ -20,7 +20,7 @@ MAX_PRINTED = 64 << 20
 
 @runtime_checkable
 class ProgramSandbox(Streams, Files, LeadsToGateway, Protocol):
-    """A sandbox in which an agent program can run (`sandbox/supervised.py`, `harbor/room.py`)."""
+    """A sandbox in which an agent program can run (`sandbox/supervised.py`, `sandbox/user.py`)."""
 
 
 class Ran(NamedTuple):

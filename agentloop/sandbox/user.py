@@ -26,7 +26,7 @@ class UserSandbox:
 
     def __init__(self, sandbox: WholeSandbox, user: User, env: Mapping[str, str], timeout_s: float) -> None:
         """timeout_s: of all commands together, from now on."""
-        self.box = sandbox
+        self._sandbox = sandbox
         self.id = sandbox.id
         self.isolation = sandbox.isolation
         self._user = user
@@ -41,11 +41,11 @@ class UserSandbox:
     async def exec(self, command: str, *, timeout_s: float = math.inf, max_output: int = MAX_OUTPUT) -> ExecResult:
         """See `protocols.Sandbox`; the time that is left is the limit."""
         left = min(timeout_s, self.left_s)
-        return await self.box.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
+        return await self._sandbox.exec(self._as_its_user(command), timeout_s=left, max_output=max_output, lease="")
 
     def start(self, command: str) -> LiveProcess:
         """See `abilities.Streams`. It ends with the box, if not before."""
-        return self.box.start(self._as_its_user(command), lease="")
+        return self._sandbox.start(self._as_its_user(command), lease="")
 
     def _as_its_user(self, command: str) -> str:
         variables = "".join(f"export {k}={shlex.quote(from_environment(v))}; " for k, v in self._env.items())
@@ -55,17 +55,17 @@ class UserSandbox:
 
     async def write(self, path: str, data: bytes) -> None:
         """See `abilities.Files`."""
-        await self.box.write(path, data)
+        await self._sandbox.write(path, data)
 
     async def read(self, path: str, *, max_bytes: int) -> bytes:
         """See `abilities.Files`."""
-        return await self.box.read(path, max_bytes=max_bytes)
+        return await self._sandbox.read(path, max_bytes=max_bytes)
 
     def set_gateway(self, gateway: Path | None) -> None:
         """See `abilities.LeadsToGateway`. Raises CapabilityError where the task's sandbox leads to none."""
-        if not isinstance(self.box, LeadsToGateway):
+        if not isinstance(self._sandbox, LeadsToGateway):
             raise CapabilityError("this sandbox leads to no gateway, which an agent program needs; use docker")
-        self.box.set_gateway(gateway)
+        self._sandbox.set_gateway(gateway)
 
     async def close(self) -> None:
         """Whoever made the sandbox closes it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,8 @@ from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
 
 FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
+MAX_ROWS = 40
+"""Of more tasks, those with the whole reward have no row."""
 
 
 class AgentChoice(StrEnum):
@@ -131,6 +133,13 @@ def _exit_code(document: Mapping[str, Any]) -> int:
     return FAILED_CHECK if is_broken else 0
 
 
+def _rows(tasks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """All of a few tasks; of many those without the whole reward."""
+    if len(tasks) <= MAX_ROWS:
+        return tasks
+    return [task for task in tasks if task["mean_reward"] != 1.0]
+
+
 def _show(result: Mapping[str, Any], place: Path) -> None:
     if n_continued := result["n_continued"]:
         _note(
@@ -141,7 +150,8 @@ def _show(result: Mapping[str, Any], place: Path) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
         table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
-    for task in result["tasks"]:
+    tasks = _rows(result["tasks"])
+    for task in tasks[:MAX_ROWS]:
         trials = [trial for trial in result["trials"] if trial["task"] == task["task"]]
         reward, time_s = task["mean_reward"], sum(trial["duration_s"] for trial in trials) / len(trials)
         marks = (
@@ -152,7 +162,10 @@ def _show(result: Mapping[str, Any], place: Path) -> None:
         each = " ".join("-" if each is None else f"{each:.3g}" for each in task["rewards"])
         why = next((trial["why"] for trial in trials if trial["why"]), "")
         table.add_row(task["task"], marks, *([each] if many else []), f"{time_s:.1f} s", why)
-    stdout.print(table)
+    if tasks:
+        stdout.print(table)
+    if len(tasks) > MAX_ROWS:
+        stdout.print(f"and {len(tasks) - MAX_ROWS} more; --json has all")
     mean = () if result["mean_reward"] is None else (", mean reward ", (f"{result['mean_reward']:.3f}", "bold"))
     what = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
     scored = f"{result['n_scored']} of {result['n_trials']} {what} scored"
