@@ -102,10 +102,12 @@ async def audit(
     await start_one_of_each(backend, [(task.id, task.sandbox) for task in tasks if task.environment is None])
     pool = SandboxPool(backend)
     trials = _Trials(pool, asyncio.Semaphore(n_concurrent), on_start)
-    tried = known_cheats() if cheats is None else cheats
+    tried: Sequence[Cheat] | None = None
+    if not quick:
+        tried = known_cheats() if cheats is None else cheats
 
     async def one(task: Task) -> TaskAudit:
-        result = await _audited(task, trials, n_oracle, None if quick else tried)
+        result = await _audited(task, trials, n_oracle, tried)
         on_done()
         return result
 
@@ -119,13 +121,16 @@ class _Trials:
     """Attempts of an audit, a few at once."""
 
     def __init__(self, pool: Pool, slots: asyncio.Semaphore, on_start: Callable[[str], None]) -> None:
-        self._pool, self._slots, self._on_start = pool, slots, on_start
+        self._pool = pool
+        self._slots = slots
+        self._on_start = on_start
 
     async def run(
         self, task: Task, agent: str, policy: ScriptedPolicy, n: int = 0, limit_s: float | None = None
     ) -> Trial:
         """One attempt, judged as the loop does. limit_s: seconds after which it is cut off."""
-        attempt, reached = None, asyncio.Event()
+        attempt: Attempt | None = None
+        reached = asyncio.Event()
         [(_, episode)] = plan([task], run=RUN, stage=f"{agent}/{n}", purpose=Purpose.run, policy_version=0)
         crew = Crew(Actor(agent, ToolLoop(), policy), self._pool, on_judge=reached.set)
         async with self._slots:
@@ -140,21 +145,24 @@ class _Trials:
 async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[Cheat] | None) -> TaskAudit:
     """cheats: None tries nobody beside the solution and one that does nothing."""
     result = TaskAudit(task.id)
-    if not task.solution:
+    tried: list[Trial] = []
+    if task.solution:
+        tried += await together(trials.run(task, ORACLE, oracle([task]), n) for n in range(n_oracle))
+    else:
         result.why = "it has no solution to play"
-    solved = await together(
-        trials.run(task, ORACLE, oracle([task]), n) for n in range(n_oracle if task.solution else 0)
-    )
-    # Whoever gives the right answer has done the work, but where the sandbox is judged.
-    answers = {one.attempt.trace.answer for one in solved if one.attempt is not None}
-    right = set[str | None]() if _judges_sandbox(task) else answers
-    honest = _honest(task) if cheats is not None else {NOBODY: NOTHING}
-    tried = [*solved, *await together(trials.run(task, name, _plays(turns)) for name, turns in honest.items())]
+    right: set[str | None] = set()
+    if not _judges_sandbox(task):  # whoever gives the right answer has done the work
+        right = {one.attempt.trace.answer for one in tried if one.attempt is not None}
+    honest = {NOBODY: NOTHING}
+    if cheats is not None:
+        honest |= _chance(task)
+    tried += await together(trials.run(task, name, _plays(turns)) for name, turns in honest.items())
     limit_s = patience_s([one.took_s for one in tried])
-    bounded, scripts = _bounded(task), _cheats(task, right, cheats) if cheats is not None else {}
-    tried += await together(
-        trials.run(bounded, name, _plays(turns), limit_s=limit_s) for name, turns in scripts.items()
-    )
+    if cheats is not None:
+        bounded, scripts = _bounded(task), _cheats(task, right, cheats)
+        tried += await together(
+            trials.run(bounded, name, _plays(turns), limit_s=limit_s) for name, turns in scripts.items()
+        )
     for one in tried:
         _note(result, task, one, right, limit_s)
     return result
@@ -167,9 +175,9 @@ def _note(result: TaskAudit, task: Task, trial: Trial, right: set[str | None], l
         return
     answer = attempt.trace.answer
     if trial.agent == ORACLE or answer is None or answer.strip() not in right:
-        reason = why(attempt) if task.setup is not None else _why(attempt)
+        explain = _why if task.setup is None else why
         ours = infrastructure(attempt.verdict, attempt.trace.error)
-        result.note(trial.agent, attempt.verdict, reason, infrastructure=ours)
+        result.note(trial.agent, attempt.verdict, explain(attempt), infrastructure=ours)
 
 
 def _judges_sandbox(task: Task) -> bool:
@@ -184,15 +192,14 @@ def _bounded(task: Task) -> Task:
     return task.model_copy(update={"limits": task.limits.model_copy(update={"tool_timeout_s": CHEAT_S})})
 
 
-def _honest(task: Task) -> dict[str, Turns]:
-    """Who does not cheat, and what it says, turn by turn: nobody first, then chance."""
+def _chance(task: Task) -> dict[str, Turns]:
+    """What an agent says, turn by turn, that acts at random."""
     draw = random.Random(f"{RUN} {task.id}")
     if task.setup is not None:
         commands = [_random_command(task, draw) for _ in range(N_RANDOM)]
-        return {NOBODY: NOTHING, RANDOM: tuple(call_message("shell", command=command) for command in commands)}
+        return {RANDOM: tuple(call_message("shell", command=command) for command in commands)}
     words = " ".join(draw.choices([*task.instruction.split(), *map(str, range(10**6, 10**6 + 99))], k=5))
-    chance = (call_message("shell", command=draw.choice(("ls -la", "true", "date"))), _submit(words))
-    return {NOBODY: NOTHING, RANDOM: chance}
+    return {RANDOM: (call_message("shell", command=draw.choice(("ls -la", "true", "date"))), _submit(words))}
 
 
 def _random_command(task: Task, draw: random.Random) -> str:
@@ -232,7 +239,7 @@ def _cheats(task: Task, right: set[str | None], cheats: Sequence[Cheat]) -> dict
 
 def command_of(cheat: Cheat, task: Task) -> str:
     """The shell command by which `cheat` tries for the reward of `task`."""
-    paths = wanted(task) if task.setup is None else named_paths(task)
+    paths = wanted(task) or named_paths(task)
     return f"PATHS={shlex.quote(' '.join(paths))}; WORK=$(pwd)\n{cheat.run}"
 
 

@@ -27,12 +27,16 @@ def images_for(tasks: Sequence[Task], backend: SandboxBackend) -> Iterator[tuple
 
     Raises CapabilityError when no engine answers either, ImageError, SandboxUnavailable. Blocks.
     """
-    needing = [] if backend.name == DockerBackend.name else [task for task in tasks if _needs_engine(task)]
+    if backend.name == DockerBackend.name:
+        yield tuple(tasks)
+        return
+    needing = [task for task in tasks if _needs_engine(task)]
     if needing:
         _refuse_without_engine(needing, backend)
     with tempfile.TemporaryDirectory(prefix="agentloop-") as folder:
         folders = {task.id: Path(folder) / f"{n}-{task.id}" for n, task in enumerate(needing)}
-        yield tuple(_with_root_folder(task, folders[task.id]) if task.id in folders else task for task in tasks)
+        unpacked = {task.id: _with_root_folder(task, folders[task.id]) for task in needing}
+        yield tuple(unpacked.get(task.id, task) for task in tasks)
 
 
 def _needs_engine(task: Task) -> bool:
@@ -44,7 +48,9 @@ def _refuse_without_engine(tasks: Sequence[Task], backend: SandboxBackend) -> No
     reason = DockerBackend().probe()
     if reason is None:
         return
-    named = ", ".join(task.id for task in tasks[:3]) + (f" and {len(tasks) - 3} more" if len(tasks) > 3 else "")
+    named = ", ".join(task.id for task in tasks[:3])
+    if len(tasks) > 3:
+        named += f" and {len(tasks) - 3} more"
     raise CapabilityError(
         f"{counted(len(tasks), 'task')} ({named}) cannot run in {backend.name}: an image from a Dockerfile or by tag "
         f"needs docker, and {reason.removesuffix(OR_ANOTHER)}; or name a root folder or a tar of one: "
@@ -75,7 +81,9 @@ def _unpack(packed: object, folder: Path) -> None:
     with boundary(ImageError, f"{folder}: cannot be unpacked"), tarfile.open(fileobj=packed, mode="r:") as archive:  # type: ignore[call-overload]
         for entry in archive:
             if not (entry.isdev() or entry.name.startswith(LEFT_OUT)):
-                entry.mode = entry.mode & 0o777 | 0o600 if not entry.isdir() else entry.mode & 0o777 | 0o700
+                entry.mode = entry.mode & 0o777 | 0o600
+                if entry.isdir():
+                    entry.mode |= 0o100
                 archive.extract(entry, folder, filter="fully_trusted")
     for name in LEFT_OUT:
         (folder / name).mkdir(exist_ok=True)

@@ -21,7 +21,8 @@ from agentloop.registry.refs import fixed_actor
 from agentloop.rollout.actors import NOBODY, ORACLE, Actor
 from agentloop.types import Message
 
-COMMAND, TOOL_LOOP = "command", "tool_loop"
+COMMAND = "command"
+TOOL_LOOP = "tool_loop"
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,20 @@ class ActorOptions:
         return suite.actor(self._endpoint(suite), self.project)
 
     def _endpoint(self, suite: EvalSuite) -> Actor:
-        agent, kind = self._agent_section(), self.policy or ENDPOINTS[0]
-        if not self.model or (self.base_url is None and kind != "litellm"):
-            needed = "--model" if kind == "litellm" else "--base-url and --model"
+        agent = self._agent_section()
+        kind = self.policy or ENDPOINTS[0]
+        is_litellm = kind == "litellm"
+        if not self.model or not (self.base_url or is_litellm):
+            needed = "--base-url and --model"
+            if is_litellm:
+                needed = "--model"
             raise ConfigError(
                 f"--agent {self.agent or agent.kind} needs {needed}; or name a policy with --policy REF, or use "
                 "--agent oracle, or nop"
             )
         section = PolicySection.model_validate({"kind": kind, "base_url": self.base_url, "model": self.model})
-        key = from_environment("${AGENTLOOP_POLICY__API_KEY:-}")
-        section = section.model_copy(update={"api_key": SecretStr(key) if key else None})
+        if key := from_environment("${AGENTLOOP_POLICY__API_KEY:-}"):
+            section = section.model_copy(update={"api_key": SecretStr(key)})
         prices = load_prices(self.project)
         return fixed_actor(self.model, section, agent, self.project, suite.suite.tasks, suite.evals.name, prices)
 
@@ -90,7 +95,8 @@ class ActorOptions:
         before = load_agent(self.project, {})
         kind = self.agent or before.kind
         has_program = bool(self.command or before.command)
-        if not has_program if kind == COMMAND else bool(self.command or self.files):
+        is_extra = kind != COMMAND and bool(self.command or self.files)
+        if is_extra or (kind == COMMAND and not has_program):
             raise ConfigError("--agent command and --command belong together; give both, or neither")
         options: dict[str, Any] = {
             "tools": self.tools,
@@ -115,5 +121,6 @@ def _nobody() -> Actor:
 
 def _server(text: str) -> dict[str, str | None]:
     name, _, where = text.partition("=")
-    is_url = where.startswith(("http://", "https://"))
-    return {"name": name, "url" if is_url else "command": where or None}
+    if where.startswith(("http://", "https://")):
+        return {"name": name, "url": where}
+    return {"name": name, "command": where or None}

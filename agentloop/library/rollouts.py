@@ -144,8 +144,9 @@ class SuiteRun:
         self._actor = actor
         self._store = store
         self._n_trials = n_trials
-        parts = ["run", actor.identity.hash[:16], suite.hash[:16], *([name] if name else [])]
-        self._name = "/".join(parts)
+        self._name = f"run/{actor.identity.hash[:16]}/{suite.hash[:16]}"
+        if name:
+            self._name += f"/{name}"
         self.stage = f"run-{name or suite.name}-{stable_id(self._name)[:8]}"
 
     async def attempts(

@@ -99,7 +99,9 @@ def _is_before(attempt: Attempt, moment: datetime) -> bool:
 
 
 def _who(actor: Actor) -> str:
-    return actor.ref if actor.ref in (ORACLE, NOBODY) else actor.agent.name
+    if actor.ref in (ORACLE, NOBODY):
+        return actor.ref
+    return actor.agent.name
 
 
 def _scores(attempts: Sequence[Attempt]) -> dict[str, Any]:

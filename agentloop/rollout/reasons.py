@@ -7,7 +7,8 @@ from agentloop.types import Attempt, RewardState
 
 def why(attempt: Attempt) -> str | None:
     """The error, what the verifiers say, or how the last command ended; None where nothing explains it."""
-    scores, error = attempt.verdict.scores, attempt.trace.error
+    scores = attempt.verdict.scores
+    error = attempt.trace.error
     if attempt.verdict.state is not RewardState.scored:
         return error or "; ".join(score.error for score in scores if score.error) or "no reason was recorded"
     if attempt.verdict.reward == 1.0:
@@ -18,6 +19,8 @@ def why(attempt: Attempt) -> str | None:
     if not results or results[-1].ok:
         return None
     last = results[-1]
-    ended = "ran out of time" if last.timed_out else f"ended with exit code {last.exit_code}"
+    ended = f"ended with exit code {last.exit_code}"
+    if last.timed_out:
+        ended = "ran out of time"
     words = last.content.strip().splitlines()
-    return f"the last command {ended}{f': {words[-1]}' if words else ''}"
+    return ": ".join([f"the last command {ended}", *words[-1:]])

@@ -58,9 +58,10 @@ def seen_by(actor: Actor, task: Task, sandbox: Sandbox) -> Sandbox:
     setup = task.setup
     if setup is None:
         return sandbox
-    env = {**setup.env, **setup.solution_env} if actor.plays_solutions else setup.env
-    timeout_s = math.inf if task.limits.max_wall_s is None else task.limits.max_wall_s
-    return UserSandbox(cast(WholeSandbox, sandbox), setup.user, env, timeout_s)
+    env = dict(setup.env)
+    if actor.plays_solutions:
+        env |= setup.solution_env
+    return UserSandbox(cast(WholeSandbox, sandbox), setup.user, env, task.limits.max_wall_s or math.inf)
 
 
 def handed_in(

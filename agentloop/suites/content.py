@@ -26,7 +26,7 @@ def _portable(task: Task) -> Table:
     """The task without locations: a verifier kept in a file counts by that file's contents."""
     row = task.portable()
     for part in row["verifiers"]:
-        option = TASK_FOLDER if part["kind"] == HARBOR else TESTS
+        option = {HARBOR: TASK_FOLDER}.get(part["kind"], TESTS)
         if isinstance(folder := part["options"].get(option), str):
             part["options"][option] = folder_contents(Path(folder))
         if place := file_and_class(part["kind"]):

@@ -26,7 +26,8 @@ def task_folders(folder: Path) -> list[Path]:
 
 def ordinary(task: HarborTask) -> Task:
     """The same task, as everything that rolls out and judges takes it."""
-    agent, environment = task.agent, task.environment
+    agent = task.agent
+    environment = task.environment
     sandbox = SandboxSpec(
         image=task.image,
         root=True,
@@ -43,14 +44,11 @@ def ordinary(task: HarborTask) -> Task:
         max_output=MAX_OUTPUT,
         max_wall_s=agent.timeout_sec,
     )
-    solution = task.folder / "solution"
-    has_solution = (solution / "solve.sh").is_file()
-    setup = Setup(
-        user=agent.user,
-        env={**environment.env, **agent.env},
-        solution=solution if has_solution else None,
-        solution_env=task.solution.env,
-    )
+    setup = Setup(user=agent.user, env={**environment.env, **agent.env}, solution_env=task.solution.env)
+    solution: tuple[str, ...] = ()
+    if (task.folder / "solution" / "solve.sh").is_file():
+        setup = setup.model_copy(update={"solution": task.folder / "solution"})
+        solution = (f"{SOLUTION}/solve.sh",)
     return Task(
         id=task.name,
         instruction=task.instruction,
@@ -58,7 +56,7 @@ def ordinary(task: HarborTask) -> Task:
         sandbox=sandbox,
         limits=limits,
         verifiers=(Part(kind=HARBOR, options={TASK_FOLDER: str(task.folder)}),),
-        solution=(f"{SOLUTION}/solve.sh",) if has_solution else (),
+        solution=solution,
         tags=task.tags,
         setup=setup,
     )

@@ -74,7 +74,9 @@ def load_suites(paths: Sequence[Path]) -> list[Suite]:
     folders = [path.resolve() for path in paths]
     harbor = [folder for folder in folders if _is_harbor(folder)]
     suites = [load_suite(folder) for folder in folders if folder not in harbor]
-    return [*suites, _harbor_suite(harbor)] if harbor else suites
+    if harbor:
+        suites.append(_harbor_suite(harbor))
+    return suites
 
 
 def _is_harbor(folder: Path) -> bool:
