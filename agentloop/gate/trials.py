@@ -17,7 +17,18 @@ from agentloop.rollout.attempt import Crew, run_attempt
 from agentloop.rollout.plan import plan
 from agentloop.rollout.refusals import is_refused
 from agentloop.rollout.retry import is_lost
-from agentloop.types import Attempt, Episode, FailureType, Purpose, RewardState, Task, Trace, Verdict
+from agentloop.types import (
+    Attempt,
+    Episode,
+    Failure,
+    FailureType,
+    Purpose,
+    RewardState,
+    StopReason,
+    Task,
+    Trace,
+    Verdict,
+)
 
 MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""

@@ -28,7 +28,7 @@ from agentloop.judge.group import rank
 from agentloop.judge.reader import Reader, is_open, with_cause
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
-from agentloop.protocols import GroupVerifier, Verifier
+from agentloop.protocols import GroupVerifier, SandboxVerifier, Verifier
 from agentloop.store.history import New, Stored
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE, reward_of
@@ -220,7 +220,7 @@ def _reusable(
     """The score to use without running the verifier; None to run it."""
     if waits(verifier):
         return outside
-    if artifacts_of(verifier):
+    if artifacts_of(verifier) or isinstance(verifier, SandboxVerifier):
         account.why_not[f"{name} needs the agent's box"] += 1
         return had or no_score(verifier, name, NEEDS_BOX)
     if only and name not in only:

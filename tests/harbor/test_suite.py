@@ -118,6 +118,13 @@ def test_a_stored_attempt_is_not_judged_without_its_sandbox(
     assert (again.state, again.scores[0].error) == (RewardState.unscored, NEEDS_BOX)
 
 
+def test_an_agent_on_this_machine_cannot_do_a_harbor_task(root: Path, tmp_path: Path) -> None:
+    task = load(make_task(tmp_path / "t", toml="", image=root))
+    (tmp_path / "mine.py").write_text("def act(task):\n    return 'done'\n")
+    with pytest.raises(ConfigError, match=r"the agent acts on this machine, and a Harbor task is done in its sandbox"):
+        al.run([task], agent=f"{tmp_path / 'mine.py'}:act", store=tmp_path / "s.db")
+
+
 @pytest.mark.slow
 def test_the_oracle_alone_has_the_solution_and_its_variables(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
