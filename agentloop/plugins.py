@@ -28,6 +28,7 @@ import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -117,7 +118,13 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
 
 def installed(group: str) -> dict[str, EntryPoint]:
     """Entry points of `agentloop.<group>` by name."""
-    return {point.name: point for point in entry_points(group=f"{PREFIX}{group}")}
+    return {point.name: point for point in _entry_points(f"{PREFIX}{group}", tuple(sys.path))}
+
+
+@lru_cache(64)
+def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Looked up once for a `path` of Python, because each lookup reads a file of every installed distribution."""
+    return tuple(entry_points(group=group))
 
 
 def project_folder(start: Path, default: Path | None = None) -> Path:
