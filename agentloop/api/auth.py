@@ -89,13 +89,18 @@ class Guard:
         token: LocalToken | None = None,
         clock: Callable[[], float] = time.monotonic,
         uid_of: Callable[[Scope], int | None] = peer_uid,
+        project: str = DEFAULT_PROJECT,
     ) -> None:
-        """token: of this machine's user, if any. uid_of: for requests that did not come through a `Connection`."""
+        """token: of this machine's user, if any. uid_of: for requests that did not come through a `Connection`.
+
+        project: the tenant of requests without a key.
+        """
         self.app = app
         self._keys = keys
         self._token = token
         self._clock = clock
         self._uid_of = uid_of
+        self._project = project
         self._cache: dict[str, tuple[float, Key | None]] = {}
         self._is_closed = False
         self._checked_at = -FRESH_S
@@ -139,7 +144,7 @@ class Guard:
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
             return refused
-        scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=True)
+        scope.setdefault("state", {}).update(project=self._project, may_judge=True)
         return None
 
     async def _by_user(self, scope: Scope, headers: Headers, needed: str) -> Response | None:
@@ -152,7 +157,7 @@ class Guard:
             instead = f", or the token in {self._token.path}" if self._token else ""
             why = f"a judgement needs a key with the scope 'judge' (`agentloop keys add`){instead}"
             return refusal(scope, 403, why)
-        scope.setdefault("state", {}).update(project=DEFAULT_PROJECT, may_judge=False)
+        scope.setdefault("state", {}).update(project=self._project, may_judge=False)
         return None
 
     def _check_origin(self, scope: Scope, headers: Headers) -> Response | None:

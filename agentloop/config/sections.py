@@ -334,8 +334,10 @@ class StoreSection(Section):
     url_file: Path | None = None
     """A file that has the URL, relative to the project, such as a secret that an orchestrator mounts."""
     project: str = Field(default="", pattern=r"^[A-Za-z0-9._-]*$")
-    """The project (tenant) to which a loop's attempts, stages and versions belong; default: on a server the name of the
-    project, in a file `default`. Projects that share a store need different ones."""
+    """The project (tenant) of every command that names none: to it belong the attempts, stages and versions that it
+    makes, the traces that it imports or records, the spans that come without a key, and the traces that it judges.
+    Default: the name of the project on a server and in a file that `url` names, else `default`. Projects that share a
+    store need different ones."""
     connect_timeout_s: float = Field(default=10.0, gt=0)
     """For a connection to a server."""
     statement_timeout_s: float = Field(default=60.0, gt=0)

@@ -99,12 +99,13 @@ def record(
     task: str | None = None,
     session: str | None = None,
     store: StoreLike = None,
-    project: str = "default",
+    project: str | None = None,
 ) -> Iterator[Recorder]:
     """Store one trace of an agent of your own when the block ends, also where an error ends it.
 
     agent: its name. task: id of the task that it works on, so that runs of the same task are compared. session: the
-    conversation that the trace belongs to. project: the tenant.
+    conversation that the trace belongs to. project: the tenant; default:
+    that of the store.
     """
     recorder = Recorder(agent, task, session)
     problem: BaseException | None = None
@@ -115,4 +116,4 @@ def record(
         raise
     finally:
         with opened(store) as target:
-            target.put_imported(project, [recorder.end(problem)])
+            target.put_imported(project or target.project, [recorder.end(problem)])

@@ -20,9 +20,10 @@ from agentloop.types import FailureType
 OpenStore = Callable[[], AbstractContextManager[Store]]
 
 
-def rule_rows(labels: Path | None, project: str, open_store: OpenStore) -> list[dict[str, Any]]:
+def rule_rows(labels: Path | None, project: str | None, open_store: OpenStore) -> list[dict[str, Any]]:
     """A row for each rule. labels: a file, or a folder of traces with labels of AgentRx's; None is stored labels.
 
+    project: the tenant; None is that of the store.
     Without any label the rows have what was measured when the rules were made.
     """
     if labels is None and not _n_stored(project, open_store):
@@ -33,23 +34,24 @@ def rule_rows(labels: Path | None, project: str, open_store: OpenStore) -> list[
     return [_of_rule(row) for row in measure(traces, sayable=frozenset(FailureType))]
 
 
-def labelled_traces(path: Path | None, project: str, open_store: OpenStore) -> list[LabelledTrace]:
+def labelled_traces(path: Path | None, project: str | None, open_store: OpenStore) -> list[LabelledTrace]:
     """The traces that a file or people's stored labels are about."""
     if path is not None and not path.is_file():
         raise ConfigError(f"{path}: no such file; write a line of JSON for each trace that you have looked at")
     with open_store() as store:
-        labels = {label.trace: label for label in stored_labels(store, project=project)}
+        owner = project or store.project
+        labels = {label.trace: label for label in stored_labels(store, project=owner)}
         labels |= {label.trace: label for label in (read_labels(path) if path is not None else ())}
         if not labels:
             raise ConfigError("no labels are stored; `agentloop judge label TRACE --type … --step …` adds one")
-        return labelled(store, list(labels.values()), project=project)
+        return labelled(store, list(labels.values()), project=owner)
 
 
-def _n_stored(project: str, open_store: OpenStore) -> int:
+def _n_stored(project: str | None, open_store: OpenStore) -> int:
     """How many traces people have labelled; 0 where there is no store yet."""
     try:
         with open_store() as store:
-            return len(store.person_labels(project))
+            return len(store.person_labels(project or store.project))
     except AgentLoopError:
         return 0
 

@@ -29,7 +29,7 @@ def label_trace(
     ] = None,
     note: Annotated[str, typer.Option(help="The reason, in a few words.")] = "",
     by: Annotated[str | None, typer.Option(help="Your name; default: your user name.")] = None,
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -47,8 +47,9 @@ def label_trace(
 
     named = None if kind is None else _type(kind, project)
     with opened_store(where, project=project, secrets=known_secrets(project)) as store:
-        trace_id = store.named(trace_id, project=tenant).id
-        failure, is_new = put_label(store, tenant, trace_id, named, step, by=by or getpass.getuser(), note=note)
+        owner = tenant or store.project
+        trace_id = store.named(trace_id, project=owner).id
+        failure, is_new = put_label(store, owner, trace_id, named, step, by=by or getpass.getuser(), note=note)
     if as_json:
         print_json({"trace": trace_id, "label": failure.model_dump(mode="json"), "new": is_new})
         return
@@ -77,7 +78,7 @@ def fit_scorer(
     precision: Annotated[float, typer.Option(min=0, max=1, help="Required share of correct answers.")] = 0.5,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Random seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Default: .agentloop/scorer.json of the project.")] = None,
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -110,7 +111,7 @@ def show_detectors(
     labels: Annotated[
         Path | None, typer.Argument(help="A file of labels as for `fit`, or a folder of traces with AgentRx labels.")
     ] = None,
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,

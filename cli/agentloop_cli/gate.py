@@ -130,8 +130,9 @@ def gate(
         ),
     ] = None,
     tenant: Annotated[
-        str, typer.Option(rich_help_panel=STORED, help="The project (tenant) of the store whose runs count.")
-    ] = "default",
+        str | None,
+        typer.Option(rich_help_panel=STORED, help="The project (tenant) whose runs count; default: that of the store."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON document on stdout.")
     ] = False,

@@ -110,7 +110,7 @@ class Named:
     out: bool
 
 
-def replayed(place: str, tenant: str, named: Named, figures: Figures, must_pass: Sequence[str]) -> GateResult:
+def replayed(place: str, tenant: str | None, named: Named, figures: Figures, must_pass: Sequence[str]) -> GateResult:
     """What stored outcomes say. place: a file of outcomes, a project folder or a store.
 
     Raises ConfigError for options that do not go with it.
@@ -132,7 +132,8 @@ def replayed(place: str, tenant: str, named: Named, figures: Figures, must_pass:
         )
     is_folder = "://" not in place and Path(place).is_dir()
     with opened_store(None if is_folder else place, project=Path(place) if is_folder else Path()) as store:
-        return compare_stored(store, tenant, named.baseline, named.candidate, figures.settings(), must_pass)
+        owner = tenant or store.project
+        return compare_stored(store, owner, named.baseline, named.candidate, figures.settings(), must_pass)
 
 
 def _is_store(place: str) -> bool:

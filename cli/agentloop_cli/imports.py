@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 FAILED, NOTHING = 1, 5
 MAX_FILES, MAX_TOLD, MAX_NAMES = 10, 3, 3
 """Files with failures that are shown, failures of each, and files without traces that are named."""
-DEFAULT = "default"
 
 
 def import_traces(
     paths: Annotated[list[Path], typer.Argument(help="Files, or folders of them.")],
     format: Annotated[str | None, typer.Option(help="Read all files in this format, such as chat.")] = None,
     tenant: Annotated[
-        str, typer.Option("--tenant", help="The project (tenant) of the service to import into.")
-    ] = DEFAULT,
+        str | None, typer.Option("--tenant", help="The project (tenant) to import into; default: that of the store.")
+    ] = None,
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +51,7 @@ def import_traces(
     from agentloop.config.settings import known_secrets
 
     with opened_store(where, create=True, secrets=known_secrets(Path())) as store:
-        account, is_interrupted = _take(paths, format, store, tenant)
+        account, is_interrupted = _take(paths, format, store, tenant or store.project)
     if as_json:
         _print_json(account)
     else:
@@ -100,7 +99,7 @@ def _until_interrupted() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _show(account: ImportReport, where: str | None, tenant: str) -> None:
+def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("format", "files", "imported", "known", "failed", "kept raw"):
         table.add_column(heading, justify="left" if heading == "format" else "right")
@@ -120,8 +119,8 @@ def _show(account: ImportReport, where: str | None, tenant: str) -> None:
         are = "is no trace" if account.skipped == 1 else "are no traces"
         stderr.print(f"{counted(account.skipped, 'file')} {are} of a supported format: {names}{more}", markup=False)
     if account.imported or account.known:
-        store, of = (f" --store {shlex.quote(where)}" if where else ""), shlex.quote(tenant)
-        ls = f"agentloop traces ls{store}" + (f" --tenant {of}" if tenant != DEFAULT else "")
+        store = f" --store {shlex.quote(where)}" if where else ""
+        ls = f"agentloop traces ls{store}" + (f" --tenant {shlex.quote(tenant)}" if tenant else "")
         stderr.print(f"next: `agentloop judge{store}` finds why they failed, `{ls}` lists them", markup=False)
 
 

@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 NOTHING = 5
 AGAIN = "again"
 MAX_TOLD = 12
-Tenant = Annotated[str, typer.Option("--tenant", help="The project (tenant) of the service.")]
+Tenant = Annotated[
+    str | None,
+    typer.Option("--tenant", help="The project (tenant) of the traces; default: that of the store."),
+]
 Filter = Annotated[str, typer.Argument(help="Only traces that match, such as 'state:disputed tool:shell'.")]
 
 
@@ -94,21 +97,22 @@ def _hint_unknown(n: int, same: str) -> None:
 @judge.command("queue")
 def queue(
     sample: Annotated[int, typer.Option(min=0, max=1000, help="Also this many scored traces, drawn at random.")] = 0,
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """List the traces that need a person: disputed ones, waiting ones and a sample."""
     with _opened(project, where) as store:
-        waiting = store.queue(tenant, sample=sample)
-        scores = {trace.id: store.verdict(tenant, trace.id).scores for trace, _ in waiting}
+        owner = tenant or store.project
+        waiting = store.queue(owner, sample=sample)
+        scores = {trace.id: store.verdict(owner, trace.id).scores for trace, _ in waiting}
     if as_json:
         print_json({"queue": [_queued(trace, why, scores[trace.id]) for trace, why in waiting]})
     elif not waiting:
         stderr.print("no trace needs a person; --sample N adds scored traces")
     else:
-        _print_queue(waiting, scores, same_store(project, where, None if tenant == "default" else tenant))
+        _print_queue(waiting, scores, same_store(project, where, tenant))
 
 
 def _queued(trace: TraceSummary, why: str, scores: Sequence[Score]) -> dict[str, Any]:
@@ -137,7 +141,7 @@ def resolve_trace(
     reward: Annotated[float, typer.Option(help="The reward, from 0 to 1.")],
     why: Annotated[str, typer.Option(help="The reason, in a few words.")],
     by: Annotated[str | None, typer.Option(help="Your name; default: your user name.")] = None,
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -148,8 +152,9 @@ def resolve_trace(
 
     tasks = project_tasks(project)
     with _opened(project, where) as store:
-        trace_id = store.named(trace_id, project=tenant).id
-        verdict = resolve(store, tenant, trace_id, reward, by=by or getpass.getuser(), why=why, tasks=tasks)
+        owner = tenant or store.project
+        trace_id = store.named(trace_id, project=owner).id
+        verdict = resolve(store, owner, trace_id, reward, by=by or getpass.getuser(), why=why, tasks=tasks)
     if as_json:
         print_json({"verdict": verdict.model_dump(mode="json")})
     else:
@@ -159,14 +164,15 @@ def resolve_trace(
 @judge.command("history")
 def show_history(
     trace_id: Annotated[str, typer.Argument(help="The trace's id, or the beginning of it.")],
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
 ) -> None:
     """Show every verdict on a trace: its time, author and versions."""
     with _opened(project, where) as store:
-        history = store.history(tenant, store.named(trace_id, project=tenant).id)
+        owner = tenant or store.project
+        history = store.history(owner, store.named(trace_id, project=owner).id)
     if as_json:
         print_json({"history": [_past(past) for past in history]})
         return
@@ -195,7 +201,7 @@ def _past_line(past: Past) -> str:
 @judge.command("agreement")
 def show_agreement(
     filter: Filter = "",
-    tenant: Tenant = "default",
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -207,7 +213,7 @@ def show_agreement(
     from agentloop.judge.agreement import document, measure
 
     with _opened(project, where) as store:
-        figures = measure(store, filter, project=tenant)
+        figures = measure(store, filter, project=tenant or store.project)
     if as_json:
         print_json({"agreement": [document(each) for each in figures]})
     elif figures:
