@@ -4,9 +4,12 @@
 
 Writes attempts of three steps into an empty store, alone and in groups of 16, and reads each back. On a PostgreSQL
 server of its own it lets one and then four processes write at once, each attempt alone; then one process puts spans,
-with nobody beside it and beside two such writers. CPU is that of the process that writes, PostgreSQL's own is not in
-it. Rounds take turns and their median counts, because other work on the machine moves all of them. The last line is
-JSON; exits 1 when a bound is missed or an attempt is.
+with nobody beside it, beside two such writers, and beside two that write PACE attempts a second each. CPU is that of
+the process that writes, PostgreSQL's own is not in it. Processes that write as fast as they can share the cores: on
+fewer cores than processes, spans beside two writers keep at most cores / processes of their rate, whatever the store
+does. Beside paced writers the cores are free, so what is lost there is lost to locks. Rounds take turns and their
+median counts, because other work on the machine moves all of them. The last line is JSON; exits 1 when a bound is
+missed or an attempt is.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ from agentloop.types import (
 )
 
 N_STEPS, GROUP, PER_BATCH, PER_TRACE, N_WRITERS = 3, 16, 100, 10, 4
+PACE = 10.0
+"""Attempts a second of a paced writer."""
 WORDS = Path(__file__).read_text().split()
 BOUNDS = {
     "sqlite_alone_cpu_ms": ("at most", 3.0),
@@ -57,7 +62,8 @@ BOUNDS = {
     "postgresql_alone_cpu_ms": ("at most", 3.0),
     "postgresql_grouped_cpu_ms": ("at most", 0.7),
     "four_writers_share": ("at least", 1.5),
-    "spans_beside_two_share": ("at least", 0.7),
+    "spans_beside_two_share": ("at least", round(0.7 * min(1.0, (os.cpu_count() or 1) / 3), 2)),
+    "spans_beside_paced_share": ("at least", 0.7),
     "missing": ("at most", 0.0),
 }
 """Of what is printed; the rest is for comparison."""
@@ -69,6 +75,15 @@ class Figure(NamedTuple):
     name: str
     unit: str
     rounds: list[float]
+
+
+class Written(NamedTuple):
+    """What one process did."""
+
+    per_s: float
+    """Commits."""
+    cpu_share: float
+    """Of one core."""
 
 
 def attempt(name: str, n: int) -> Attempt:
@@ -146,21 +161,24 @@ def work(kind: str, where: str, name: str, seconds: float) -> int:
     store = Store(where)
     print("ready", flush=True)
     sys.stdin.readline()
-    n, started = 0, time.perf_counter()
+    n, started, started_cpu = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - started < seconds:
-        if kind == "attempts":
+        if kind == "paced":
+            time.sleep(max(0.0, started + n / PACE - time.perf_counter()))
+        if kind != "spans":
             store.put_attempts(name, [attempt(name, n)], first=n)
             n += 1
         else:
             store.put_spans("bench", spans(name, n // PER_BATCH))
             n += PER_BATCH
-    print(json.dumps(n / (time.perf_counter() - started)), flush=True)
+    cpu_share = (time.process_time() - started_cpu) / (time.perf_counter() - started)
+    print(json.dumps([n / (time.perf_counter() - started), cpu_share]), flush=True)
     store.close()
     return 0
 
 
-def together(where: str, kinds: list[str], seconds: float) -> list[float]:
-    """What processes that start together commit a second, each of its kind."""
+def together(where: str, kinds: list[str], seconds: float) -> list[Written]:
+    """What processes that start together commit, each of its kind."""
     command = [sys.executable, __file__, "--where", where, "--seconds", str(seconds)]
     started = [
         subprocess.Popen(
@@ -178,25 +196,40 @@ def together(where: str, kinds: list[str], seconds: float) -> list[float]:
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    return [float(process.communicate(timeout=seconds * 10 + 60)[0]) for process in started]
+    return [Written(*json.loads(process.communicate(timeout=seconds * 10 + 60)[0])) for process in started]
 
 
 def writers(where: str, rounds: int, seconds: float) -> list[Figure]:
     """Attempts of one and of four writers, and spans alone and beside two of them; in turn."""
-    one, four, alone, beside = [], [], [], []
+    kinds = {
+        "one": ["attempts"],
+        "four": ["attempts"] * N_WRITERS,
+        "alone": ["spans"],
+        "beside": ["spans", "attempts", "attempts"],
+        "paced": ["spans", "paced", "paced"],
+    }
+    done: dict[str, list[list[Written]]] = {name: [] for name in kinds}
     for _ in range(rounds):
-        one.append(sum(together(where, ["attempts"], seconds)))
-        four.append(sum(together(where, ["attempts"] * N_WRITERS, seconds)))
-        alone.append(sum(together(where, ["spans"], seconds)))
-        beside.append(together(where, ["spans", "attempts", "attempts"], seconds)[0])
+        for name, processes in kinds.items():
+            done[name].append(together(where, processes, seconds))
+    one, four = ([sum(each.per_s for each in round_) for round_ in done[name]] for name in ("one", "four"))
+    alone, beside, paced = ([round_[0] for round_ in done[name]] for name in ("alone", "beside", "paced"))
     return [
         Figure("one writer", "attempts/s", one),
         Figure("four writers", "attempts/s", four),
-        Figure("spans alone", "spans/s", alone),
-        Figure("spans beside two writers", "spans/s", beside),
+        Figure("spans alone", "spans/s", [each.per_s for each in alone]),
+        Figure("spans beside two writers", "spans/s", [each.per_s for each in beside]),
+        Figure("spans beside two paced", "spans/s", [each.per_s for each in paced]),
         Figure("four writers share", "of one", [many / few for many, few in zip(four, one, strict=True)]),
-        Figure("spans beside two share", "of alone", [some / all_ for some, all_ in zip(beside, alone, strict=True)]),
+        Figure("spans beside two share", "of alone", _shares(beside, alone)),
+        Figure("spans beside paced share", "of alone", _shares(paced, alone)),
+        Figure("CPU share of spans alone", "of a core", [each.cpu_share for each in alone]),
+        Figure("CPU share of spans beside two", "of a core", [each.cpu_share for each in beside]),
     ]
+
+
+def _shares(some: list[Written], whole: list[Written]) -> list[float]:
+    return [part.per_s / all_.per_s for part, all_ in zip(some, whole, strict=True)]
 
 
 def measure(database: str, where: str, *, quick: bool) -> tuple[list[Figure], int]:
