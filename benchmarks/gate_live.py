@@ -25,10 +25,11 @@ from pathlib import Path
 from episodes import Looker, NoBoxes, Nowhere, tasks
 
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, Run, roll_out
+from agentloop.gate.live import Budget, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.result import result_of
-from agentloop.gate.trials import Trials
+from agentloop.gate.run import Run
+from agentloop.gate.trials import Shelf, Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.reports.gate import write_gate_report
 from agentloop.rollout.actors import Actor
@@ -71,14 +72,16 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     """One gate; how many rollouts it took."""
     part = SuitePart(name="bench", hash="0", tasks=tuple(task.id for task in all_tasks))
     header = Header(settings=Settings(seed=seed), suites=(part,), bank_trials=K)
-    fold, run, store = Fold(header), Run(folder, header, bank(all_tasks), {}), Store(folder / "traces" / "store.db")
+    store = Store(folder / "traces" / "store.db")
+    fold, run = Fold(header), Run(folder, header, bank(all_tasks), {}, store)
 
-    def keep(attempt: Attempt) -> None:
-        store.put_attempts("gate", [attempt])
+    async def keep(attempt: Attempt) -> Attempt:
+        [stored] = store.put_attempts("gate", [attempt])
+        return stored
 
     for outcome in run.outcomes:
         fold.add(outcome)
-    trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), keep=keep)
+    trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), shelf=Shelf(keep))
     asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=Budget()))
     run.close()
     store.close()

@@ -25,7 +25,7 @@ from pathlib import Path
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import PolicyError
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Trials
+from agentloop.gate.trials import Shelf, Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.mine import Mine, Mined
 from agentloop.policies.scripted import ScriptedPolicy, call_message
@@ -212,7 +212,12 @@ async def shown(fault: Fault, pool: SandboxPool) -> Attempt:
     """The first episode in which it shows, as one of v1."""
     kept: list[Attempt] = []
     actor = Actor("recorded", ToolLoop(), ScriptedPolicy(fault.script))
-    trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", keep=kept.append)
+
+    async def keep(attempt: Attempt) -> Attempt:
+        kept.append(attempt)
+        return attempt
+
+    trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", shelf=Shelf(keep))
     for n in range(MAX_TRIES):
         outcome = await trials(fault.task.id, Side.baseline, n)
         if outcome.reward is not None and outcome.reward < 1:

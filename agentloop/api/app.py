@@ -1,7 +1,7 @@
 """The trace service: what `agentloop serve` runs.
 
 Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) -> BodyLimit (body_limit.py)
-    -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  Committer  ->  Store
+    -> POST /v1/traces, /v1/logs (ingest.py, inflate.py)  ->  SpanCommits  ->  Store
     -> /api/v1/... (query.py)                                            ->  Store
     -> /healthz, /readyz, /metrics (health.py)
 
@@ -23,7 +23,6 @@ from starlette.types import ASGIApp
 
 from agentloop.api.auth import Guard
 from agentloop.api.body_limit import BodyLimit
-from agentloop.api.committer import Committer
 from agentloop.api.document import REFUSALS, describe
 from agentloop.api.health import Readiness, health
 from agentloop.api.ingest import Ingest
@@ -36,6 +35,7 @@ from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes
+from agentloop.store.commits import SpanCommits
 from agentloop.store.store import Store
 from agentloop.version import __version__
 
@@ -52,18 +52,18 @@ def make_app(
 
     only_models: the gateway alone, without the routes for spans and traces.
     """
-    committer = Committer(store.put_spans)
-    metrics = Metrics(lambda: committer.n_commits, lambda: committer.n_waiting_bytes, store.size)
+    commits = SpanCommits(store.put_spans)
+    metrics = Metrics(lambda: commits.n_commits, lambda: commits.n_waiting_bytes, store.size)
     readiness = Readiness(store.check)
-    ingest = Ingest(committer, readiness, metrics)
-    calls = Calls(routes, committer.put, price=price) if routes else None
+    ingest = Ingest(commits, readiness, metrics)
+    calls = Calls(routes, commits.put_spans, price=price) if routes else None
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         if calls is not None:
             await calls.close()
-        committer.close()
+        commits.close()
 
     app = FastAPI(title="agentloop", version=__version__, lifespan=lifespan, redoc_url=None, responses=REFUSALS)
     if not only_models:
@@ -77,7 +77,7 @@ def make_app(
     describe(app)
     inner: ASGIApp = BodyLimit(app)
     token = LocalToken(token_file(store.path)) if store.path else None
-    return Counted(Guard(Gateway(inner, calls) if calls else inner, store, token), metrics)
+    return Counted(Guard(Gateway(inner, calls) if calls else inner, store, token, project=store.project), metrics)
 
 
 def _engine_error(request: Request, error: Exception) -> Response:

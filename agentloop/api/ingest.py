@@ -18,13 +18,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from agentloop.api.claims import without_claims
-from agentloop.api.committer import Busy, Committer
 from agentloop.api.health import Readiness
 from agentloop.api.inflate import Broken, TooLarge, UnknownEncoding, inflate
 from agentloop.api.metrics import Metrics
 from agentloop.api.refusals import JSON, PROTOBUF, content_type, refusal
 from agentloop.errors import FormatError, StoreError
 from agentloop.otel import otlp
+from agentloop.store.commits import Busy, SpanCommits
 
 LARGE = 64 << 10
 """A body of more bytes is decoded in a thread, so that the event loop can answer other requests."""
@@ -43,8 +43,8 @@ Decode = Callable[[bytes, str], otlp.OtlpBatch]
 class Ingest:
     """The two routes. A request's state has `project`, which owns the traces, and `may_judge`."""
 
-    def __init__(self, committer: Committer, readiness: Readiness, metrics: Metrics) -> None:
-        self._committer = committer
+    def __init__(self, commits: SpanCommits, readiness: Readiness, metrics: Metrics) -> None:
+        self._commits = commits
         self._readiness = readiness
         self._metrics = metrics
         self._n_reading = 0
@@ -123,7 +123,7 @@ class Ingest:
             batch = without_claims(batch)
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._committer.put(request.state.project, batch.spans, n_bytes)
+                await self._commits.put_spans(request.state.project, batch.spans, n_bytes)
         except TimeoutError:
             raise StoreError(f"the store did not commit the request within {ANSWER_S:g} s; retry") from None
         self._readiness.worked()

@@ -59,7 +59,7 @@ class Metrics:
 
 
 class _Commits:
-    """Exports the committer's own count, so that it is not counted twice."""
+    """Exports the commits' own count, so that it is not counted twice."""
 
     def __init__(self, n_commits: Callable[[], int]) -> None:
         self._n_commits = n_commits

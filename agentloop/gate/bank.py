@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -21,20 +20,23 @@ from pydantic import Field, ValidationError
 
 from agentloop.errors import ConfigError, SandboxError, counted, did_you_mean
 from agentloop.gate.environment import Environment
-from agentloop.gate.ledger import Ledger
-from agentloop.gate.outcomes import Outcome, Side, read_outcomes
+from agentloop.gate.outcomes import Outcome, Side, read_outcomes, stored_outcome
 from agentloop.identity import Identity
 from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
 from agentloop.output_files import write_text
 from agentloop.rollout.refusals import CORRECT, MAX_INFRA_SHARE
+from agentloop.store.evidence import Evidence
+from agentloop.store.store import Store
 from agentloop.suites.lines import read_jsonl
 from agentloop.suites.names import MUST_PASS
 from agentloop.suites.suite import Suite
-from agentloop.types import FailureType, Frozen, RewardState, Split, Task
+from agentloop.types import FailureType, Frozen, RewardState, Split, Task, content_hash
 
 BASELINE = "baseline"
 HEAD = "bank"
+WHOLE, CRASHED = "whole", "crashed"
+"""How the filling of a bank ends."""
 N_DIGITS = 16
 """Of each part's hash."""
 MIN_TRIALS = 4
@@ -220,45 +222,50 @@ async def fill_bank(
     runner: Runner,
     *,
     n_concurrent: int,
+    store: Store | None = None,
+    version: int = 0,
     on_done: Callable[[Outcome], None] = lambda _: None,
 ) -> Bank:
     """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, those of before too.
 
-    A run that was cut short goes on: what it has is beside `path`, which is written when all is there.
-    Raises ConfigError when that is of another run, a trial cannot be scored, or the model's endpoint refuses most of
-    the latest trials (one trial of each task); SandboxError when a trial was lost.
+    store: keeps each outcome, so that a run that was cut short goes on; None keeps none. `path` is written when all is
+    there. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored, or
+    the model's endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was lost.
     """
     wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
-    with closing(Ledger(path.with_name(f".{path.name}.partial"))) as ledger:
-        done = _continued(ledger, head)
-        for outcome in done.values():
-            on_done(outcome)
-        slots = asyncio.Semaphore(n_concurrent)
+    places = {key: place for place, key in enumerate(wanted)}
+    evidence = _evidence(store, head) if store is not None else None
+    done = _continued(evidence)
+    for outcome in done.values():
+        on_done(outcome)
+    slots = asyncio.Semaphore(n_concurrent)
 
-        async def one(task: str, trial: int) -> None:
-            async with slots:
-                outcome = await runner(task, Side.baseline, trial)
-            _refuse_lost(outcome)
-            done[task, trial] = outcome
-            if outcome.refused:  # asked again if this run is cut short: the settings may be wrong
-                _refuse_settings(list(done.values())[-len(tasks) :], len(tasks))
-            else:
-                ledger.append([_line(outcome)])
-            on_done(outcome)
+    async def one(task: str, trial: int) -> None:
+        async with slots:
+            outcome = await runner(task, Side.baseline, trial)
+        _refuse_lost(outcome)
+        done[task, trial] = outcome
+        if outcome.refused:  # asked again if this run is cut short: the settings may be wrong
+            _refuse_settings(list(done.values())[-len(tasks) :], len(tasks))
+        elif evidence is not None:
+            evidence.add([stored_outcome(outcome, places[task, trial], head.suite, head.suite_hash, version)])
+        on_done(outcome)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for key in sorted(wanted, key=lambda one: one[1]):  # in rounds: an outage strikes a trial of each task
-                    if key not in done:
-                        group.create_task(one(*key))
-        except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
-            raise several.exceptions[0] from None
-        bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
-        if all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes):
-            ledger.path.unlink()
-            raise _all_crashed(bank)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for key in sorted(wanted, key=lambda one: one[1]):  # in rounds: an outage strikes a trial of each task
+                if key not in done:
+                    group.create_task(one(*key))
+    except BaseExceptionGroup as several:  # the first is the one to mend; the others are often the same
+        raise several.exceptions[0] from None
+    bank = Bank(head=head, outcomes=tuple(done[key] for key in wanted))
+    has_crashed = all(outcome.failure == FailureType.agent_crashed for outcome in bank.outcomes)
+    if not has_crashed:
         write_text(path, "".join([_head_line(head), *map(_line, bank.outcomes)]))
-        ledger.path.unlink()
+    if evidence is not None:
+        evidence.end(CRASHED if has_crashed else WHOLE)
+    if has_crashed:
+        raise _all_crashed(bank)
     return bank
 
 
@@ -272,19 +279,18 @@ def _all_crashed(bank: Bank) -> ConfigError:
     )
 
 
-def _continued(ledger: Ledger, head: BankHead) -> dict[tuple[str, int], Outcome]:
+def _evidence(store: Store, head: BankHead) -> Evidence:
+    """What an interrupted run of the same bank left, or nothing yet."""
+    about = head.model_dump(mode="json")
+    key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
+    return store.begin_evidence(HEAD, key, about)
+
+
+def _continued(evidence: Evidence | None) -> dict[tuple[str, int], Outcome]:
     """What an interrupted run of the same bank has rolled out."""
-    if not ledger.text:
-        ledger.append([_head_line(head)])
-        return {}
-    before = _read(ledger.path)
-    if before.head.model_copy(update={"created_at": head.created_at}) != head:
-        theirs, ours = before.head.model_dump(), head.model_dump()
-        key = next(key for key in theirs if key != "created_at" and theirs[key] != ours[key])
-        raise ConfigError(
-            f"{ledger.path}: begun with another {key} ({theirs[key]}, not {ours[key]}); delete it to begin anew"
-        )
-    return {(outcome.task_id, outcome.trial): outcome for outcome in before.outcomes}
+    stored = evidence.outcomes() if evidence is not None else []
+    outcomes = [Outcome.model_validate_json(one.body) for one in stored]
+    return {(outcome.task_id, outcome.trial): outcome for outcome in outcomes}
 
 
 def _refuse_lost(outcome: Outcome) -> None:

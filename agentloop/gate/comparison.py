@@ -21,10 +21,11 @@ from agentloop.gate.drift import controls_for
 from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.flaky import active, read_quarantine, said
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, Run, roll_out
+from agentloop.gate.live import Budget, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
 from agentloop.gate.result import result_of
+from agentloop.gate.run import Run
 from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling
 from agentloop.gate.summary import ENDS
 from agentloop.gate.taped import SuiteTape
@@ -39,6 +40,8 @@ from agentloop.types import content_hash
 
 Stopped: TypeAlias = "str | None"
 """Why a run stopped before a verdict, if it did."""
+FINAL = (GateVerdict.passed, GateVerdict.failed, GateVerdict.infra)
+"""Verdicts after which a gate does not go on."""
 RESULT = "gate.result.json"
 """In the run's folder: what it came to, as `--json` prints it."""
 
@@ -108,6 +111,12 @@ class Prepared:
             "candidate": content_hash({suite: actor.identity.hash for suite, actor in self.candidates.items()}),
             "baseline": content_hash({bank.head.suite: bank.head.identity for bank in self.banks}),
         }
+
+    @property
+    def versions(self) -> dict[tuple[str, Side], int]:
+        """(suite, side) -> number of the registered version."""
+        sides = ((Side.candidate, self.candidates), (Side.baseline, self.baselines))
+        return {(suite, side): actor.version for side, actors in sides for suite, actor in actors.items()}
 
     @property
     def key(self) -> str:
@@ -244,7 +253,7 @@ def run_gate(
     folder = options.out or folder_of(prepared)
     fold = Fold(prepared.header)
     with run_store(folder, options.project) as store:
-        run = Run(folder, prepared.header, prepared.bank, prepared.made_of)
+        run = Run(folder, prepared.header, prepared.bank, prepared.made_of, store, prepared.versions)
         try:
             for outcome in run.outcomes:
                 fold.add(outcome)
@@ -253,10 +262,13 @@ def run_gate(
                 display.say(f"{folder} has this gate's verdict already, and nothing was run; {more}")
                 stopped = None
             else:
-                stopped = start(_roll_out(prepared, fold, run, store, display))
+                with store.lock(run.id):  # the same question may be asked into another folder, too
+                    stopped = start(_roll_out(prepared, fold, run, store, display))
+            result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
+            if result.verdict in FINAL:
+                run.end(result.verdict.value)
         finally:
             run.close()
-    result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
     return result, folder
 
@@ -285,7 +297,7 @@ def _is_decided(path: Path) -> bool:
     if not path.is_file():
         return False
     verdict = json.loads(path.read_text(encoding="utf-8")).get("verdict")
-    return verdict in (GateVerdict.passed.value, GateVerdict.failed.value, GateVerdict.infra.value)
+    return verdict in FINAL
 
 
 async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> Stopped:

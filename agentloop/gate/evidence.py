@@ -31,6 +31,8 @@ class SuiteState:
         self.weights: dict[str, float] = {}
         """Chances of the tasks' visits, for importance."""
         self.cases = {task: self.case(settings.reliability) for task in part.must_pass}
+        self.path: list[Look] = []
+        """Every look, those at a bank that was given up included."""
         self._begin()
 
     def _begin(self) -> None:
@@ -120,6 +122,7 @@ class SuiteState:
             high=interval.high,
         )
         self.looks.append(look)
+        self.path.append(look)
 
     @property
     def is_due(self) -> bool:

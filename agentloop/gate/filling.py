@@ -111,6 +111,8 @@ def fill(
                     suite.evals.tasks,
                     runner,
                     n_concurrent=options.n_concurrent,
+                    store=store,
+                    version=actor.version,
                     on_done=_advancing(progress),
                 )
 

@@ -1,37 +1,27 @@
 """A gate under way: rolls out what `schedule.py` asks for, several trials at once, until `fold.py` decides.
 
-    DIR/gate.outcomes.jsonl    header, the bank, then every outcome in the order in which it was asked for
-    DIR/gate.ahead.jsonl       what finished before its turn
-    DIR/gate.json              hashes of who was compared
-
-Whatever finishes is on disk before it counts, so the same command after `kill -9` goes on at the same evidence, and
-nothing is rolled out twice that had come to its end. Outcomes count in the order of the asking: whoever takes them as
-they finish takes the quick ones first, and what fails is often slow.
+Whatever finishes is in the store before it counts (`run.py`), so the same command after `kill -9` goes on at the same
+evidence, and nothing is rolled out twice that had come to its end. Outcomes count in the order of the asking: whoever
+takes them as they finish takes the quick ones first, and what fails is often slow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 
-from agentloop.errors import ConfigError
 from agentloop.gate.bank import Runner
 from agentloop.gate.fold import Fold
-from agentloop.gate.ledger import Ledger
 from agentloop.gate.next_trials import NextTrials
-from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, read_outcomes
+from agentloop.gate.outcomes import Outcome, Side
+from agentloop.gate.run import Run
 from agentloop.gate.schedule import Trial
-from agentloop.input_files import parse_json
-from agentloop.output_files import write_text
 from agentloop.types import RewardState
 
-OUTCOMES, AHEAD, MADE_OF = "gate.outcomes.jsonl", "gate.ahead.jsonl", "gate.json"
 LOOKAHEAD = 4
 """Trials that may wait for one that is slow, for each of those that run at once: what they cost may be for nothing."""
 
@@ -61,94 +51,6 @@ class Budget:
     def left_s(self) -> float | None:
         """Seconds; None without a limit."""
         return None if self.max_minutes is None else self.started + 60 * self.max_minutes - time.monotonic()
-
-
-class Run:
-    """A gate's folder: what was found so far, and what this process adds."""
-
-    def __init__(self, folder: Path, header: Header, bank: Sequence[Outcome], made_of: Mapping[str, str]) -> None:
-        """made_of: what has to be the same for a run to be continued, beyond the header.
-
-        Raises ConfigError for a folder with another gate in it, or with a file that cannot be read.
-        """
-        self.folder, path = folder, folder / OUTCOMES
-        if not path.exists():
-            write_text(folder / MADE_OF, json.dumps(dict(made_of), indent=1) + "\n")
-            write_text(path, "".join(outcome_lines(header, bank)))
-        _refuse_other(folder, made_of)
-        self._ledger = Ledger(path)
-        found, outcomes = read_outcomes(path, self._ledger.text)
-        if _refuse_header(path, found, header):
-            write_text(path, "".join(outcome_lines(header, outcomes)))
-        if tuple(outcomes[: len(bank)]) != tuple(bank):
-            raise ConfigError(f"{path}: begun with another bank; {ANEW}")
-        self.outcomes = outcomes
-        """All that stands in the file, the bank first."""
-        self.n_banked = len(bank)
-        self._aside = Ledger(folder / AHEAD)
-        _, ahead = read_outcomes(self._aside.path, self._aside.text)
-        self.ahead = {trial_of(outcome): outcome for outcome in ahead if outcome.reward is not None}
-        """What finished before its turn; what was lost is tried again."""
-
-    def add(self, outcomes: Sequence[Outcome]) -> None:
-        """The next in order."""
-        self._ledger.append(outcome_lines(None, outcomes))
-        self.outcomes += outcomes
-
-    def set_aside(self, outcomes: Sequence[Outcome]) -> None:
-        """Some whose turn has not come."""
-        self._aside.append(outcome_lines(None, outcomes))
-
-    @property
-    def spent_usd(self) -> float:
-        """On what was rolled out, as far as it is known."""
-        rolled = [*self.outcomes[self.n_banked :], *self.ahead.values()]
-        return sum(outcome.cost_usd or 0.0 for outcome in rolled)
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self._ledger.close()
-        self._aside.close()
-
-
-ANEW = "name another folder with --out, or delete this one to begin anew"
-
-
-def trial_of(outcome: Outcome) -> Trial:
-    """What was asked for."""
-    return Trial(outcome.task_id, outcome.policy, outcome.trial)
-
-
-def _refuse_other(folder: Path, made_of: Mapping[str, str]) -> None:
-    path = folder / MADE_OF
-    try:
-        before = parse_json(path.read_bytes())
-        if not isinstance(before, dict):
-            raise ValueError(f"a {type(before).__name__} in place of an object")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}): nobody knows whose outcomes these are; {ANEW}") from None
-    changed = [name for name in made_of if before.get(name) != made_of[name]]
-    if changed:
-        raise ConfigError(f"{folder}: a gate whose {' and '.join(changed)} has changed since; {ANEW}")
-
-
-def _refuse_header(path: Path, found: Header | None, header: Header) -> bool:
-    """Raises ConfigError for another gate's. True for one that may only roll out more by now, which is no other."""
-    if found is None:
-        raise ConfigError(f"{path}: its header is gone; {ANEW}")
-    more = {"max_rollouts": max(found.settings.max_rollouts, header.settings.max_rollouts)}
-    if found.model_copy(update={"settings": found.settings.model_copy(update=more)}) == header:
-        return found != header
-    then, now = found.model_dump(), header.model_dump()
-    for key in [name for name in then if name != "settings"]:
-        if then[key] != now[key]:
-            raise ConfigError(f"{path}: begun with {_change(key, then[key], now[key])}; {ANEW}")
-    key = next(name for name in then["settings"] if then["settings"][name] != now["settings"][name])
-    raise ConfigError(f"{path}: begun with {_change(key, then['settings'][key], now['settings'][key])}; {ANEW}")
-
-
-def _change(key: str, then: object, now: object) -> str:
-    return f"other {key}" if isinstance(then, list | tuple) else f"{key} {then}, not {now}"
 
 
 async def roll_out(
@@ -221,7 +123,7 @@ class _Live:
             taken.append(self.run.ahead.pop(self.queue.popleft()))
             self.fold.add(taken[-1], last=True)
         if taken:
-            self.run.add(taken)
+            self.run.add(taken, self.fold)
         return taken
 
     async def wait(self) -> None:

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
 from agentloop.input_files import place_of
+from agentloop.store.evidence import StoredOutcome
 from agentloop.suites.lines import read_jsonl
 from agentloop.types import Frozen, RewardState
 
@@ -285,3 +286,22 @@ def outcome_lines(header: Header | None, outcomes: Iterable[Outcome]) -> Iterato
         yield f'{{"{HEADER}": {header.model_dump_json()}}}\n'
     for outcome in outcomes:
         yield outcome.model_dump_json(exclude_defaults=True) + "\n"
+
+
+def stored_outcome(
+    outcome: Outcome, position: int | None, suite: str, suite_hash: str, policy_version: int
+) -> StoredOutcome:
+    """A row of the store."""
+    return StoredOutcome(
+        position=position,
+        suite=suite,
+        suite_hash=suite_hash,
+        task_id=outcome.task_id,
+        side=outcome.policy.value,
+        trial=outcome.trial,
+        policy_version=policy_version,
+        trace_id=outcome.trace_id,
+        state=outcome.state.value,
+        reward=outcome.reward,
+        body=outcome.model_dump_json(exclude_defaults=True),
+    )

@@ -18,7 +18,7 @@ from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.taped import SuiteTape, TapedTrials
-from agentloop.gate.trials import Trials
+from agentloop.gate.trials import NO_SHELF, Shelf, Trials
 from agentloop.harbor.images import images_for
 from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
@@ -28,12 +28,13 @@ from agentloop.rollout.actors import Actor
 from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.commits import AttemptCommits
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.suites.names import HEAD, TASKS
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Task
-from agentloop.work.commits import usable_attempt
+from agentloop.work.stored import usable_attempt
 
 
 class NoTasks(AgentLoopError, LookupError):
@@ -154,25 +155,34 @@ async def rolling(
     scorer = load_scorer(project)
     guess = scorer.guess if scorer else None
 
-    def keep(attempt: Attempt) -> None:
-        # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
-        store.put_attempts(run, [attempt], anew=True)
+    commits = AttemptCommits(store)
 
+    async def keep(attempt: Attempt) -> Attempt:
+        # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
+        return await commits.put_attempt(run, 0, attempt, anew=True)
+
+    shelf = Shelf(keep, partial(usable_attempt, store), store.owner)
     with ExitStack() as images:
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:
             acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
             tasks = images.enter_context(images_for(one.gated, backend))
             seed_name = f"{run}/{one.evals.hash[:16]}"
-            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, keep=keep, guess=guess)
-            trials: Runner = make_trials(acting, lookup=partial(usable_attempt, store))
+            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, shelf=shelf, guess=guess)
+            trials: Runner = make_trials(acting)
             runners |= {(task, side): trials for task in one.evals.tasks for side in Side}
             if tapes and (tape := tapes.get(one.evals.name)):
-                runner: Runner = TapedTrials(make_trials, acting[tape.side], tape, one.evals.hash)
+                runner: Runner = TapedTrials(
+                    partial(make_trials, shelf=shelf._replace(lookup=NO_SHELF.lookup)),
+                    acting[tape.side],
+                    tape,
+                    one.evals.hash,
+                )
                 runners |= {(task, tape.side): runner for task in one.evals.tasks}
         try:
             yield _without_secrets(runners, redactor)
         finally:
+            commits.close()
             await pool.close()
 
 

@@ -5,7 +5,8 @@ What was lost for our reasons is repeated (`rollout/retry.py`), and then handed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from agentloop.costs.totals import Price, spent, total
 from agentloop.failures.detectors.rules import Rule
@@ -34,6 +35,26 @@ MAX_WORDS = 300
 """Characters kept of what a person reads of a trial; what an agent said may be long."""
 LIMITS = (StopReason.step_limit, StopReason.time_limit, StopReason.cost_limit)
 """Ends that the evidence of a failure does not name."""
+Keep = Callable[[Attempt], Awaitable[Attempt]]
+"""Stores an attempt; the attempt as it is stored."""
+
+
+async def keep_nothing(attempt: Attempt) -> Attempt:
+    """A Keep without a store."""
+    return attempt
+
+
+class Shelf(NamedTuple):
+    """Where attempts are stored."""
+
+    keep: Keep = keep_nothing
+    lookup: Callable[[Task, Episode, Actor], Attempt | None] = lambda *_: None
+    """The attempt that is stored already, which is then not made again."""
+    owner: str = ""
+    """Of `plan`."""
+
+
+NO_SHELF = Shelf()
 
 
 class Trials:
@@ -46,31 +67,31 @@ class Trials:
         pool: Pool,
         *,
         run: str,
-        keep: Callable[[Attempt], None] = lambda _: None,
-        lookup: Callable[[Task, Episode, Actor], Attempt | None] = lambda *_: None,
+        shelf: Shelf = NO_SHELF,
         guess: Rule | None = None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
-        """run: decides every seed, with the task, the side and the trial. keep: stores each attempt.
-
-        lookup: the attempt that is stored already, which is then not made again. guess: of `Crew`. pauses_s: of
-        `repeated`.
-        """
+        """run: decides every seed, with the task, the side and the trial. guess: of `Crew`. pauses_s: of `repeated`."""
         self._tasks = {task.id: task for task in tasks}
-        self._sides, self._pool, self._run, self._keep = sides, pool, run, keep
-        self._lookup, self._guess, self._pauses_s = lookup, guess, pauses_s
+        self._sides, self._pool, self._run, self._shelf = sides, pool, run, shelf
+        self._guess, self._pauses_s = guess, pauses_s
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. Raises PluginError and ConfigError for a task's own mistake."""
         task, actor, lost = self._tasks[task_id], self._sides[side], list[Attempt]()
-        stage = f"{side}/{trial}"
-        planned = plan([task], run=self._run, stage=stage, purpose=Purpose.evaluate, policy_version=actor.version)
-        episode = planned[0][1]
-        attempt = self._lookup(task, episode, actor)
+        [(_, episode)] = plan(
+            [task],
+            run=self._run,
+            stage=f"{side}/{trial}",
+            purpose=Purpose.evaluate,
+            policy_version=actor.version,
+            owner=self._shelf.owner,
+        )
+        attempt = self._shelf.lookup(task, episode, actor)
         if attempt is None:
             crew = Crew(actor, self._pool, self._guess)
             attempt = await run_attempt(task, episode, crew, pauses_s=self._pauses_s, on_lost=lost.append)
-            self._keep(attempt)
+            attempt = await self._shelf.keep(attempt)
         return with_lost(outcome_of(attempt, side, trial, actor.price), attempt, lost, actor.price)
 
 

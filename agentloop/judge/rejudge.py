@@ -29,7 +29,8 @@ from agentloop.judge.reader import Reader, is_open, with_cause
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, SandboxVerifier, Verifier
-from agentloop.store.history import New, Stored
+from agentloop.store.history import Stored
+from agentloop.store.rewriting import New
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE, reward_of
 from agentloop.types import RewardState, Score, Task, Trace, Verdict, content_hash

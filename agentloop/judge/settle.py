@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.combine import combine
 from agentloop.judge.stored import bare_task, classified, classified_imported, read
-from agentloop.store.history import New
+from agentloop.store.rewriting import New
 from agentloop.store.store import Store
 from agentloop.store.verdicts import LABELLED, PERSON, PROGRAMS
 from agentloop.types import RewardState, Score, Task, Trace, Verdict

@@ -42,7 +42,7 @@ def read(store: Store, row: Any) -> Found | None:
 
 def is_ours(row: Any) -> bool:
     """Of an episode that was rolled out here: others' traces, too, may say to which episode they belong."""
-    return row.stage is not None
+    return row.stage is not None or row.superseded is not None
 
 
 def bare_task(trace: Trace) -> Task:

@@ -25,11 +25,11 @@ from agentloop.work.work import Ask
 async def begin(project: Project, key: StageKey, *, anew: bool = False) -> Stage:
     """A stage, in fresh sandboxes. What an interrupted run of it left in the store is used (`Stage.gather`).
 
-    anew: remove that, because what follows depends on more than the attempts.
+    anew: supersede that, because what follows depends on more than the attempts.
     """
     await project.pool.renew()
     if anew:
-        project.store.forget_stage(key.name)
+        project.store.supersede_stage(key.name)
     return Stage(project, key)
 
 
@@ -102,8 +102,8 @@ class Stage:
         return attempts
 
     def finish(self) -> None:
-        """Mark it as done. Attempts of an interrupted run that was asked for others are removed."""
-        self.project.store.forget_stage(self.name, without=self.episodes)
+        """Mark it as done. Attempts of an interrupted run that was asked for others are superseded."""
+        self.project.store.supersede_stage(self.name, without=self.episodes)
         self.project.store.put_stage(self.row())
 
     def drop(self, counts: Mapping[str, int]) -> None:

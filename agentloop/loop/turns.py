@@ -133,7 +133,7 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
-        project.store.forget_stage(stage.name)  # else the same command would find the same losses
+        project.store.supersede_stage(stage.name)  # else the same command would find the same losses
         raise _too_many_lost(report, [attempt.verdict for attempt in attempts])
     stage.finish()  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)

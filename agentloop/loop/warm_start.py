@@ -77,7 +77,7 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
     checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
     stage = await begin(project, WARM_START, anew=not checkpoint.resumes)
     checkpoint.restore(stage)
-    project.store.forget_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
+    project.store.supersede_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
     drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
     emerged = EMERGED * fmean(reward for *_, reward in shown)

@@ -1,4 +1,4 @@
-"""A loop's own attempts in: each is inserted once with its verdict, and none is replaced.
+"""A loop's own attempts in: each is inserted once with its verdict; none is replaced or removed.
 
 What costs (redaction, JSON, compression, words) is done before the transaction, so that writers do not wait for it.
 The statements are written out, because building them costs more than storing an attempt.
@@ -7,23 +7,25 @@ The statements are written out, because building them costs more than storing an
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, bindparam, or_, select
+from sqlalchemy import ColumnElement, Connection, bindparam, or_, select, update
 from sqlmodel import col
 
 from agentloop.errors import AttemptConflict
 from agentloop.store import documents
 from agentloop.store.bodies import pack_json
-from agentloop.store.database import Database, chunks, insert_new, insert_rows, pipeline, stored_time
-from agentloop.store.history import HISTORY, clean
+from agentloop.store.database import Database
 from agentloop.store.quotes import requoted
 from agentloop.store.redact import Redactor
-from agentloop.store.shared import Batch, SharedBodies, link
+from agentloop.store.rewriting import HISTORY, clean
+from agentloop.store.shared import SharedBodies, link
+from agentloop.store.statements import chunks, insert_new, insert_rows, pipeline, stored_time
 from agentloop.store.tables import TraceRow
-from agentloop.store.traces import clean_texts, put_facets, remove_traces
+from agentloop.store.traces import clean_texts, put_facets
 from agentloop.store.verdicts import JUDGE, storable
 from agentloop.types import Attempt, RewardState, Verdict
 
@@ -37,12 +39,15 @@ class Placed(NamedTuple):
     stage: str
     n: int
     attempt: Attempt
+    anew: bool = False
+    """Another attempt at the same episode gives its place, whatever came of it."""
 
 
 class _Ready(NamedTuple):
     """An attempt as it is stored: without secrets, its bodies named."""
 
     id: str
+    placed: Placed
     row: dict[str, Any]
     bodies: list[bytes]
     facets: documents.Facets
@@ -51,15 +56,8 @@ class _Ready(NamedTuple):
     """The verdict, compressed."""
 
 
-class _Lost(Exception):
-    """Attempts that give their place to others stand where those are to be; `keys` of their traces."""
-
-    def __init__(self, keys: list[int]) -> None:
-        self.keys = keys
-
-
 _STORED = select(
-    *(col(getattr(TraceRow, name)) for name in ("key", "id", "episode_id", "stage", "reward_state", "body"))
+    *(col(getattr(TraceRow, name)) for name in ("id", "episode_id", "stage", "superseded", "reward_state", "body"))
 ).where(
     col(TraceRow.project) == bindparam("project"),
     or_(
@@ -70,77 +68,114 @@ _STORED = select(
 
 
 def put_attempts(
-    database: Database,
-    shared: SharedBodies,
-    project: str,
-    new: Sequence[Placed],
-    *,
-    anew: bool = False,
-    within: Connection | None = None,
-) -> None:
-    """Write attempts in one transaction, that of `within` where it is given. One that is there already is left.
+    database: Database, shared: SharedBodies, project: str, new: Sequence[Placed], *, within: Connection | None = None
+) -> list[Attempt]:
+    """Write attempts in one transaction, that of `within` where it is given; the attempts as they are stored.
 
-    An attempt that was lost to infrastructure gives its place to another of the same id; that removes bodies, and so is
-    not done `within` a transaction. anew: so does any other, because its outcome counted nowhere. Raises
-    AttemptConflict where an id belongs to another attempt, and writes nothing.
+    One that is there already is left. One that was lost to infrastructure gives its place to another at the same
+    episode, and any other one does so where that is `anew`: it stays in the store as a superseded trace, and the new
+    trace gets another id. Raises AttemptConflict where an id belongs to another attempt, and writes nothing.
     """
     if not new:
-        return
+        return []
     batch = shared.batch(project)
     ready = [_prepare(shared.redactor, project, placed, batch.name) for placed in new]
+    stored = {one.id: one.placed.attempt for one in ready}
     # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
     ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
-    try:
-        with database.write(within=within) as connection:
-            _write(connection, shared, project, ready, batch, anew=anew)
-    except _Lost as lost:
-        if within is not None:
-            raise AttemptConflict(
-                "an attempt that would give its place is stored under the same id; put this one without `within`"
-            ) from None
-        with database.write(removes=True) as connection:
-            remove_traces(connection, lost.keys)
-            _write(connection, shared, project, ready, batch, anew=anew)
-    batch.done()
-
-
-def _write(
-    connection: Connection, shared: SharedBodies, project: str, ready: Sequence[_Ready], batch: Batch, *, anew: bool
-) -> None:
-    rows = [tuple(one.row.values()) for one in ready]
-    keys: dict[str, int] = dict(insert_new(connection, "trace", tuple(ready[0].row), rows, ("id", "key")))
-    if len(keys) < len(ready):
-        _check(connection, project, [one for one in ready if one.id not in keys], anew=anew)
+    with database.write(within=within) as connection:
+        keys = _insert(connection, ready)
+        refused = [one for one in ready if one.id not in keys]
         ready = [one for one in ready if one.id in keys]
-    bodies = batch.put(connection)
-    with pipeline(connection):
-        link(connection, ((keys[one.id], bodies[name]) for one in ready for name in one.bodies))
-        put_facets(connection, shared.redactor, ((keys[one.id], one.facets) for one in ready))
-        _put_verdicts(connection, keys, ready)
+        for one, trace_id, is_new in _resolve(connection, project, refused):
+            attempt = stored[one.id] = _with_id(one.placed.attempt, trace_id)
+            if is_new:
+                ready.append(_prepare(shared.redactor, project, one.placed._replace(attempt=attempt), batch.name))
+                keys |= _insert(connection, ready[-1:])
+        bodies = batch.put(connection)
+        with pipeline(connection):
+            link(connection, ((keys[one.id], bodies[name]) for one in ready for name in one.bodies))
+            put_facets(connection, shared.redactor, ((keys[one.id], one.facets) for one in ready))
+            _put_verdicts(connection, keys, ready)
+    batch.done()
+    return [stored[placed.attempt.trace.id] for placed in new]
 
 
-def _check(connection: Connection, project: str, refused: Sequence[_Ready], *, anew: bool) -> None:
-    """Pass over the attempts that are stored already. Raises _Lost and AttemptConflict for the others."""
+def supersede(connection: Connection, *which: ColumnElement[bool]) -> int:
+    """Take attempts out of their stages, to be made again; the number of them. Their traces stay in the store."""
+    ours = col(TraceRow.stage).is_not(None)
+    changed = update(TraceRow).where(ours, *which).values(superseded=TraceRow.stage, stage=None)
+    return connection.execute(changed).rowcount
+
+
+def _insert(connection: Connection, ready: Sequence[_Ready]) -> dict[str, int]:
+    """The key of each row that was inserted, by its id."""
+    rows = [tuple(one.row.values()) for one in ready]
+    return dict(insert_new(connection, "trace", tuple(ready[0].row), rows, ("id", "key")))
+
+
+def _resolve(connection: Connection, project: str, refused: Sequence[_Ready]) -> Iterator[tuple[_Ready, str, bool]]:
+    """Each with the id of its trace, and whether that is new; what gives its place is superseded.
+
+    Raises AttemptConflict for others.
+    """
     rows: list[Any] = []
     for part in chunks(refused):
-        names = {"ids": [one.id for one in part], "episodes": [one.row["episode_id"] for one in part]}
+        ids = [id for one in part for id in (one.id, _id_of_again(one))]
+        names = {"ids": ids, "episodes": [one.row["episode_id"] for one in part]}
         rows += connection.execute(_STORED, {"project": project, **names}).all()
-    by_id, by_episode = {row.id: row for row in rows}, {row.episode_id: row for row in rows}
-    lost = []
+    by_id = {row.id: row for row in rows}
+    current = {row.episode_id: row for row in rows if row.stage is not None}
     for one in refused:
-        stored = by_id.get(one.id) or by_episode[one.row["episode_id"]]
-        if stored.id == one.id and stored.stage is not None and _trace(stored.body) == _trace(one.row["body"]):
+        before, place = by_id.get(one.id), current.get(one.row["episode_id"])
+        _refuse_other(one, before, place)
+        again = by_id.get(_id_of_again(one))
+        if before is not None and _trace(before.body) == _trace(one.row["body"]):
+            again = before
+        if place is not None and place is not again:
+            supersede(connection, col(TraceRow.project) == project, col(TraceRow.id) == place.id)
+        if again is None:
+            yield one, _id_of_again(one), True
             continue
-        if stored.stage is not None and (anew or stored.reward_state == RewardState.infra_failed):
-            lost.append(stored.key)
-            continue
-        raise AttemptConflict(
-            f"trace {one.id} of episode {one.row['episode_id']} (stage {one.row['stage']!r}) is another attempt than "
-            f"the one that is stored as trace {stored.id} (stage {stored.stage!r}); attempts are never replaced: give "
-            "the run another seed or project, or remove that trace first"
-        )
-    if lost:
-        raise _Lost(lost)
+        if again.stage is None:  # it was superseded, and is here again
+            mine = (col(TraceRow.project) == project, col(TraceRow.id) == again.id)
+            back = {"stage": one.placed.stage, "n": one.placed.n, "superseded": None}
+            connection.execute(update(TraceRow).where(*mine).values(back))
+        yield one, again.id, False
+
+
+def _refuse_other(one: _Ready, before: Any, place: Any) -> None:
+    """Raises AttemptConflict where the trace of that id, or the one in its place, is another attempt and stays.
+
+    before: the row of its id. place: that of its episode.
+    """
+    if before is not None and (before.episode_id != one.row["episode_id"] or before.stage is before.superseded is None):
+        raise _conflict(one, before)
+    may_go = place is None or one.placed.anew or place.reward_state == RewardState.infra_failed
+    is_same = place is not None and (
+        place.id == _id_of_again(one) or (place is before and _trace(place.body) == _trace(one.row["body"]))
+    )
+    if not may_go and not is_same:
+        raise _conflict(one, place)
+
+
+def _id_of_again(one: _Ready) -> str:
+    """The id of its trace where an earlier attempt has its own: the same for the same trace."""
+    return blake2b(_trace(one.row["body"]), digest_size=16).hexdigest()
+
+
+def _conflict(one: _Ready, stored: Any) -> AttemptConflict:
+    return AttemptConflict(
+        f"trace {one.id} of episode {one.row['episode_id']} (stage {one.row['stage']!r}) is another attempt than "
+        f"the one that is stored as trace {stored.id} (stage {stored.stage!r}); attempts are never replaced: give "
+        "the run another seed or project, or remove that trace first"
+    )
+
+
+def _with_id(attempt: Attempt, trace_id: str) -> Attempt:
+    trace = attempt.trace.model_copy(update={"id": trace_id})
+    verdict = attempt.verdict.model_copy(update={"trace_id": trace_id})
+    return attempt.model_copy(update={"trace": trace, "verdict": verdict})
 
 
 def _trace(body: bytes) -> bytes:
@@ -153,8 +188,8 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
     task, episode, trace = placed.attempt.task, placed.attempt.episode, placed.attempt.trace
     verdict = placed.attempt.verdict
     raw = trace.model_dump_json().encode()
-    told = redactor.json(raw)
-    verdict = clean(redactor, verdict) if told is raw else requoted(clean(redactor, verdict), told)
+    clean_trace = redactor.json(raw)
+    verdict = clean(redactor, verdict) if clean_trace is raw else requoted(clean(redactor, verdict), clean_trace)
     judged = verdict.model_dump_json().encode()
     values, facets = documents.columns(trace)
     critical = verdict.critical if verdict.reward is None or verdict.reward < 1.0 else None
@@ -177,10 +212,10 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
         "reward": verdict.reward,
         "failure": critical.type.value if critical else None,
         "stored_at": datetime.now(UTC),
-        "body": pack_json(told, judged),
+        "body": pack_json(clean_trace, judged),
     }
     bodies = [name(body) for body in documents.split_bodies(raw)]
-    return _Ready(trace.id, row, bodies, facets, verdict, zlib.compress(judged, level=1))
+    return _Ready(trace.id, placed, row, bodies, facets, verdict, zlib.compress(judged, level=1))
 
 
 def _put_verdicts(connection: Connection, keys: Mapping[str, int], ready: Sequence[_Ready]) -> None:

@@ -136,21 +136,21 @@ def words(data: bytes) -> str:
         return _plain(data.decode(errors="replace"))
     if isinstance(value, str):
         return _plain(value)
-    found: list[str] = []
-    _collect(value, found)
-    return _plain(" ".join(found))
+    texts: list[str] = []
+    _collect(value, texts)
+    return _plain(" ".join(texts))
 
 
-def _collect(value: Any, found: list[str]) -> None:
+def _collect(value: Any, texts: list[str]) -> None:
     if isinstance(value, str):
-        found.append(value)
+        texts.append(value)
     elif isinstance(value, dict):
         for key, item in value.items():
             if key not in _UNSEARCHED:
-                _collect(item, found)
+                _collect(item, texts)
     elif isinstance(value, list):
         for item in value:
-            _collect(item, found)
+            _collect(item, texts)
 
 
 def _plain(text: str) -> str:

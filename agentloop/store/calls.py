@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import Connection, text
 
-from agentloop.store.database import chunks
+from agentloop.store.statements import chunks
 from agentloop.types import Span
 
 
@@ -48,9 +48,9 @@ def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
         while (outer := above.get(call[-1].span_id)) is not None and len(inside[outer]) == 1:
             call.append(by_id[outer])
         same = by_response.setdefault(span.response_id, []) if span.response_id else []
-        known = next((other for other in same if span.start_ns < other[0].end_ns), None)
-        if known is not None:
-            known += call
+        earlier = next((other for other in same if span.start_ns < other[0].end_ns), None)
+        if earlier is not None:
+            earlier += call
             continue
         same.append(call)
         calls.append(call)
@@ -63,9 +63,9 @@ def is_told_twice(connection: Connection, trace_key: int, new: Sequence[Span], *
     responses = [span.response_id for span in new if span.response_id]
     if ids & parents or len({*responses}) < len(responses):
         return True
-    asked = (("span_id", sorted(parents)), ("parent_id", sorted(ids)), ("response_id", responses))
+    lookups = (("span_id", sorted(parents)), ("parent_id", sorted(ids)), ("response_id", responses))
     return others and any(
-        _is_there(connection, trace_key, column, part) for column, values in asked for part in chunks(values)
+        _is_there(connection, trace_key, column, part) for column, values in lookups for part in chunks(values)
     )
 
 

@@ -7,51 +7,32 @@ from __future__ import annotations
 
 import fcntl
 import logging
-import math
 import os
 import stat
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 from sqlmodel import Session
 
-from agentloop.errors import ConfigError, StoreError, extra
+from agentloop.errors import StoreError
+from agentloop.store.engines import (
+    DEFAULT_TIMEOUTS,
+    REMOVES,
+    WRITES,
+    Timeouts,
+    engine_at,
+    sqlite_engine,
+    without_password,
+)
+from agentloop.store.statements import run
 
-MIGRATION_LOCK, BODY_LOCK = 0x616C0002, 0x616C0003
-"""Numbers of PostgreSQL's advisory locks, which end with their transactions."""
-CHUNK = 500
-"""Values in one IN (...)."""
-MAX_VALUES = 8192
-"""Values in one INSERT; SQLite takes 32,766, PostgreSQL 65,535."""
 FOLDER = "traces"
 """The name of the folder of a project's store."""
-WRITES, REMOVES = "writes", "removes"
-"""Kinds of transactions that change something."""
-PING_AFTER_S = 5.0
-"""Seconds that a connection to a server may be idle before it is tried."""
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 _log = logging.getLogger(__name__)
-
-
-class Timeouts(NamedTuple):
-    """Seconds that a server may take."""
-
-    connect_s: float = 10.0
-    statement_s: float = 60.0
-    lock_s: float = 30.0
-    """Of waiting for another transaction. A file, too, is waited for so long."""
-    idle_s: float = 60.0
-    """Of a transaction in which nothing happens, after which the server ends it."""
-
-
-DEFAULT_TIMEOUTS = Timeouts()
 
 
 class Database:
@@ -60,12 +41,14 @@ class Database:
     def __init__(self, where: Path | str, timeouts: Timeouts = DEFAULT_TIMEOUTS) -> None:
         """Raises ConfigError for a URL that is none, or whose driver is missing."""
         if isinstance(where, str) and "://" in where:
-            self.path, self.engine = _by_url(where, timeouts)
+            self.path, self.engine = engine_at(where, timeouts)
         else:
-            self.path, self.engine = Path(where), _sqlite(Path(where), timeouts)
+            self.path, self.engine = Path(where), sqlite_engine(Path(where), timeouts)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
-        self.name = str(self.path) if self.path else _without_password(self.engine.url)
+        self.name = str(self.path) if self.path else without_password(self.engine.url)
         self._writing = self.engine.execution_options(agentloop_write=WRITES)
+        self.fences: dict[str, str] = {}
+        """Leases on a server that this process must still hold when it writes, each with its owner (`lease.py`)."""
 
     def keep_private(self) -> None:
         """Make the file and its folder where there are none; only this user may open them. Raises OSError.
@@ -95,12 +78,15 @@ class Database:
             yield connection
 
     @contextmanager
-    def write(self, *, removes: bool = False, within: Connection | None = None) -> Iterator[Connection]:
+    def write(
+        self, *, removes: bool = False, within: Connection | None = None, fenced: bool = True
+    ) -> Iterator[Connection]:
         """A transaction that is on disk when the block has ended. In SQLite one at a time; others wait for it.
 
         removes: True where traces go, so that nobody comes to rely on a body that goes with them. On a server such
         a transaction has no other writer beside it; that lock is taken first, or two could wait for each other.
-        within: a transaction that is under way, and ends later; the block becomes a part of it.
+        within: a transaction that is under way, and ends later; the block becomes a part of it. fenced: raise
+        StoreError where another process has taken a lease that this one counts on.
         """
         if within is not None:
             with self.explained():
@@ -108,6 +94,8 @@ class Database:
             return
         engine = self.engine.execution_options(agentloop_write=REMOVES) if removes else self._writing
         with self.explained(), engine.connect() as connection, connection.begin():
+            if fenced:
+                self._check_fences(connection)
             yield connection
 
     @contextmanager
@@ -115,7 +103,20 @@ class Database:
         """The same with rows as objects, which may be used after the block."""
         bind = within or (self._writing if write else self.engine)
         with self.explained(), Session(bind, expire_on_commit=False) as session, session.begin():
+            if write and within is None:
+                self._check_fences(session.connection())
             yield session
+
+    def _check_fences(self, connection: Connection) -> None:
+        """Raises StoreError unless this process holds all `fences`; they cannot be taken until the transaction ends."""
+        for project, owner in self.fences.items():
+            rows = run(connection, "SELECT owner FROM lease WHERE project = $1 FOR SHARE", (project,))
+            if rows != [(owner,)]:
+                other = rows[0][0].rpartition(" (")[0] if rows else "another process"
+                raise StoreError(
+                    f"{self.name}: {other} took project {project!r} while this process was cut off, so it writes "
+                    "nothing more; run the same command again when that one has ended: it continues"
+                )
 
     @contextmanager
     def lock_file(self) -> Iterator[None]:
@@ -167,209 +168,6 @@ def _restrict(path: Path, most: int) -> int | None:
     except (FileNotFoundError, PermissionError):  # nothing is there, or its owner is another user, who decides
         return None
     return mode
-
-
-def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """One statement that is written out, with `marks` for its values; the rows that it returns.
-
-    On a server it goes past SQLAlchemy, and past psycopg's reading of each statement for its marks, which costs more
-    than the statement where that has many rows.
-    """
-    if connection.dialect.name == "sqlite":
-        result = connection.exec_driver_sql(statement, tuple(values))
-        return [tuple(row) for row in result] if result.returns_rows else []
-    driver: Any = connection.connection.driver_connection
-    psycopg: Any = connection.dialect.loaded_dbapi
-    try:
-        cursor = psycopg.RawCursor(driver)
-        cursor.execute(statement, values)
-        in_pipeline = driver.pgconn.pipeline_status
-        return [] if in_pipeline or cursor.description is None else cursor.fetchall()
-    except psycopg.Error as error:
-        raise DBAPIError(None, None, error) from error
-
-
-@contextmanager
-def pipeline(connection: Connection) -> Iterator[None]:
-    """On a server, the statements that are `run` in this block share a round trip; what they return is dropped."""
-    if connection.dialect.name == "sqlite":
-        yield
-        return
-    psycopg: Any = connection.dialect.loaded_dbapi
-    try:
-        driver: Any = connection.connection.driver_connection
-        with driver.pipeline():
-            yield
-    except psycopg.Error as error:
-        raise DBAPIError(None, None, error) from error
-
-
-def marks(connection: Connection, n: int, first: int = 1) -> str:
-    """Where the values of a statement go, `n` of them from the `first` on."""
-    return _marks(connection.dialect.name, n, first)
-
-
-@lru_cache(1024)
-def _marks(dialect: str, n: int, first: int) -> str:
-    return ", ".join(["?"] * n if dialect == "sqlite" else [f"${number}" for number in range(first, first + n)])
-
-
-def insert_rows(
-    connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]], *, ignore: bool = False
-) -> None:
-    """Many rows at once, by statements that are written out, which costs a fifth of the ORM.
-
-    table, names: constants of this package, never a user's words. ignore: leave rows that are there as they are.
-    """
-    end = " ON CONFLICT DO NOTHING" if ignore else ""
-    if connection.dialect.name == "sqlite" and rows:
-        connection.exec_driver_sql(_insert("sqlite", table, tuple(names), 1) + end, list(rows))
-        return
-    for part in _parts(rows, len(names)):
-        statement = _insert(connection.dialect.name, table, tuple(names), len(part)) + end
-        run(connection, statement, [value for row in part for value in row])
-
-
-def insert_new(
-    connection: Connection,
-    table: str,
-    names: Sequence[str],
-    rows: Sequence[tuple[Any, ...]],
-    returned: Sequence[str],
-) -> Iterator[Any]:
-    """Insert the rows that are not there yet; the columns `returned` of those, in no order.
-
-    table, names, returned: constants of this package. Texts and times are made fit for the database.
-    """
-    end = f" ON CONFLICT DO NOTHING RETURNING {', '.join(returned)}"
-    for part in _parts(rows, len(names)):
-        values = [_storable(connection, value) for row in part for value in row]
-        yield from run(connection, _insert(connection.dialect.name, table, tuple(names), len(part)) + end, values)
-
-
-@lru_cache(256)
-def _insert(dialect: str, table: str, names: tuple[str, ...], n: int) -> str:
-    listed, width = ", ".join(f'"{name}"' for name in names), len(names)
-    rows = ", ".join(f"({_marks(dialect, width, 1 + number * width)})" for number in range(n))
-    return f"INSERT INTO {table} ({listed}) VALUES {rows}"  # noqa: S608
-
-
-def _parts(rows: Sequence[tuple[Any, ...]], n_values: int) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """`rows`, of `n_values` each, in parts that fit into one statement."""
-    step = max(1, MAX_VALUES // n_values)
-    for start in range(0, len(rows), step):
-        yield rows[start : start + step]
-
-
-def _storable(connection: Connection, value: Any) -> Any:
-    if isinstance(value, str):
-        return value if connection.dialect.name == "sqlite" else value.replace("\0", "\ufffd")
-    return stored_time(connection, value) if isinstance(value, datetime) else value
-
-
-def stored_time(connection: Connection, at: datetime) -> datetime | str:
-    """A time as a statement that is written out takes it: SQLite has no times of its own."""
-    return f"{at:%Y-%m-%d %H:%M:%S.%f}" if connection.dialect.name == "sqlite" else at
-
-
-def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """`values` in parts that fit into one statement."""
-    for start in range(0, len(values), CHUNK):
-        yield values[start : start + CHUNK]
-
-
-def _sqlite(path: Path, timeouts: Timeouts) -> Engine:
-    # Made from its parts, because in a URL that is written out a `?` in the path would begin the options.
-    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeouts.lock_s})
-
-    @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _: object) -> None:
-        connection.isolation_level = None  # the driver would begin and commit on its own account
-        if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it is a write: who reads would wait for others
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        for pragma in (
-            f"busy_timeout = {round(1000 * timeouts.lock_s)}",
-            "journal_mode = WAL",
-            "synchronous = FULL",
-            "wal_autocheckpoint = 4000",
-            "journal_size_limit = 67108864",
-            "cache_size = -16384",
-            "temp_store = MEMORY",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        # A writer says so at once: one that has read first could not wait for another writer any more.
-        write = connection.get_execution_options().get("agentloop_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
-
-
-def _without_password(url: URL) -> str:
-    query = {name: value for name, value in url.query.items() if "pass" not in name}
-    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
-
-
-def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
-    # A pooler between us and the server may give each transaction another session: nothing is prepared or set in one.
-    connect = {
-        "prepare_threshold": None,
-        "connect_timeout": max(2, round(timeouts.connect_s)),  # libpq takes no less
-        "tcp_user_timeout": round(1000 * (timeouts.statement_s + timeouts.connect_s)),  # of a cut connection
-    }
-    engine = create_engine(url, connect_args={name: value for name, value in connect.items() if name not in url.query})
-    limits = ", ".join(
-        f"set_config('{name}', '{round(1000 * seconds)}', true)"
-        for name, seconds in (
-            ("statement_timeout", timeouts.statement_s),
-            ("lock_timeout", timeouts.lock_s),
-            ("idle_in_transaction_session_timeout", timeouts.idle_s),
-        )
-    )
-    locks = {
-        None: "",
-        WRITES: f", pg_advisory_xact_lock_shared({BODY_LOCK})",
-        REMOVES: f", pg_advisory_xact_lock({BODY_LOCK})",
-    }
-
-    @event.listens_for(engine, "begin")
-    def _begin(connection: Connection) -> None:
-        kind = connection.get_execution_options().get("agentloop_write")
-        run(connection, f"SELECT {limits}{locks[kind]}")
-
-    @event.listens_for(engine, "checkin")
-    def _note(_: Any, record: Any) -> None:
-        record.info["used_at"] = time.monotonic()
-
-    @event.listens_for(engine, "checkout")
-    def _ping(connection: Any, record: Any, _: Any) -> None:
-        # A connection that was idle may have been cut; asking each time would cost as much as a statement.
-        if time.monotonic() - record.info.get("used_at", math.inf) > PING_AFTER_S:
-            try:
-                engine.dialect.do_ping(connection)
-            except engine.dialect.loaded_dbapi.Error as error:
-                raise DisconnectionError(str(error)) from error
-
-    return engine
-
-
-def _by_url(where: str, timeouts: Timeouts) -> tuple[Path | None, Engine]:
-    try:
-        url = make_url(where)
-    except (ArgumentError, ValueError):  # whose words may have the password
-        raise ConfigError("store: this is no URL; write a path, or postgresql://USER:PASSWORD@HOST/NAME") from None
-    if url.get_backend_name() == "sqlite" and url.database:
-        return Path(url.database), _sqlite(Path(url.database), timeouts)
-    if url.get_backend_name() not in {"postgresql", "postgres"}:
-        raise ConfigError(
-            f"store: cannot use {url.drivername!r}; write a path, or postgresql://USER:PASSWORD@HOST/NAME"
-        )
-    try:
-        return None, _postgresql(url.set(drivername="postgresql+psycopg"), timeouts)
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"store: PostgreSQL needs psycopg; {extra('scale')}") from error
 
 
 def _remedy(problem: str, is_server: bool) -> str:

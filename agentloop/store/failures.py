@@ -15,9 +15,10 @@ from sqlalchemy import ColumnElement, and_, case, exists, func, or_, select, tru
 from sqlmodel import col
 
 from agentloop.store.bodies import decompress, unpack_keys
-from agentloop.store.database import Database, chunks
+from agentloop.store.database import Database
 from agentloop.store.query import conditions, parse
 from agentloop.store.shared import load
+from agentloop.store.statements import chunks
 from agentloop.store.tables import FacetRow, LabelRow, SpanRow, TraceRow, VerdictRow
 from agentloop.store.verdicts import JUDGE
 

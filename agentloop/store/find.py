@@ -68,14 +68,14 @@ def named(database: Database, project: str | None, prefix: str) -> TraceSummary:
     """
     query = select(*LISTED) if project is None else select(*LISTED).where(col(TraceRow.project) == project)
     of_id = col(TraceRow.id)
-    asked = (
+    terms = (
         of_id == prefix,
         of_id.startswith(prefix, autoescape=True),
         of_id.startswith(prefix.lower(), autoescape=True),
         col(TraceRow.episode_id) == prefix,
     )
     with database.read() as connection:
-        for condition in asked:
+        for condition in terms:
             rows: Any = connection.execute(query.where(condition).order_by(of_id).limit(2)).mappings().all()
             if len(rows) > 1:
                 raise NoSuchTrace(_ambiguous(prefix, rows))

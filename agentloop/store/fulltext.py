@@ -22,7 +22,7 @@ from sqlalchemy import (
     table,
 )
 
-from agentloop.store.database import chunks, run
+from agentloop.store.statements import chunks, run
 
 PART = 200_000
 """Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""

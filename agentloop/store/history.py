@@ -5,38 +5,36 @@ The tables `score`, `label` and `trace` have what is true now, for search; `verd
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, exists, func, select
+from sqlalchemy import Connection, delete, exists, select
 from sqlmodel import col
 
-from agentloop.store.database import Database, chunks, insert_rows
-from agentloop.store.past import Past, last_rows, past, read_verdict, with_persons
+from agentloop.store.database import Database
+from agentloop.store.past import Past, last_rows, last_verdict, past, read_verdict, refuse_over_person, with_persons
 from agentloop.store.query import conditions
-from agentloop.store.redact import Redactor
+from agentloop.store.rewriting import New, append, append_rows, clean, replace_verdicts, rewrite
 from agentloop.store.shared import SharedBodies
+from agentloop.store.statements import chunks
 from agentloop.store.tables import AgreementRow, LabelRow, ScoreRow, TraceRow, TraceSummary, VerdictRow, columns
-from agentloop.store.verdicts import JUDGE, LABELLED, PERSON, begins, put_labels, put_scores, storable, trace_key
+from agentloop.store.verdicts import (
+    JUDGE,
+    LABELLED,
+    PERSON,
+    begins,
+    is_first,
+    put_labels,
+    put_reward,
+    put_scores,
+    storable,
+    trace_key,
+)
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
 
 HUMAN = "human"
 """The verifier of a person's word; its `source` is the person."""
 MAX_QUEUE = 1000
-Given = TypeVar("Given", Verdict, Score, Failure)
-HISTORY = ("trace_key", "given_at", "by", "why", "state", "reward", "stamp", "body")
-
-
-class New(NamedTuple):
-    """A verdict that is to be the trace's."""
-
-    key: int
-    verdict: Verdict
-    stamp: str | None = None
-    by: str = JUDGE
-    why: str = ""
 
 
 class Stored(NamedTuple):
@@ -62,6 +60,62 @@ class History:
 
     _database: Database
     _shared: SharedBodies
+
+    def put_score(
+        self, project: str, trace_id: str, score: Score, *, source: str = "api", within: Connection | None = None
+    ) -> None:
+        """Attach a verifier's number; the last word of a source counts.
+
+        Raises NoSuchTrace, and StateError for a score of `human` where a person's verdict stands.
+        """
+        with self._database.write(within=within) as connection:
+            key = trace_key(connection, project, trace_id)
+            if score.verifier == HUMAN:
+                refuse_over_person(connection, key, trace_id)
+            put_scores(connection, [(key, [clean(self._shared.redactor, score)])], self._shared.redactor.text(source))
+
+    def put_label(
+        self,
+        project: str,
+        trace_id: str,
+        failure: Failure,
+        *,
+        critical_if_first: bool = False,
+        within: Connection | None = None,
+    ) -> None:
+        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace.
+
+        critical_if_first: it is critical where the trace did not succeed and no other failure is.
+        """
+        with self._database.write(within=within) as connection:
+            key = trace_key(connection, project, trace_id)
+            failure = clean(self._shared.redactor, failure)
+            if critical_if_first and is_first(connection, key, failure):
+                failure = failure.model_copy(update={"critical": True})
+            put_labels(connection, [(key, [failure])])
+
+    def put_reward(
+        self,
+        project: str,
+        trace_id: str,
+        state: RewardState,
+        reward: float | None,
+        *,
+        by: str = "api",
+        within: Connection | None = None,
+    ) -> None:
+        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None.
+
+        Raises NoSuchTrace, and StateError where a person's verdict stands.
+        """
+        with self._database.write(within=within) as connection:
+            key = trace_key(connection, project, trace_id)
+            refuse_over_person(connection, key, trace_id)
+            put_reward(connection, key, state, reward)
+            before = last_verdict(connection, key)
+            known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
+            verdict = known.model_copy(update={"state": state, "reward": reward})
+            append(connection, self._shared, New(key, verdict, None, by))
 
     def put_verdicts(self, new: Sequence[New], *, within: Connection | None = None) -> None:
         """In one transaction. A verdict that is there already adds nothing to the history."""
@@ -106,7 +160,7 @@ class History:
             )
             put_labels(connection, [(row.key, [failure])])
             verdict = read_verdict(connection, row)
-            _append(connection, [New(row.key, verdict, None, LABELLED + by, why)], {})
+            append_rows(connection, [New(row.key, verdict, None, LABELLED + by, why)], {})
             return True
 
     def person_labels(self, project: str) -> list[tuple[str, Failure]]:
@@ -146,13 +200,6 @@ class History:
         same = [col(getattr(TraceRow, name)) == getattr(row, name) for name in ("project", "stage", "group", "task_id")]
         with self._database.read() as connection:
             return list(connection.execute(select(*columns(TraceRow)).where(*same).order_by(col(TraceRow.key))))
-
-    def n_found(self, filter: str) -> int:
-        """How many traces a filter holds for. Raises ConfigError for one that is none."""
-        query = select(func.count()).select_from(TraceRow)
-        with self._database.read() as connection:
-            where = conditions(filter, self._database.engine.dialect.name)
-            return int(connection.execute(query.where(*where)).scalar_one())
 
     def queue(self, project: str, *, sample: int = 0) -> list[tuple[TraceSummary, str]]:
         """(trace, why a person is asked): what is disputed or waits for one, then `sample` others.
@@ -198,161 +245,6 @@ class History:
         with self._database.session(write=True) as session:
             for row in rows:
                 session.merge(row)
-
-    def agreements(self, project: str) -> list[AgreementRow]:
-        """What was measured last of each version of each verifier."""
-        query = select(AgreementRow).where(col(AgreementRow.project) == project)
-        with self._database.session() as session:
-            rows = session.execute(query.order_by(col(AgreementRow.verifier), col(AgreementRow.version))).scalars()
-            return list(rows)
-
-
-def replace_verdicts(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> list[New]:
-    """Scores and labels of ours in place of those before; what others said stays, and stays critical.
-
-    Returns the verdicts that differ from what is stored; of the others only the stamp is written.
-    """
-    new = [item._replace(verdict=clean(shared.redactor, item.verdict)) for item in new]
-    last = dict(last_rows(connection, [item.key for item in new]))
-    changed = _changed(connection, new, last)
-    keys = [item.key for item in changed]
-    for part in chunks(keys):
-        mine = col(ScoreRow.trace_key).in_(part)
-        connection.execute(delete(ScoreRow).where(mine, col(ScoreRow.source) == JUDGE))
-    _remove_labels(connection, {key: last[key] for key in keys if key in last})
-    theirs = _critical(connection, keys)
-    put_scores(connection, ((item.key, item.verdict.scores) for item in changed), JUDGE)
-    put_labels(connection, ((item.key, item.verdict.failures) for item in changed), keep=theirs)
-    _append(connection, new, last)
-    return changed
-
-
-def settled(new: New, last: Any) -> New:
-    """What becomes of a verdict of ours: where somebody else has said what the trace is worth, that stands.
-
-    last: the newest row of the trace's history; None where it has none.
-    """
-    before = None if last is None else past(last)
-    if before is None or before.by == JUDGE or before.verdict.state is not RewardState.scored:
-        return new
-    verdict = before.verdict.model_copy(update={"scores": new.verdict.scores})
-    return new._replace(verdict=verdict, by=before.by, why=before.why)
-
-
-def _changed(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> list[New]:
-    """Those of `new` that the history, the trace's row or its labels do not say already."""
-    keys = [item.key for item in new]
-    worth: dict[int, tuple[str, float | None]] = {}
-    labels: dict[int, set[tuple[str, str, int, str]]] = {}
-    for part in chunks(keys):
-        query = select(col(TraceRow.key), col(TraceRow.reward_state), col(TraceRow.reward))
-        for key, state, reward in connection.execute(query.where(col(TraceRow.key).in_(part))):
-            worth[key or 0] = (state, reward)
-        of_trace = select(*columns(LabelRow)).where(col(LabelRow.trace_key).in_(part))
-        for row in connection.execute(of_trace):
-            labels.setdefault(row.trace_key, set()).add((row.detector, row.type, row.step, row.evidence))
-    return [
-        item
-        for item in new
-        if item.key not in last
-        or past(last[item.key]).verdict != item.verdict
-        or worth.get(item.key) != (item.verdict.state.value, item.verdict.reward)
-        or not _rows(item.verdict) <= labels.get(item.key, set())
-    ]
-
-
-def _rows(verdict: Verdict) -> set[tuple[str, str, int, str]]:
-    """The labels of a verdict as the table `label` has them."""
-    return {
-        (storable(one.detector), one.type.value, -1 if one.step is None else one.step, storable(one.evidence))
-        for one in verdict.failures
-    }
-
-
-def append(connection: Connection, shared: SharedBodies, new: New) -> None:
-    """A word on the whole, beside scores and labels that stay as they are."""
-    by, why = shared.redactor.text(new.by), shared.redactor.text(new.why)
-    cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
-    _append(connection, [cleaned], dict(last_rows(connection, [new.key])))
-    rewrite(connection, shared, [cleaned])
-
-
-def _append(connection: Connection, new: Sequence[New], last: dict[int, Any]) -> None:
-    now = datetime.now(UTC)
-    rows: list[tuple[Any, ...]] = []
-    stamps = []
-    for item in new:
-        body = zlib.compress(item.verdict.model_dump_json().encode(), level=1)
-        before = last.get(item.key)
-        if before is not None and (before.body, before.by, before.why) == (body, item.by, item.why):
-            if item.stamp is not None and before.stamp != item.stamp:
-                stamps.append((item.stamp, before.key))
-            continue
-        verdict = item.verdict
-        rows.append((item.key, now, item.by, item.why, verdict.state.value, verdict.reward, item.stamp, body))
-    if connection.dialect.name == "sqlite":  # the driver has no times of its own
-        rows = [(key, f"{at:%Y-%m-%d %H:%M:%S.%f}", *more) for key, at, *more in rows]
-    insert_rows(connection, "verdict", HISTORY, rows)
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
-    if stamps:
-        connection.exec_driver_sql(f"UPDATE verdict SET stamp = {mark} WHERE key = {mark}", stamps)  # noqa: S608
-
-
-def rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) -> None:
-    """The row of a trace, and the verdict in the body of an episode of ours."""
-    verdicts = {item.key: item.verdict for item in new}
-    theirs = _critical(connection, list(verdicts))
-    rows = []
-    for part in chunks(list(verdicts)):
-        query = select(col(TraceRow.key), col(TraceRow.body), col(TraceRow.stage)).where(col(TraceRow.key).in_(part))
-        for key, body, stage in connection.execute(query):
-            verdict = verdicts[key or 0]
-            critical = theirs.get(key or 0) or (verdict.critical.type.value if verdict.critical else None)
-            critical = None if verdict.reward is not None and verdict.reward >= 1.0 else critical
-            if stage is not None and body is not None:  # an episode of ours
-                trace = zlib.decompress(body).partition(b"\n")[0]
-                told = shared.redactor.json(verdict.model_dump_json().encode())
-                body = zlib.compress(b"\n".join((trace, told)), level=1)
-            rows.append((verdict.state.value, verdict.reward, critical, body, key))
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
-    columns = ("reward_state", "reward", "failure", "body")
-    changed = ", ".join(f"{name} = {mark}" for name in columns)
-    if rows:
-        connection.exec_driver_sql(f"UPDATE trace SET {changed} WHERE key = {mark}", rows)  # noqa: S608
-
-
-def clean(redactor: Redactor, given: Given) -> Given:
-    """A verdict, score or failure without secrets."""
-    raw = given.model_dump_json().encode()
-    told = redactor.json(raw)
-    return given if told is raw else given.model_validate_json(told)
-
-
-def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:
-    """Those that the last verdict had given."""
-    rows = [
-        (key, f.detector, f.type.value, -1 if f.step is None else f.step)
-        for key, row in last.items()
-        for f in past(row).verdict.failures
-    ]
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
-    same = " AND ".join(f"{name} = {mark}" for name in ("trace_key", "detector", "type", "step"))
-    if rows:
-        connection.exec_driver_sql(f"DELETE FROM label WHERE {same}", rows)  # noqa: S608
-
-
-def _critical(connection: Connection, keys: Sequence[int]) -> dict[int, str]:
-    """Trace -> what others than our last verdicts found critical in it."""
-    found: dict[int, str] = {}
-    last = dict(last_rows(connection, keys))
-    for part in chunks(keys):
-        query = select(*columns(LabelRow)).where(col(LabelRow.trace_key).in_(part), col(LabelRow.critical))
-        for row in connection.execute(query):
-            before = last.get(row.trace_key)
-            ours = {failure.detector for failure in past(before).verdict.failures} if before is not None else set()
-            if row.detector not in ours:
-                found[row.trace_key] = row.type
-    return found
 
 
 def _given(connection: Connection, keys: Sequence[int]) -> dict[int, dict[str, Score]]:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection, bindparam, delete, func, select, update
 from sqlmodel import col
 
-from agentloop.store.database import Database, insert_rows
+from agentloop.store.database import Database
+from agentloop.store.statements import insert_rows
 from agentloop.store.tables import KeyRow, SettingRow
 
 EVER_MADE = "keys_ever_made"

@@ -1,6 +1,8 @@
 """One loop at a time for each project of a server: a row that its owner renews, by the clock of the database.
 
-Nothing is held by a session, because a pooler between us and the server may give each transaction another one.
+Nothing is held by a session, because a pooler between us and the server may give each transaction another one. Every
+write checks in its own transaction that the lease is still ours, so a process that was cut off or suspended until
+another one took the project writes nothing more.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 from sqlalchemy import text
+from sqlmodel import Field, SQLModel
 
 from agentloop.errors import StoreError
 from agentloop.store.database import Database
@@ -28,6 +32,16 @@ _TAKE = text(
 )
 _OWNER = text("SELECT owner, extract(epoch FROM ends_at - now()) FROM lease WHERE project = :project")
 _END = text("DELETE FROM lease WHERE project = :project AND owner = :owner")
+
+
+class LeaseRow(SQLModel, table=True):
+    """Who writes for a project on a server, or for a part of it, and until when unless renewed (`lease.py`)."""
+
+    __tablename__ = "lease"
+
+    project: str = Field(primary_key=True)
+    owner: str
+    ends_at: datetime
 
 
 @contextmanager
@@ -48,17 +62,19 @@ def lease(database: Database, project: str) -> Iterator[None]:
     ended = threading.Event()
     renewal = threading.Thread(target=_renew, args=(database, project, owner, ended), name="lease", daemon=True)
     renewal.start()
+    database.fences[project] = owner
     try:
         yield
     finally:
+        del database.fences[project]
         ended.set()
         renewal.join()
-        with database.write() as connection:
+        with database.write(fenced=False) as connection:
             connection.execute(_END, {"project": project, "owner": owner})
 
 
 def _take(database: Database, project: str, owner: str) -> bool:
-    with database.write() as connection:
+    with database.write(fenced=False) as connection:
         values = {"project": project, "owner": owner, "seconds": LEASE_S}
         return connection.execute(_TAKE, values).first() is not None
 
@@ -67,6 +83,6 @@ def _renew(database: Database, project: str, owner: str, ended: threading.Event)
     while not ended.wait(RENEWAL_S):
         try:
             if not _take(database, project, owner):
-                _log.warning("%s: another process took project %r while this one was cut off", database.name, project)
+                return  # the next write ends the run
         except StoreError as error:
             _log.warning("%s", error)

@@ -13,7 +13,7 @@ from sqlmodel import col
 
 from agentloop.errors import StateError
 from agentloop.store.bodies import decompress
-from agentloop.store.database import chunks
+from agentloop.store.statements import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, VerdictRow, columns
 from agentloop.store.verdicts import IMPORT, JUDGE, LABELLED, PROGRAMS, begins
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict
@@ -89,18 +89,18 @@ def read_verdict(connection: Connection, row: Any) -> Verdict:
     """
     last = last_verdict(connection, row.key)
     won = row.reward is not None and row.reward >= 1.0  # no label decided a failure then, but one may again
-    told, scores = _imported(row)
-    verdicts = [each for each in (last and last.verdict, told) if each is not None]
+    imported, scores = _imported(row)
+    verdicts = [each for each in (last and last.verdict, imported) if each is not None]
     whole = {_bare(score): score for score in (*scores, *(s for v in reversed(verdicts) for s in v.scores))}
     mine = select(ScoreRow.__table__).where(col(ScoreRow.trace_key) == row.key)  # type: ignore[attr-defined]
-    found = [whole.get(score, score) for score in map(_score, connection.execute(mine))]
+    scores_now = [whole.get(score, score) for score in map(_score, connection.execute(mine))]
     of_trace = select(LabelRow.__table__).where(col(LabelRow.trace_key) == row.key)  # type: ignore[attr-defined]
     labels = connection.execute(of_trace.order_by(col(LabelRow.step), col(LabelRow.type)))
     return Verdict(
         trace_id=row.id,
         state=RewardState(row.reward_state),
         reward=row.reward,
-        scores=tuple(sorted(found, key=lambda score: (score.verifier, score.source or ""))),
+        scores=tuple(sorted(scores_now, key=lambda score: (score.verifier, score.source or ""))),
         failures=tuple(
             Failure(
                 type=FailureType(label.type),

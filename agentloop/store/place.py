@@ -12,7 +12,7 @@ from typing import NamedTuple
 from agentloop.config.settings import STORE, known_secrets, load_store
 from agentloop.errors import ConfigError, StoreError
 from agentloop.output_files import make_folder
-from agentloop.store.database import Timeouts
+from agentloop.store.engines import Timeouts
 from agentloop.store.store import Store
 from agentloop.store.tables import DEFAULT_PROJECT
 

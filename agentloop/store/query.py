@@ -53,8 +53,8 @@ TIMES = "2026-01-31, 2026-01-31T12:00:00Z, or 7d, 12h, 30m ago"
 """How a time may be written."""
 _NAMES = {
     "id": TraceRow.id, "source": TraceRow.source, "session": TraceRow.session, "episode": TraceRow.episode_id,
-    "task": TraceRow.task_id, "stage": TraceRow.stage, "pool": TraceRow.pool, "split": TraceRow.split,
-    "purpose": TraceRow.purpose, "failure": TraceRow.failure, "state": TraceRow.reward_state,
+    "task": TraceRow.task_id, "stage": TraceRow.stage, "superseded": TraceRow.superseded, "pool": TraceRow.pool,
+    "split": TraceRow.split, "purpose": TraceRow.purpose, "failure": TraceRow.failure, "state": TraceRow.reward_state,
     "stop": TraceRow.stop_reason,
 }  # fmt: skip
 _FACETS = ("tool", "model", "agent")
@@ -99,12 +99,12 @@ def parse(text: str) -> list[Term]:
         if text[at].isspace():
             at += 1
             continue
-        found = _TERM.match(text, at)
-        if found is None or not (rest := found.end()) > at:
+        match = _TERM.match(text, at)
+        if match is None or not (rest := match.end()) > at:
             _refuse(text[at:], at + 1, "a quote that is not closed" if text[at] == '"' else "no key before it")
         if rest < len(text) and not text[rest].isspace():
             _refuse(text[at:], at + 1, "a quote that is not closed, or is not followed by a space")
-        terms.append(_term(found, at + 1))
+        terms.append(_term(match, at + 1))
         at = rest
     if len(terms) > MAX_TERMS:
         raise ConfigError(f"filter: {len(terms)} terms, at most {MAX_TERMS} are allowed")
@@ -116,29 +116,29 @@ def parse(text: str) -> list[Term]:
 
 def conditions(text: str, dialect: str, *, now: datetime | None = None) -> list[Condition]:
     """What a row of `trace` must fulfil, each of them, for the filter to hold. Raises ConfigError as `parse` does."""
-    made = []
+    wanted = []
     for term in parse(text):
         condition = _condition(term, dialect, now or datetime.now(UTC))
-        made.append(not_(func.coalesce(condition, false())) if term.negated else condition)
-    return made
+        wanted.append(not_(func.coalesce(condition, false())) if term.negated else condition)
+    return wanted
 
 
-def _term(found: re.Match[str], at: int) -> Term:
-    quoted = found["quoted"]
-    value = re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) if quoted is not None else found["word"] or ""
-    key = found["key"]
+def _term(match: re.Match[str], at: int) -> Term:
+    quoted = match["quoted"]
+    value = re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) if quoted is not None else match["word"] or ""
+    key = match["key"]
     if key is None:
         if quoted is None:
-            _refuse(found[0], at, "no key", f"; to search for the word, write text:{value.lstrip('-:=<>') or '…'}")
-        return Term(bool(found["minus"]), "text", ":", value, True, at)
-    term = Term(bool(found["minus"]), key, found["op"], value, quoted is not None, at)
-    known = (key in KEYS and key != "score.NAME") or (key.startswith("score.") and len(key) > len("score."))
-    if not known:
+            _refuse(match[0], at, "no key", f"; to search for the word, write text:{value.lstrip('-:=<>') or '…'}")
+        return Term(bool(match["minus"]), "text", ":", value, True, at)
+    term = Term(bool(match["minus"]), key, match["op"], value, quoted is not None, at)
+    is_key = (key in KEYS and key != "score.NAME") or (key.startswith("score.") and len(key) > len("score."))
+    if not is_key:
         _refuse(key, at, "no such key", f" (known: {', '.join(KEYS)}){did_you_mean(key, KEYS)}")
     if not value:
-        _refuse(found[0], at, "no value")
+        _refuse(match[0], at, "no value")
     if term.op not in {":", "="} and not (key in _NUMBERS or key == "started" or key.startswith("score.")):
-        _refuse(found[0], at, f"{key} has no order; write {key}:{value}")
+        _refuse(match[0], at, f"{key} has no order; write {key}:{value}")
     return term
 
 
@@ -202,7 +202,7 @@ def _values(term: Term) -> list[str]:
 
 def _like(column: Any, pattern: str, dialect: str) -> Condition:
     if dialect == "sqlite":  # GLOB tells cases apart, as equality does, and can use an index
-        escaped = re.sub(r"[\[?]", lambda found: f"[{found[0]}]", pattern)
+        escaped = re.sub(r"[\[?]", lambda match: f"[{match[0]}]", pattern)
         glob: Condition = column.op("GLOB", is_comparison=True)(escaped)
         return glob
     like: Condition = column.like(_pattern(pattern), escape="\\")
@@ -210,7 +210,7 @@ def _like(column: Any, pattern: str, dialect: str) -> Condition:
 
 
 def _pattern(words: str) -> str:
-    return re.sub(r"[\\%_]", lambda found: "\\" + found[0], words).replace("*", "%")
+    return re.sub(r"[\\%_]", lambda match: "\\" + match[0], words).replace("*", "%")
 
 
 def _number(term: Term) -> float | int:
@@ -240,5 +240,5 @@ def time_of(text: str, now: datetime) -> datetime:
 
 
 def _refuse(word: str, at: int, why: str, more: str = "") -> NoReturn:
-    shown = word if len(word) <= 40 else word[:39] + "…"
-    raise ConfigError(f"filter: {shown!r} at character {at}: {why}{more}")
+    excerpt = word if len(word) <= 40 else word[:39] + "…"
+    raise ConfigError(f"filter: {excerpt!r} at character {at}: {why}{more}")

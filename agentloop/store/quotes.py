@@ -36,6 +36,6 @@ def _longest(quote: str, texts: Sequence[str]) -> str:
     matcher, best = SequenceMatcher(b=quote, autojunk=False), ""
     for text in texts:
         matcher.set_seq1(text)
-        found = matcher.find_longest_match()
-        best = max(best, quote[found.b : found.b + found.size], key=len)
+        match = matcher.find_longest_match()
+        best = max(best, quote[match.b : match.b + match.size], key=len)
     return best

@@ -110,12 +110,12 @@ class Redactor:
 
     def _words(self, text: str) -> str:
         """`text` with its long words judged."""
-        kept: list[str] = []
+        pieces: list[str] = []
         at = 0
         for start, end in _long_words(text.encode("latin-1", errors="replace")):  # a byte for each character
-            kept += text[at:start], self._judge(text, start, end)
+            pieces += text[at:start], self._judge(text, start, end)
             at = end
-        return "".join((*kept, text[at:])) if kept else text
+        return "".join((*pieces, text[at:])) if pieces else text
 
     def _suspicious(self, data: bytes) -> bool:
         """Whether JSON is worth parsing: nothing that would be replaced is overlooked, and little else is told.

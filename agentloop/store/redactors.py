@@ -29,10 +29,10 @@ class OutsideRedactor:
 
     def __init__(self, name: str) -> None:
         """Raises PluginError for what cannot be loaded, and for what is no redactor."""
-        self._name, made = f"redactors {name!r}", load_part(GROUP, name)
-        if not isinstance(made, TextRedactor):
+        self._name, part = f"redactors {name!r}", load_part(GROUP, name)
+        if not isinstance(part, TextRedactor):
             raise PluginError(f"{self._name} is no redactor; give it `def text(self, text)`")
-        self._redactor = made
+        self._redactor = part
 
     def text(self, text: str) -> str:
         """See `TextRedactor`. Raises PluginError for whatever it raises, and for what is no text."""

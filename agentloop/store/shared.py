@@ -9,8 +9,8 @@ from sqlmodel import col
 
 from agentloop.store import fulltext
 from agentloop.store.bodies import Hasher, compress, decompress, unpack_keys, words
-from agentloop.store.database import chunks, insert_new, insert_rows, marks, run
 from agentloop.store.redact import Redactor
+from agentloop.store.statements import chunks, insert_new, insert_rows, marks, run
 from agentloop.store.tables import BodyRow, TraceBodyRow
 
 MAX_REMEMBERED = 1 << 16
@@ -105,11 +105,11 @@ def link(connection: Connection, pairs: Iterable[tuple[int, int]]) -> None:
 
 def load(connection: Connection, keys: Iterable[int]) -> dict[int, bytes]:
     """The bodies themselves."""
-    found: dict[int, bytes] = {}
+    bodies: dict[int, bytes] = {}
     for part in chunks(sorted(set(keys))):
         query = select(col(BodyRow.key), col(BodyRow.data)).where(col(BodyRow.key).in_(part))
-        found.update((key or 0, decompress(data)) for key, data in connection.execute(query))
-    return found
+        bodies.update((key or 0, decompress(data)) for key, data in connection.execute(query))
+    return bodies
 
 
 def load_packed(connection: Connection, packed: Iterable[bytes]) -> dict[int, bytes]:

@@ -12,18 +12,18 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import Connection, bindparam, or_, select, tuple_
+from sqlalchemy import Connection, bindparam, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import col
 
-from agentloop.errors import ConfigError
-from agentloop.store.bodies import compress_head, decompress, pack_keys, unpack_keys
+from agentloop.store.bodies import compress_head, pack_keys
 from agentloop.store.calls import counted_calls, is_told_twice
-from agentloop.store.database import Database, chunks, insert_rows
+from agentloop.store.database import Database
 from agentloop.store.keys import Spent, spend
 from agentloop.store.redact import Redactor
-from agentloop.store.shared import SharedBodies, link, load_packed
-from agentloop.store.sums import EVENT, GATEWAY, SUMMED, Sums
+from agentloop.store.shared import SharedBodies, link
+from agentloop.store.statements import chunks, insert_rows
+from agentloop.store.sums import GATEWAY, SUMMED, Sums
 from agentloop.store.tables import SpanRow, TraceRow
 from agentloop.types import Span
 
@@ -34,8 +34,8 @@ DIALECT = "agentloop.dialect"
 REFUSED = "refused_"
 """How the error begins of a call that the gateway refused itself."""
 _MARK = f'"{DIALECT}"'.encode()
-_MAX = 2**63 - 1
-_COLUMNS = (
+MAX_NS = 2**63 - 1
+COLUMNS = (
     "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
     "tool", "n_prompt_tokens", "n_completion_tokens", "cost_usd", "head", "bodies", "episode_id", "task_id",
     "policy_version", "reward", "response_id",
@@ -76,13 +76,6 @@ _EARLIER = (
 _KNOWN = select(col(SpanRow.span_id)).where(
     col(SpanRow.trace_key) == bindparam("key"), col(SpanRow.span_id).in_(bindparam("ids", expanding=True))
 )
-
-
-class SpanPage(NamedTuple):
-    """Some spans of a trace by start time, and the cursor of those after them; None when there are no more."""
-
-    spans: list[Span]
-    next: str | None
 
 
 class _Ready(NamedTuple):
@@ -167,7 +160,7 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
         calls = [span for span, *_ in ready if span.kind == "chat"]
         if only_spans and calls and is_told_twice(connection, trace_key, calls, others=row.n_steps > 0):
             told_twice.append(trace_key)
-    insert_rows(connection, "span", _COLUMNS, rows)
+    insert_rows(connection, "span", COLUMNS, rows)
     for each in sums:
         if each["trace_key"] in told_twice:
             each.update(counted_calls(connection, each["trace_key"]))
@@ -184,63 +177,11 @@ def _task(connection: Connection, row: Any, ready: Sequence[_Ready]) -> str | No
     """
     calls = [one.span for one in ready if one.is_call]
     if row.source == GATEWAY and (row.task_id is not None or not any(call.task_id for call in calls)):
-        known: str | None = row.task_id
-        return known
+        task_id: str | None = row.task_id
+        return task_id
     if not calls or (row.source == GATEWAY and connection.execute(_EARLIER, {"key": row.key}).first()):
         return None
     return min(calls, key=lambda call: call.start_ns).task_id
-
-
-def read_spans(
-    database: Database, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000
-) -> SpanPage:
-    """At most `limit` spans by start time, after the cursor `after`; none for an unknown trace."""
-    mine = (
-        select(col(TraceRow.key))
-        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
-        .scalar_subquery()
-    )
-    columns = [getattr(SpanRow, name) for name in _COLUMNS[1:]]
-    query = select(*columns).where(col(SpanRow.trace_key) == mine)
-    by_time = (col(SpanRow.start_ns), col(SpanRow.span_id))
-    if after is not None:
-        query = query.where(tuple_(*by_time) > tuple_(*_cursor(after)))
-    with database.read() as connection:
-        rows = connection.execute(query.order_by(*by_time).limit(limit + 1)).all()
-        more, rows = len(rows) > limit, rows[:limit]
-        bodies = load_packed(connection, (row.bodies for row in rows))
-    spans = [
-        Span._make(
-            (
-                trace_id,
-                *row[:14],
-                decompress(row.head),
-                tuple(bodies[key] for key in unpack_keys(row.bodies)),
-                *row[16:],
-            )
-        )
-        for row in rows
-    ]
-    return SpanPage(spans, f"{spans[-1].start_ns}.{spans[-1].span_id}" if more else None)
-
-
-def span_ids(database: Database, project: str, trace_id: str) -> list[str]:
-    """The ids of all spans of a trace by start time, without the rows of log records."""
-    query = (
-        select(col(SpanRow.span_id))
-        .join(TraceRow, col(TraceRow.key) == SpanRow.trace_key)
-        .where(col(TraceRow.project) == project, col(TraceRow.id) == trace_id, col(SpanRow.kind) != EVENT)
-        .order_by(col(SpanRow.start_ns), col(SpanRow.span_id))
-    )
-    with database.read() as connection:
-        return list(connection.execute(query).scalars())
-
-
-def _cursor(after: str) -> tuple[int, str]:
-    start, _, span_id = after.partition(".")
-    if not start.isascii() or not start.isdigit() or int(start) > _MAX or "\0" in span_id:
-        raise ConfigError(f"after: {after!r} is no cursor of this store; leave it out to begin with the first span")
-    return int(start), span_id
 
 
 def _trace_rows(connection: Connection, project: str, sources: Mapping[str, str]) -> tuple[dict[str, Any], set[int]]:
@@ -251,12 +192,12 @@ def _trace_rows(connection: Connection, project: str, sources: Mapping[str, str]
     now, trace_ids = datetime.now(UTC), sorted(sources)
     empty = {"reward_state": "unscored", "stored_at": now, **_EMPTY}
     new = [{"project": project, "id": trace_id, "source": sources[trace_id], **empty} for trace_id in trace_ids]
-    made = set(connection.execute(_INSERT[connection.dialect.name], new).scalars())
-    found = {}
+    new_keys = set(connection.execute(_INSERT[connection.dialect.name], new).scalars())
+    rows = {}
     for part in chunks(trace_ids):
         for row in connection.execute(_SELECT, {"project": project, "ids": part}):
-            found[row.id] = row
-    return found, made
+            rows[row.id] = row
+    return rows, new_keys
 
 
 def _known(connection: Connection, trace_key: int, ids: list[str]) -> Iterable[str]:
@@ -288,8 +229,8 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
         parent_id=span.parent_id,
         name=texts[span.name],
         kind=span.kind,
-        start_ns=max(0, min(span.start_ns, _MAX)),
-        end_ns=max(0, min(span.end_ns, _MAX)),
+        start_ns=max(0, min(span.start_ns, MAX_NS)),
+        end_ns=max(0, min(span.end_ns, MAX_NS)),
         error=span.error and texts[span.error],
         session=session,
         agent=agent,
@@ -354,8 +295,8 @@ def _answer(message: dict[str, Any], redactor: Redactor) -> str | None:
     content = message.get("content")
     if not isinstance(content, str) or not content.strip():
         return None
-    said = redactor.text(content.strip()).replace("\0", "\ufffd")  # before it is cut: half a secret is not known as one
-    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}…"
+    text = redactor.text(content.strip()).replace("\0", "\ufffd")  # before it is cut: half a secret is not known as one
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
 def _json(text: str) -> bytes:

@@ -7,7 +7,7 @@ Whatever is written was redacted before (`redact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -18,22 +18,27 @@ from sqlalchemy import Connection, func, inspect, or_, update
 from sqlmodel import SQLModel, col, select
 
 from agentloop.errors import NoSuchTrace, StoreError
-from agentloop.store import find, history, past, retention, spans, traces, verdicts
-from agentloop.store.attempts import Placed, put_attempts
-from agentloop.store.database import DEFAULT_TIMEOUTS, Database, Timeouts, chunks, insert_rows
+from agentloop.store import find, retention, traces
+from agentloop.store.database import Database
+from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
 from agentloop.store.migrations import migrate
+from agentloop.store.past import read_verdict
 from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
+from agentloop.store.span_pages import SpanPage, read_spans, span_ids
+from agentloop.store.spans import put_spans
+from agentloop.store.stages import Stages
+from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
-from agentloop.types import Attempt, Failure, Imported, RewardState, Score, Span, Trace, Verdict
+from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Record, Keys, History, Failures):
+class Store(Stages, Record, Keys, History, Failures):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.
@@ -62,6 +67,7 @@ class Store(Record, Keys, History, Failures):
         self.name = self._database.name
         """The file, or the URL without its password."""
         self._engine = self._database.engine
+        self._is_locked = False
         if self.path is not None and not create and not self.path.is_file():
             raise StoreError(
                 f"no trace store at {self.path}; name the folder of a project that has run with -p/--project, "
@@ -90,8 +96,18 @@ class Store(Record, Keys, History, Failures):
         The lock on a file dies with the process; that on a server a few seconds later.
         """
         name = f"{self.project}: {part}" if part else self.project
-        with self._database.lock_file() if self.path is not None else lease(self._database, name):
+        if self.path is None:
+            with lease(self._database, name):
+                yield
+        elif self._is_locked:
             yield
+        else:
+            with self._database.lock_file():
+                self._is_locked = True
+                try:
+                    yield
+                finally:
+                    self._is_locked = False
 
     @property
     def owner(self) -> str:
@@ -109,81 +125,6 @@ class Store(Record, Keys, History, Failures):
     def transaction(self) -> AbstractContextManager[Connection]:
         """One transaction for the writes that get it as `within`: all of them are on disk when it ends, or none."""
         return self._database.write()
-
-    # ------------------------------------------------------------------ a loop's own episodes
-
-    def put_attempts(
-        self,
-        stage: str,
-        attempts: Sequence[Attempt],
-        *,
-        first: int = 0,
-        positions: Sequence[int] | None = None,
-        anew: bool = False,
-        within: Connection | None = None,
-    ) -> None:
-        """Write attempts in one transaction. One that is there already is left; see `attempts.put_attempts`.
-
-        first: the position of the first in its stage. positions: that of each, in place of `first`. anew: an attempt
-        of the same id makes way. Raises AttemptConflict where an id belongs to another attempt.
-        """
-        places = range(first, first + len(attempts)) if positions is None else positions
-        new = [Placed(stage, n, attempt) for n, attempt in zip(places, attempts, strict=True)]
-        put_attempts(self._database, self._shared, self.project, new, anew=anew, within=within)
-
-    def forget_stage(self, stage: str, *, first: int = 0, without: Collection[str] = ()) -> int:
-        """Remove the traces of a stage that was cut short and will be done again; their number.
-
-        first: the position from which on they are. without: episodes whose attempts stay.
-        """
-        mine = select(col(TraceRow.key), col(TraceRow.episode_id)).where(
-            TraceRow.project == self.project, TraceRow.stage == stage, col(TraceRow.n) >= first
-        )
-        with self._database.read() as connection:
-            keys = [key for key, episode in connection.execute(mine) if key and episode not in without]
-        self._remove(keys)
-        return len(keys)
-
-    def attempts(self, episode_ids: Sequence[str]) -> dict[str, TraceRow]:
-        """The rows of attempts at these episodes, by episode."""
-        rows: dict[str, TraceRow] = {}
-        with self._database.session() as session:
-            for part in chunks(episode_ids):
-                query = select(TraceRow).where(
-                    TraceRow.project == self.project,
-                    col(TraceRow.episode_id).in_(part),
-                    col(TraceRow.stage).is_not(None),
-                )
-                rows |= {row.episode_id: row for row in session.exec(query) if row.episode_id is not None}
-        return rows
-
-    def forget_attempts(self, episode_ids: Sequence[str]) -> None:
-        """Remove attempts that are made again."""
-        self._remove([row.key for row in self.attempts(episode_ids).values() if row.key is not None])
-
-    def _remove(self, keys: list[int]) -> None:
-        """Remove traces. It stops all other writers for a moment, so it does nothing where there is nothing to do."""
-        if keys:
-            with self._database.write(removes=True) as connection:
-                traces.remove_traces(connection, keys)
-
-    def stage_traces(self, stage: str) -> list[TraceRow]:
-        """The rows of one stage in the order in which they were made."""
-        with self._database.session() as session:
-            mine = select(TraceRow).where(TraceRow.project == self.project, TraceRow.stage == stage)
-            return list(session.exec(mine.order_by(col(TraceRow.n))))
-
-    def passing(self, pool: str, purpose: str, limit: int = 64) -> list[TraceRow]:
-        """Train-split traces of one task pool that succeeded, in the order in which they were made."""
-        query = select(TraceRow).where(
-            TraceRow.project == self.project,
-            TraceRow.pool == pool,
-            TraceRow.split == "train",
-            TraceRow.purpose == purpose,
-            TraceRow.reward == 1.0,
-        )
-        with self._database.session() as session:
-            return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
 
     def find_traces(self, *, limit: int, stage: str | None = None, **equal: object) -> list[TraceRow]:
         """Rows whose columns have the given values, newest first; None asks nothing of a column.
@@ -208,13 +149,6 @@ class Store(Record, Keys, History, Failures):
         query = query.order_by(getattr(TraceRow, column))
         with self._database.session() as session:
             return list(session.exec(query))
-
-    def task_ids(self, *purposes: str) -> set[str]:
-        """Tasks that were rolled out for any of `purposes`, whatever came of it."""
-        mine = select(TraceRow.task_id).where(TraceRow.project == self.project)
-        query = mine.where(col(TraceRow.purpose).in_(purposes)).distinct()
-        with self._database.session() as session:
-            return {task for task in session.exec(query) if task is not None}
 
     def trace(self, prefix: str) -> tuple[TraceSummary, Trace, Verdict]:
         """The one trace whose id begins with `prefix`. Raises NoSuchTrace when there is none or more than one."""
@@ -246,15 +180,15 @@ class Store(Record, Keys, History, Failures):
 
         spent: by keys, counted in the same transaction.
         """
-        spans.put_spans(self._database, self._shared, project, new, spent or {}, within=within)
+        put_spans(self._database, self._shared, project, new, spent or {}, within=within)
 
-    def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> spans.SpanPage:
+    def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> SpanPage:
         """Spans of a trace by start time, a page at a time; none for an unknown trace."""
-        return spans.read_spans(self._database, project, trace_id, after=after, limit=limit)
+        return read_spans(self._database, project, trace_id, after=after, limit=limit)
 
     def span_ids(self, project: str, trace_id: str) -> list[str]:
         """The ids of all spans of a trace by start time, without the rows of log records."""
-        return spans.span_ids(self._database, project, trace_id)
+        return span_ids(self._database, project, trace_id)
 
     def put_imported(self, project: str, items: Sequence[Imported], *, within: Connection | None = None) -> int:
         """Store traces from elsewhere in one transaction; how many were new. Those that are there are left."""
@@ -271,10 +205,10 @@ class Store(Record, Keys, History, Failures):
     def row(self, project: str, trace_id: str) -> TraceRow:
         """One trace by its whole id. Raises NoSuchTrace."""
         with self._database.session() as session:
-            found = session.exec(select(TraceRow).where(TraceRow.project == project, TraceRow.id == trace_id)).first()
-        if found is None:
+            row = session.exec(select(TraceRow).where(TraceRow.project == project, TraceRow.id == trace_id)).first()
+        if row is None:
             raise NoSuchTrace(f"no trace {trace_id!r} in project {project!r}")
-        return found
+        return row
 
     def find(
         self, filter: str = "", *, project: str | None = None, cursor: str | None = None, limit: int = 50
@@ -299,70 +233,11 @@ class Store(Record, Keys, History, Failures):
         with self._database.read() as connection:
             return traces.read_whole(connection, row.key or 0)
 
-    # ------------------------------------------------------------------ what traces are worth
-
-    def put_score(
-        self, project: str, trace_id: str, score: Score, *, source: str = "api", within: Connection | None = None
-    ) -> None:
-        """Attach a verifier's number; the last word of a source counts.
-
-        Raises NoSuchTrace, and StateError for a score of `human` where a person's verdict stands.
-        """
-        with self._database.write(within=within) as connection:
-            key = verdicts.trace_key(connection, project, trace_id)
-            if score.verifier == history.HUMAN:
-                past.refuse_over_person(connection, key, trace_id)
-            clean = history.clean(self._shared.redactor, score)
-            verdicts.put_scores(connection, [(key, [clean])], self._shared.redactor.text(source))
-
-    def put_label(
-        self,
-        project: str,
-        trace_id: str,
-        failure: Failure,
-        *,
-        critical_if_first: bool = False,
-        within: Connection | None = None,
-    ) -> None:
-        """Attach a failure; the last word of a detector on a type and step counts. Raises NoSuchTrace.
-
-        critical_if_first: it is critical where the trace did not succeed and no other failure is.
-        """
-        with self._database.write(within=within) as connection:
-            key = verdicts.trace_key(connection, project, trace_id)
-            failure = history.clean(self._shared.redactor, failure)
-            if critical_if_first and verdicts.is_first(connection, key, failure):
-                failure = failure.model_copy(update={"critical": True})
-            verdicts.put_labels(connection, [(key, [failure])])
-
-    def put_reward(
-        self,
-        project: str,
-        trace_id: str,
-        state: RewardState,
-        reward: float | None,
-        *,
-        by: str = "api",
-        within: Connection | None = None,
-    ) -> None:
-        """Say what a trace is worth as a whole; reward: in [0, 1] when it is scored, else None.
-
-        Raises NoSuchTrace, and StateError where a person's verdict stands.
-        """
-        with self._database.write(within=within) as connection:
-            key = verdicts.trace_key(connection, project, trace_id)
-            past.refuse_over_person(connection, key, trace_id)
-            verdicts.put_reward(connection, key, state, reward)
-            before = past.last_verdict(connection, key)
-            known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
-            verdict = known.model_copy(update={"state": state, "reward": reward})
-            history.append(connection, self._shared, history.New(key, verdict, None, by))
-
     def verdict(self, project: str, trace_id: str) -> Verdict:
         """All scores and labels of a trace, whoever gave them. Raises NoSuchTrace."""
         row = self.row(project, trace_id)
         with self._database.read() as connection:
-            return past.read_verdict(connection, row)
+            return read_verdict(connection, row)
 
     # ------------------------------------------------------------------ retention
 

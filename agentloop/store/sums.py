@@ -63,8 +63,8 @@ class Sums:
             if value:
                 self.facets.add((name, value))
         self._model = self._model or span.model
-        for name, known in self._links.items():
-            if known is None:
+        for name, link in self._links.items():
+            if link is None:
                 self._links[name] = getattr(span, name)
         if self._reward is None:
             self._reward = span.reward
@@ -93,7 +93,7 @@ class Sums:
         values = {"n_spans": row.n_spans + self._n}
         if not only_spans:
             return values | {name: getattr(row, name) for name in SUMMED}
-        known = self._start < 1 << 63
+        has_start = self._start < 1 << 63
         is_scored = self._reward is not None and row.reward_state == "unscored"  # what was put later counts
         return values | {
             "name": self._name,
@@ -107,8 +107,8 @@ class Sums:
             "cost_usd": self._cost,
             "error": self._error,
             "answer": self._answer,
-            "started_at": _EPOCH + timedelta(microseconds=self._start // 1000) if known else None,
-            "duration_s": max(0, self._end - self._start) / 1e9 if known else 0.0,
+            "started_at": _EPOCH + timedelta(microseconds=self._start // 1000) if has_start else None,
+            "duration_s": max(0, self._end - self._start) / 1e9 if has_start else 0.0,
             "reward": self._reward if is_scored else row.reward,
             "reward_state": "scored" if is_scored else row.reward_state,
             **self._links,

@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 
 from agentloop.types import StageKind
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Raised with every change of a table. An older file is upgraded when it is opened, an older server by
 `agentloop store upgrade` alone; a newer one is refused."""
 
@@ -47,6 +47,9 @@ class TraceSummary(SQLModel):
     model: str | None = None
     episode_id: str | None = None
     stage: str | None = None
+    """Of a loop's, gate's or run's own attempts; None for all other traces."""
+    superseded: str | None = None
+    """The stage of which this was an attempt until another one at the same episode took its place."""
     n: int | None = None
     """Position within the stage: reading a stage in this order repeats the run's order."""
     task_id: str | None = Field(default=None, index=True)
@@ -331,16 +334,6 @@ class StageRow(SQLModel, table=True):
     dropped: dict[str, int] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
     """Why rows did not train -> how many."""
     metrics: dict[str, float] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
-
-
-class LeaseRow(SQLModel, table=True):
-    """Who writes for a project on a server, or for a part of it, and until when unless renewed (`lease.py`)."""
-
-    __tablename__ = "lease"
-
-    project: str = Field(primary_key=True)
-    owner: str
-    ends_at: datetime
 
 
 def columns(table: type[SQLModel], *, without: tuple[str, ...] = ()) -> list[Any]:

@@ -12,11 +12,12 @@ from sqlmodel import col
 from agentloop.errors import NoSuchTrace
 from agentloop.store import documents
 from agentloop.store.bodies import compress, decompress, pack_keys, unpack, unpack_keys
-from agentloop.store.database import Database, chunks, insert_new, insert_rows
-from agentloop.store.history import New, clean, replace_verdicts
+from agentloop.store.database import Database
 from agentloop.store.past import read_verdict
 from agentloop.store.redact import Redactor
+from agentloop.store.rewriting import New, clean, replace_verdicts
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
+from agentloop.store.statements import chunks, insert_new, insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
 from agentloop.types import Imported, RewardState, Verdict
@@ -53,8 +54,8 @@ def index_old_episodes(database: Database, shared: SharedBodies) -> None:
                 link(connection, ((key or 0, bodies[name]) for name in names))
                 values, facets = documents.columns(trace)
                 put_facets(connection, shared.redactor, [(key or 0, facets)])
-                kept = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
-                connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(kept))
+                columns = {name: values[name] for name in ("source", "model", "n_errors", *_USED)}
+                connection.execute(update(TraceRow).where(col(TraceRow.key) == key).values(columns))
         batch.done()
 
 
@@ -73,8 +74,8 @@ def put_imported(
             head, raw = documents.split(item)
             ready[item.trace.id] = item, compress(shared.redactor.json(head)), [batch.name(body) for body in raw]
     with database.write(within=within) as connection:
-        known = _keys(connection, project, list(ready))
-        new = {trace_id: it for trace_id, it in ready.items() if trace_id not in known}
+        keys = _keys(connection, project, list(ready))
+        new = {trace_id: it for trace_id, it in ready.items() if trace_id not in keys}
         if not new:
             return 0
         bodies = batch.put(connection)
@@ -112,8 +113,8 @@ def put_imported(
 
 def read_imported(connection: Connection, row: Any) -> tuple[Imported, Verdict]:
     """An imported trace, whole, and what is known of its worth now."""
-    found = load_packed(connection, [row.bodies])
-    bodies = tuple(found[key] for key in unpack_keys(row.bodies))
+    by_key = load_packed(connection, [row.bodies])
+    bodies = tuple(by_key[key] for key in unpack_keys(row.bodies))
     return documents.join(decompress(row.body), bodies), read_verdict(connection, row)
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import SQLModel, col
 
 from agentloop.errors import NoSuchTrace
-from agentloop.store.database import chunks
+from agentloop.store.statements import chunks
 from agentloop.store.tables import LabelRow, ScoreRow, TraceRow, columns
 from agentloop.types import Failure, RewardState, Score
 
@@ -134,8 +134,8 @@ def _decided_by_persons(connection: Connection, keys: Sequence[int]) -> set[int]
 def is_first(connection: Connection, key: int, failure: Failure) -> bool:
     """Whether a trace did not succeed, and nothing else than `failure` was critical in it."""
     critical = select(*columns(LabelRow)).where(col(LabelRow.trace_key) == key, col(LabelRow.critical))
-    said = (storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
-    others = [row for row in connection.execute(critical) if (row.detector, row.type, row.step) != said]
+    name = (storable(failure.detector), failure.type.value, -1 if failure.step is None else failure.step)
+    others = [row for row in connection.execute(critical) if (row.detector, row.type, row.step) != name]
     reward = connection.execute(select(col(TraceRow.reward)).where(col(TraceRow.key) == key)).scalar_one()
     return not others and (reward is None or reward < 1.0)
 

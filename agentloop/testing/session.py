@@ -26,7 +26,7 @@ from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
 from agentloop.gate.suites import EvalSuite, evals_at
 from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
-from agentloop.gate.trials import Trials
+from agentloop.gate.trials import Shelf, Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape
@@ -248,7 +248,13 @@ class Session:
 
         def make(sides: Mapping[Side, Actor], pauses_s: Sequence[float]) -> Trials:
             return Trials(
-                suite.suite.tasks, sides, self.pool, run=run, keep=self._keep, guess=self._guess, pauses_s=pauses_s
+                suite.suite.tasks,
+                sides,
+                self.pool,
+                run=run,
+                shelf=Shelf(self._keep),
+                guess=self._guess,
+                pauses_s=pauses_s,
             )
 
         return make
@@ -283,10 +289,11 @@ class Session:
             return None
         return self._open.enter_context(run_store(self.options.report / self.options.worker, self.root))
 
-    def _keep(self, attempt: Attempt) -> None:
+    async def _keep(self, attempt: Attempt) -> Attempt:
+        if self._store is not None:  # which may have the attempt of an earlier session in the same folder
+            [attempt] = self._store.put_attempts("pytest", [attempt], anew=True)
         self._attempts[attempt.trace.id] = attempt
-        if self._store is not None:
-            self._store.put_attempts("pytest", [attempt], anew=True)  # of an earlier session in the same folder
+        return attempt
 
     # ------------------------------------------------------------------------------------ a test
 

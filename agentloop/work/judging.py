@@ -13,8 +13,8 @@ from agentloop.judge.score import name_verifiers
 from agentloop.protocols import Policy
 from agentloop.rollout.attempt import Crew, Rollout, judge_rollouts, roll_out, with_n_lost
 from agentloop.rollout.plan import Planned
+from agentloop.store.commits import AttemptCommits
 from agentloop.types import Attempt, Task
-from agentloop.work.commits import Commits
 from agentloop.work.work import Ask
 
 MAX_JUDGED = 8
@@ -24,9 +24,15 @@ MAX_JUDGED = 8
 class Judging:
     """The attempts of one ask, from the rollout to the disk."""
 
-    def __init__(self, ask: Ask, crew: Crew, commits: Commits, folder: Path, on_end: Callable[[Attempt], None]) -> None:
-        """folder: for files that verifiers ask for. on_end: gets each attempt when it is on disk."""
+    def __init__(
+        self, ask: Ask, crew: Crew, commits: AttemptCommits | None, folder: Path, on_end: Callable[[Attempt], None]
+    ) -> None:
+        """commits: None stores nothing. folder: for files that verifiers ask for. on_end: gets each attempt that ended.
+
+        An attempt has ended when it is on disk.
+        """
         self._crew, self._commits, self._folder, self._on_end = crew, commits, folder, on_end
+        self._stage = ask.stage
         self._positions = {episode.id: ask.first + n for n, (_, episode) in enumerate(ask.planned)}
         self._sizes = Counter(episode.group for _, episode in ask.planned)
         self._incomplete: defaultdict[str, list[Rollout]] = defaultdict(list)
@@ -60,9 +66,13 @@ class Judging:
             attempts = await judge_rollouts(ordered, self._crew)
         for one in ordered:
             shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
-        await asyncio.gather(*(self._commits.put(self._positions[one.episode.id], one) for one in attempts))
-        for attempt in attempts:
+        for attempt in await asyncio.gather(*map(self._stored, attempts)):
             self._on_end(attempt)
+
+    async def _stored(self, attempt: Attempt) -> Attempt:
+        if self._commits is None:
+            return attempt
+        return await self._commits.put_attempt(self._stage, self._positions[attempt.episode.id], attempt)
 
 
 def compares_attempts(task: Task) -> bool:

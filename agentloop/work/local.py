@@ -24,10 +24,11 @@ from agentloop.rollout.attempt import Crew, Rollout
 from agentloop.rollout.plan import Planned
 from agentloop.rollout.refusals import MAX_INFRA_SHARE, is_mistaken
 from agentloop.rollout.retry import is_lost, repeated
+from agentloop.store.commits import AttemptCommits
 from agentloop.store.store import Store
 from agentloop.types import Attempt
-from agentloop.work.commits import Commits, is_usable, read_attempts
 from agentloop.work.judging import Judging, compares_attempts
+from agentloop.work.stored import is_usable, read_attempts
 from agentloop.work.work import Ask
 
 T = TypeVar("T")
@@ -83,7 +84,7 @@ class LocalWork:
         if missing:
             await self._check(ask.actor.agent)
         crew = Crew(ask.actor, self._pool, self._guess, self._canaries)
-        commits = Commits(self._store, ask.stage, len(missing))
+        commits = AttemptCommits(self._store) if self._store is not None else None
         with TemporaryDirectory(prefix="agentloop-") as folder:
             judging = Judging(ask, crew, commits, Path(folder), on_end)
             try:
@@ -98,7 +99,8 @@ class LocalWork:
                     await self._one_by_one(judging, missing)
                 await judging.end_rest()
             finally:
-                commits.flush()
+                if commits is not None:
+                    commits.close()
 
     async def _check(self, agent: Agent) -> None:
         """Ask each agent once whether it can act. Raises ConfigError."""
@@ -107,7 +109,7 @@ class LocalWork:
             self._checked.append(agent)
 
     def _continued(self, ask: Ask) -> dict[str, Attempt]:
-        """Attempts of `ask` that are on disk and can be used; those that are made again are removed."""
+        """Attempts of `ask` that are on disk and can be used; those that are made again are superseded."""
         if self._store is None:
             return {}
         attempts = read_attempts(self._store, ask.planned)
@@ -116,7 +118,7 @@ class LocalWork:
         whole = [unit for unit in self._units(ask) if all(episode.id in usable for _, episode in unit)]
         kept = {episode.id for unit in whole for _, episode in unit}
         if again := [name for name in attempts if name not in kept]:
-            self._store.forget_attempts(again)
+            self._store.supersede_attempts(again)
         return {name: attempt for name, attempt in attempts.items() if name in kept}
 
     def _units(self, ask: Ask) -> list[list[Planned]]:

@@ -69,7 +69,8 @@ def _facts(row: TraceSummary, trace: Trace) -> tuple[str, str]:
     """Whose it is and how long it took; when it was and what it used, of one that others told us of."""
     version = None if trace.policy_version is None else f"policy v{trace.policy_version}"
     episode = None if row.stage or trace.episode_id is None else f"episode {trace.episode_id}"
-    first = (trace.task_id, episode, version, row.stage or trace.source, trace.isolation, f"{trace.duration_s:.2f} s")
+    stage = row.stage or (f"superseded in {row.superseded}" if row.superseded else trace.source)
+    first = (trace.task_id, episode, version, stage, trace.isolation, f"{trace.duration_s:.2f} s")
     used = (
         f"{row.n_prompt_tokens:,} + {row.n_completion_tokens:,} tokens",
         row.n_prompt_tokens + row.n_completion_tokens,

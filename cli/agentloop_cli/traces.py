@@ -125,7 +125,7 @@ def _cells(row: TraceSummary) -> tuple[Text, ...]:
     return (
         Text(row.id[:10] if sys.stdout.isatty() else row.id),
         Text(_when(row.started_at)),
-        Text(on_one_line(HASH.sub(_short, _stage(row.stage)) or row.source)),
+        Text(on_one_line(HASH.sub(_short, _stage(row.stage or row.superseded)) or row.source)),
         Text(on_one_line(by)),
         Text(on_one_line(row.task_id or row.episode_id or name)),
         Text(row.reward_state if row.reward is None else f"{row.reward:g}", style=colour),

@@ -14,7 +14,8 @@ import httpx
 import parts
 import pytest
 
-from agentloop.api import committer, ingest
+from agentloop.api import ingest
+from agentloop.store import commits
 
 from .serving import SPAN, bearer, dumped, make_key, numbered, posted, raw, request, serving, serving_here, status
 
@@ -35,7 +36,7 @@ def retry_after(got: bytes) -> int:
 
 
 def test_more_than_may_wait_is_told_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "MAX_WAITING", 1000)
+    monkeypatch.setattr(commits, "MAX_WAITING", 1000)
     monkeypatch.setattr(ingest, "ANSWER_S", 30.0)
     path = tmp_path / "traces.db"
     body = dumped(request(numbered(1, name="x" * 600)))

@@ -14,6 +14,7 @@ from agentloop.gate.bank import Bank, BankHead, Evals, bank_path, evals_of, fill
 from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines
 from agentloop.identity import Identity
+from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
 from agentloop.types import RewardState, Split
 
@@ -39,8 +40,9 @@ async def right(task: str, side: Side, trial: int) -> Outcome:
 
 
 def fill(path: Path, of: Evals, runner: Callable[..., object] = right, trials: int = TRIALS, **options: object) -> Bank:
-    head = new_head(of, "scripted:p.py:steady", VERSION, trials, HERE)
-    return asyncio.run(fill_bank(path, head, of.tasks, runner, n_concurrent=3, **options))  # type: ignore[arg-type]
+    head, store = new_head(of, "scripted:p.py:steady", VERSION, trials, HERE), Store(of.folder / "store.db")
+    work = fill_bank(path, head, of.tasks, runner, n_concurrent=3, store=store, **options)  # type: ignore[arg-type]
+    return asyncio.run(work)
 
 
 def test_a_bank_has_every_trial_of_every_task_in_order(tmp_path: Path) -> None:
@@ -60,7 +62,7 @@ def test_a_bank_has_every_trial_of_every_task_in_order(tmp_path: Path) -> None:
     assert len(told) == 12
     bank = load_bank(path, evals(tmp_path))
     assert (bank.head.trials, len(bank.outcomes)) == (4, 12)
-    assert [file.name for file in path.parent.iterdir()] == ["main.jsonl"], "the partial file is gone"
+    assert [file.name for file in path.parent.iterdir()] == ["main.jsonl"]
 
 
 def test_a_run_that_was_cut_short_goes_on_and_does_nothing_twice(tmp_path: Path) -> None:
@@ -82,24 +84,32 @@ def test_a_run_that_was_cut_short_goes_on_and_does_nothing_twice(tmp_path: Path)
         begun.append((task, trial))
         return outcome(task, trial)
 
-    partial = path.with_name(".main.jsonl.partial")
-    with partial.open("a") as file:
-        file.write('{"task_id": "b", "pol')  # a line that the crash cut
     fill(path, evals(tmp_path), works)
     assert sorted(begun) == [(t, n) for t in TASKS for n in range(TRIALS)]
     assert len(load_bank(path, evals(tmp_path)).outcomes) == 12
 
 
-def test_a_partial_bank_of_another_policy_is_not_continued(tmp_path: Path) -> None:
-    path = bank_path(evals(tmp_path), "main")
+def test_a_bank_of_another_size_begins_anew_and_the_first_goes_on_where_it_was(tmp_path: Path) -> None:
+    path, begun = bank_path(evals(tmp_path), "main"), list[tuple[str, int]]()
 
-    async def breaks(task: str, side: Side, trial: int) -> Outcome:
-        raise KeyError("power cut")
+    async def works(task: str, side: Side, trial: int) -> Outcome:
+        if len(begun) == 5:
+            begun.clear()
+            raise KeyError("power cut")
+        begun.append((task, trial))
+        return outcome(task, trial)
 
     with pytest.raises(KeyError):
-        fill(path, evals(tmp_path), breaks)
-    with pytest.raises(ConfigError, match=r"begun with another trials \(4, not 8\); delete it to begin anew"):
-        fill(path, evals(tmp_path), trials=8)
+        fill(path, evals(tmp_path), works)
+    fill(path, evals(tmp_path), trials=8)
+    assert load_bank(path, evals(tmp_path)).head.trials == 8
+    begun.clear()
+    fill(path, evals(tmp_path), works, trials=4)
+    assert load_bank(path, evals(tmp_path)).head.trials == 4
+    assert len(begun) <= 12 - 4
+    begun.clear()
+    with pytest.raises(KeyError, match="power cut"):
+        fill(path, evals(tmp_path), works)  # a whole bank is filled anew
 
 
 @pytest.mark.parametrize(
@@ -177,7 +187,7 @@ def test_a_policy_that_crashes_in_every_trial_fills_no_bank(tmp_path: Path, surv
         return
     with pytest.raises(ConfigError, match=r"each of the 12 trials ended with .*crashed: ValueError: kaputt; no bank"):
         fill(path, evals(tmp_path), crashes)
-    assert list(path.parent.iterdir()) == []
+    assert not path.exists()
 
 
 def changed_head(path: Path, **keys: object) -> None:

@@ -13,11 +13,13 @@ import pytest
 from agentloop.gate.drift import CONTROLS, FIRST, STALE, BankCheck, controls_for
 from agentloop.gate.findings import assumption, headline
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, Run, roll_out
+from agentloop.gate.live import Budget, roll_out
 from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart, read_outcomes
 from agentloop.gate.result import fold, result_of
+from agentloop.gate.run import Run
 from agentloop.gate.schedule import Trial
+from agentloop.store.store import Store
 
 from .simulated import bank, names, outcome
 
@@ -218,7 +220,8 @@ def live(folder: Path, made: Header, n_concurrent: int, stop_after: int | None =
         await asyncio.sleep(0)
         return outcome(task, trial, reward(Trial(task, side, trial), 0.3), side)
 
-    gate, work = Fold(made), Run(folder, made, bank([0.9] * N, K), {"candidate": "c", "baseline": "b"})
+    store = Store(folder / "store.db")
+    gate, work = Fold(made), Run(folder, made, bank([0.9] * N, K), {"candidate": "c", "baseline": "b"}, store)
     try:
         for one in work.outcomes:
             gate.add(one)

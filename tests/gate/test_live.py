@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -12,9 +13,13 @@ import pytest
 
 from agentloop.errors import ConfigError
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import AHEAD, LOOKAHEAD, OUTCOMES, Budget, Run, roll_out, trial_of
+from agentloop.gate.live import LOOKAHEAD, Budget, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, read_outcomes
 from agentloop.gate.result import result_of
+from agentloop.gate.run import MADE_OF as MADE_OF_FILE
+from agentloop.gate.run import OUTCOMES, Run, trial_of
+from agentloop.store.evidence import Evidence
+from agentloop.store.store import Store
 from agentloop.types import RewardState
 
 N_TASKS, K = 20, 8
@@ -65,8 +70,8 @@ def gate(
     added: list[Outcome] | None = None,
 ) -> tuple[GateResult, str | None]:
     """As the command does it: the fold of what is there, and on from that."""
-    given = given or header()
-    fold, run = Fold(given), Run(folder, given, BANK, MADE_OF)
+    given, store = given or header(), Store(folder / "store.db")
+    fold, run = Fold(given), Run(folder, given, BANK, MADE_OF, store)
     try:
         for one in run.outcomes:
             fold.add(one)
@@ -82,7 +87,22 @@ def gate(
         stopped = asyncio.run(work)
     finally:
         run.close()
+        store.close()
     return result_of(fold), stopped
+
+
+def evidence(folder: Path) -> Evidence:
+    """As the store has it."""
+    store = Store(folder / "store.db")
+    stored = store.evidence(json.loads((folder / MADE_OF_FILE).read_text())["gate"])
+    assert stored is not None
+    return stored
+
+
+def aside(folder: Path) -> list[Outcome]:
+    """What ended before its turn."""
+    stored = evidence(folder).outcomes()
+    return [Outcome.model_validate_json(one.body) for one in stored if one.position is None]
 
 
 def rolled(folder: Path) -> list[Outcome]:
@@ -114,7 +134,8 @@ def test_however_many_run_at_once_the_verdict_is_the_same(tmp_path: Path, p: flo
     assert at_once == one_by_one == replayed(tmp_path / "eight")
     assert rolled(tmp_path / "eight") == rolled(tmp_path / "one"), "in the order of the asking, whatever ended first"
     if verdict is GateVerdict.passed:
-        assert (tmp_path / "eight" / AHEAD).stat().st_size > 0, "and some did end before their turn"
+        looks = evidence(tmp_path / "eight").looks()
+        assert [(look.n, look.e_pass) for look in looks] == [(one.n, one.e_pass) for one in at_once.suites[0].looks]
 
 
 def test_must_pass_cases_are_tried_again_until_they_are_clear(tmp_path: Path) -> None:
@@ -152,12 +173,14 @@ def test_a_run_that_is_cut_short_goes_on_and_nothing_that_ended_is_done_twice(tm
     folder = tmp_path / "cut"
     with pytest.raises(PowerCut):
         gate(folder, cut, n_concurrent=5)
-    aside = read_outcomes(folder / AHEAD, (folder / AHEAD).read_text())[1]
-    kept = {trial_of(one) for one in [*rolled(folder), *aside]}
+    kept = {trial_of(one) for one in [*rolled(folder), *aside(folder)]}
     assert len(kept) >= at - 5, "but for what ended in the same moment"
     with (folder / OUTCOMES).open("a") as file:
         file.write('{"task_id": "t0')  # as a crash leaves it
     calls.clear()
+    if at == 7:
+        (folder / OUTCOMES).unlink()  # files are exports
+        (folder / MADE_OF_FILE).unlink()
     result, _ = gate(folder, inner, n_concurrent=5)
     assert result == whole == replayed(folder)
     assert not kept.intersection(calls)
@@ -296,11 +319,25 @@ def test_a_folder_of_another_gate(tmp_path: Path) -> None:
         gate(folder, runs(), header(max_rollouts=5, alpha=0.1))
     with pytest.raises(ConfigError, match="begun with other suites"):
         gate(folder, runs(), header(must_pass=2, max_rollouts=5))
-    given = header(max_rollouts=5)
+    given, store = header(max_rollouts=5), Store(folder / "store.db")
     with pytest.raises(ConfigError, match="a gate whose candidate has changed since"):
-        Run(folder, given, BANK, {**MADE_OF, "candidate": "c2"})
+        Run(folder, given, BANK, {**MADE_OF, "candidate": "c2"}, store)
     with pytest.raises(ConfigError, match="begun with another bank"):
-        Run(folder, given, [*BANK[1:], BANK[0]], MADE_OF)
+        Run(folder, given, [*BANK[1:], BANK[0]], MADE_OF, store)
+    with pytest.raises(ConfigError, match=r"other.db does not have its gate gate-\w{8}-1; name its store with"):
+        Run(folder, given, BANK, MADE_OF, Store(tmp_path / "other.db"))
+
+
+def test_a_question_that_has_its_verdict_is_asked_anew_in_another_folder(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.db")
+    ids = []
+    for name in ("one", "two", "three", "one"):
+        run = Run(tmp_path / name, header(), BANK, MADE_OF, store)
+        ids.append(json.loads((tmp_path / name / MADE_OF_FILE).read_text())["gate"].rpartition("-")[2])
+        run.close()
+        if name == "two":
+            run.end("PASS")
+    assert ids == ["1", "1", "2", "1"], "the second went on with the first, which had no verdict yet"
 
 
 def test_a_file_that_was_spoilt(tmp_path: Path) -> None:
@@ -308,14 +345,9 @@ def test_a_file_that_was_spoilt(tmp_path: Path) -> None:
     gate(folder, runs(), header(max_rollouts=5))
     path = folder / OUTCOMES
     whole = path.read_text()
-    lines = whole.splitlines()
-    path.write_text("\n".join([*lines[:-2], lines[-2][:-9], lines[-1]]) + "\n")
-    with pytest.raises(ConfigError, match=rf"{OUTCOMES}:{len(lines) - 1}: not JSON"):
-        gate(folder, runs(), header(max_rollouts=5))
-    path.write_text("\n".join(lines[1:]) + "\n")
-    with pytest.raises(ConfigError, match="its header is gone"):
-        gate(folder, runs(), header(max_rollouts=5))
-    path.write_text(whole)
+    path.write_text(whole[:-9])
+    gate(folder, runs(), header(max_rollouts=5))
+    assert path.read_text() == whole, "it is an export of the store"
     (folder / "gate.json").unlink()
     with pytest.raises(ConfigError, match=r"gate.json: cannot be read .*: nobody knows whose outcomes these are"):
         gate(folder, runs(), header(max_rollouts=5))

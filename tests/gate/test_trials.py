@@ -12,7 +12,7 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ModelRefused, UpstreamUnavailable
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import Trials
+from agentloop.gate.trials import Shelf, Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
@@ -40,12 +40,16 @@ def task(folder: Path, **other: object) -> Task:
 
 
 def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Attempt] | None = None) -> list[Outcome]:
+    async def keep(attempt: Attempt) -> Attempt:
+        if kept is not None:
+            kept.append(attempt)
+        return attempt
+
     async def work() -> list[Outcome]:
         pool = SandboxPool(BubblewrapBackend())
         try:
-            keep = (kept if kept is not None else []).append
             sides = dict.fromkeys(Side, actor)
-            trials = Trials([one], sides, pool, run="r", keep=keep, pauses_s=(0.0, 0.0))
+            trials = Trials([one], sides, pool, run="r", shelf=Shelf(keep), pauses_s=(0.0, 0.0))
             return [await trials(one.id, side, trial) for side, trial in keys]
         finally:
             await pool.close()

@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+from sqlmodel import select
 
 from agentloop.judge.agreement import agreement, brier, ece, kappa, measure
 from agentloop.judge.settle import resolve
 from agentloop.store.store import Store
+from agentloop.store.tables import AgreementRow
 
 from .test_rejudge import EXACT, named, of, put
 
@@ -56,6 +58,7 @@ def test_it_is_measured_on_what_people_said_and_remembered_by_version(tmp_path: 
     assert (found.accuracy.value, found.kappa.value, found.brier.value) == (0.75, 0.5, 0.25)
     assert found == measure(store, project="default")[0], "the same pairs give the same intervals"
     assert measure(store, "id:t1", project="default")[0].n == 1
-    [row] = store.agreements("default")
+    with store._database.session() as session:
+        [row] = session.exec(select(AgreementRow)).all()
     assert (row.verifier, row.body["n"], measure(store, project="other")) == ("exact", 1, [])
     store.close()

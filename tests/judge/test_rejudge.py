@@ -217,7 +217,7 @@ def test_what_needs_a_box_keeps_its_score_and_is_told(store: Store) -> None:
         update={"scores": (verdict.scores[0], Score(verifier="command", version="1", value=0.75))}
     )
     [stored] = store.stored("", project=None, after=0, limit=1)
-    from agentloop.store.history import New
+    from agentloop.store.rewriting import New
 
     store.put_verdicts([New(stored.row.key, known)])
     account = again(store, of(EXACT, tests))

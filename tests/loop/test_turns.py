@@ -221,7 +221,7 @@ class Cut(BaseException):
 
 CUTS = [
     pytest.param(write, after, id=f"{when}-{write}", marks=pytest.mark.slow)
-    for write in ("put_attempts", "put_stage", "put_version", "put_report", "put_decision")
+    for write in ("put_placed", "put_stage", "put_version", "put_report", "put_decision")
     for when, after in (("before", False), ("after", True))
 ]
 
@@ -231,7 +231,8 @@ def outcome(folder: Path) -> object:
         versions = [v.model_dump(exclude={"created_at"}) for v in project.registry.all()]
         decisions = {n: d.model_dump(exclude={"created_at"}) for n, d in project.store.decisions().items()}
         summary = Summary(project, command="c").json()
-        traces = sorted((r.id, r.stage, r.n, r.reward) for r in project.store.find_traces(limit=10_000))
+        rows = [row for row in project.store.find_traces(limit=10_000) if row.superseded is None]
+        traces = sorted((row.episode_id, row.stage, row.n, row.reward) for row in rows)
     counted = {k: v for k, v in summary.items() if k not in {"wall_s", "cpu_s", "store", "report"}}
     return versions, decisions, counted, traces
 
@@ -277,12 +278,11 @@ def _cut_at(project: Project, monkeypatch: pytest.MonkeyPatch, write: str, after
     done = 0
     real = getattr(project.store, write)
 
-    def cut(*args: object, **named: object) -> None:
+    def cut(*args: object, **named: object) -> object:
         nonlocal done
         done += 1
         if done <= skip:
-            real(*args, **named)
-            return
+            return real(*args, **named)
         if after:
             real(*args, **named)
         raise Cut

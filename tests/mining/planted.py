@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Trials
+from agentloop.gate.trials import Shelf, Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.case import read_cases
 from agentloop.mining.mine import Mine, Mined
@@ -84,7 +84,12 @@ BELIEVES = acting("v1", ScriptedPolicy(believes))
 def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[Attempt]:
     async def go() -> list[Attempt]:
         pool, kept = SandboxPool(backend), list[Attempt]()
-        trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", keep=kept.append)
+
+        async def keep(attempt: Attempt) -> Attempt:
+            kept.append(attempt)
+            return attempt
+
+        trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", shelf=Shelf(keep))
         try:
             for number in range(n):
                 await trials(task.id, Side.baseline, number)

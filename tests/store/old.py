@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
+import psycopg
 from alembic import command
 from alembic.config import Config
 
 from agentloop.store import migrations
 from agentloop.store.database import Database
 
+SCHEMA_4 = {
+    "sqlite": Path(__file__).with_name("schema_4.db.gz"),
+    "postgresql": Path(__file__).with_name("schema_4_postgresql.sql"),
+}
 LOOP_OF_SCHEMA_3 = (
     "INSERT INTO policy_version (number, parent, kind, artifact, sha256, config_hash, state, note, created_at) VALUES "
     "(1, NULL, 'weights', NULL, 's1', 'c', 'live', 'µ', '2026-11-21 09:30:00.123456')",
@@ -34,3 +40,13 @@ def at_schema(where: str | Path, number: int, *rows: str) -> None:
         if database.is_sqlite:
             connection.exec_driver_sql(f"PRAGMA user_version = {number:d}")
     database.engine.dispose()
+
+
+def load_schema_4(where: str | Path) -> None:
+    """What agentloop wrote before schema 5: two projects, as a file, and as PostgreSQL dumps them."""
+    if isinstance(where, Path):
+        where.parent.mkdir(parents=True, exist_ok=True)
+        where.write_bytes(gzip.decompress(SCHEMA_4["sqlite"].read_bytes()))
+        return
+    with psycopg.connect(where, autocommit=True) as server:
+        server.execute(SCHEMA_4["postgresql"].read_bytes())

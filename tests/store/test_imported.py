@@ -195,5 +195,6 @@ def test_a_loops_own_stages_are_kept(either: Store) -> None:
     either.put_spans("p", [span()])
     assert either.forget(before=datetime.now(UTC) + timedelta(days=1)).traces == 1
     assert either.n_traces() == 1
-    assert either.forget_stage("turn-1") == 1
+    assert either.supersede_stage("turn-1") == 1
+    assert either.forget(before=datetime.now(UTC) + timedelta(days=1)).traces == 1, "those that count no more may go"
     assert set(left(either).values()) == {0}

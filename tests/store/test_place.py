@@ -11,7 +11,8 @@ from parts import Run
 
 from agentloop.config.settings import known_secrets, load_config
 from agentloop.errors import ConfigError
-from agentloop.store.database import Database, Timeouts
+from agentloop.store.database import Database
+from agentloop.store.engines import Timeouts
 from agentloop.store.place import open_store, run_store, store_place
 
 URL = "postgresql://bob:hunter2secret@db.invalid/traces"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from parts import Run
 
 from agentloop.errors import StoreError
 from agentloop.store import lease
-from agentloop.store.database import Database, Timeouts
+from agentloop.store.attempts import Placed
+from agentloop.store.database import Database
+from agentloop.store.engines import Timeouts
 from agentloop.store.store import Store
-from agentloop.store.tables import SCHEMA_VERSION
+from agentloop.store.tables import SCHEMA_VERSION, StageRow
 
 from .old import LOOP_OF_SCHEMA_3, at_schema
 from .rows import judged, version
@@ -154,6 +157,33 @@ def test_a_project_is_held_by_one_process_and_another_project_is_free(
         store.close()
 
 
+def test_a_process_that_lost_its_project_writes_nothing_more(postgresql: str) -> None:
+    one, two = Store(postgresql), Store(postgresql)
+    writes: list[Callable[[], object]] = [
+        lambda: one.put_attempts("turn-1", [judged("t1")]),
+        lambda: one.put_stage(StageRow(name="turn-1")),
+        lambda: one.supersede_stage("turn-1"),
+        lambda: one.begin_evidence("gate", "k", {}),
+    ]
+    with one.lock():
+        one.put_attempts("turn-1", [judged("t0")])
+        with one._database.write() as connection:  # as if the process had been suspended
+            connection.exec_driver_sql("UPDATE lease SET ends_at = now() - interval '1 second'")
+        one.put_attempts("turn-1", [judged("t2")])
+        with two.lock():
+            for write in writes:
+                with pytest.raises(
+                    StoreError, match=r"process \d+ on .* took project 'default' while this process was"
+                ):
+                    write()
+            two.put_attempts("turn-1", [judged("t3")])
+        assert {row.id for row in two.stage_traces("turn-1")} == {"t0", "t2", "t3"}
+        assert two.stages() == {}
+    one.put_attempts("turn-1", [judged("t1")])
+    for store in (one, two):
+        store.close()
+
+
 def test_nothing_stays_in_a_session(postgresql: str) -> None:
     store = Store(postgresql)
     with store.lock():
@@ -222,7 +252,8 @@ def test_writes_within_a_transaction_are_there_together_or_not_at_all(either: St
         raise RuntimeError
     assert (either.n_traces(), either.versions()) == (0, [])
     with either.transaction() as connection:
-        either.put_attempts("turn-1", [judged("t1"), judged("t2")], positions=[3, 5], within=connection)
+        placed = [Placed("turn-1", n, judged(name)) for n, name in ((3, "t1"), (5, "t2"))]
+        either.put_placed(placed, within=connection)
         either.put_score("default", "t1", judged("t1").verdict.scores[0], source="me", within=connection)
         either.put_version(version(1), within=connection)
     assert [row.n for row in either.stage_traces("turn-1")] == [3, 5]

@@ -78,15 +78,35 @@ def test_another_attempt_under_a_stored_id_is_refused_by_both_names(either: Stor
     assert either.n_traces() == 1
 
 
-def test_an_attempt_that_was_lost_gives_its_place_to_one_that_was_not(either: Store) -> None:
+def test_an_attempt_that_is_made_again_stays_as_a_superseded_trace(either: Store) -> None:
     either.put_attempts("gate", [judged("t1", reward=None, answer="lost"), judged("t2")])
-    either.put_attempts("gate", [judged("t1", answer="came back"), judged("t3")])
-    either.put_attempts("gate", [judged("t2", answer="again")], anew=True)
-    assert either.trace("t2")[1].answer == "again"
+    [again, _] = either.put_attempts("gate", [judged("t1", answer="came back"), judged("t3")])
+    [anew] = either.put_attempts("gate", [judged("t2", answer="again")], anew=True)
+    assert (again.trace.id == again.verdict.trace_id) != (again.trace.id == "t1")
+    assert {row.id for row in either.stage_traces("gate")} == {again.trace.id, anew.trace.id, "t3"}
+    for attempt in (again, anew):
+        row, trace, verdict = either.trace(attempt.trace.id)
+        assert (row.superseded, trace, verdict) == (None, attempt.trace, attempt.verdict)
+        assert either.attempts([attempt.episode.id])[attempt.episode.id].id == attempt.trace.id
+        assert len(either.history("default", trace.id)) == 1
     row, trace, verdict = either.trace("t1")
-    assert (row.reward, trace.answer, verdict.reward) == (1.0, "came back", 1.0)
-    assert len(either.history("default", "t1")) == 1
-    assert either.n_traces() == 3
+    assert (row.stage, row.superseded, trace.answer, verdict.reward) == (None, "gate", "lost", None)
+    assert either.trace("t2")[1].answer == judged("t2").trace.answer
+    assert [row.id for row in either.find("superseded:gate").traces] == ["t2", "t1"]
+    assert either.n_traces() == 5
+
+
+def test_an_attempt_can_be_made_again_many_times(either: Store) -> None:
+    answers = [f"answer {n}" for n in range(4)]
+    ids = []
+    for answer in answers:
+        [one] = either.put_attempts("gate", [judged("t1", answer=answer)], anew=True)
+        [same] = either.put_attempts("gate", [judged("t1", answer=answer)], anew=True)
+        assert same == one, "the same again is left"
+        ids.append(one.trace.id)
+    assert len(set(ids)) == either.n_traces() == 4
+    assert [either.trace(name)[1].answer for name in ids] == answers
+    assert [row.id for row in either.stage_traces("gate")] == ids[-1:]
 
 
 def test_nothing_of_a_batch_is_stored_when_one_of_it_cannot_be(store: Store) -> None:
@@ -101,12 +121,17 @@ def test_an_empty_batch_is_nothing(store: Store) -> None:
     assert store.n_traces() == 0
 
 
-def test_forgetting_a_stage_takes_that_stage_alone(store: Store) -> None:
+def test_superseding_a_stage_takes_that_stage_alone(store: Store) -> None:
     store.put_attempts("turn-1", [judged("t1"), judged("t2")])
     store.put_attempts("turn-11", [judged("t3")])
-    assert store.forget_stage("turn-1") == 2
-    assert store.forget_stage("turn-1") == 0
-    assert ids(store.find_traces(limit=9)) == ["t3"]
+    assert store.supersede_stage("turn-1") == 2
+    assert store.supersede_stage("turn-1") == 0
+    assert ids(store.find_traces(limit=9)) == ["t1", "t2", "t3"]
+    assert (ids(store.stage_traces("turn-1")), ids(store.stage_traces("turn-11"))) == ([], ["t3"])
+    [again, _] = store.put_attempts("turn-1", [judged("t1", answer="again"), judged("t4")])
+    assert ids(store.stage_traces("turn-1")) == [again.trace.id, "t4"]
+    assert store.supersede_stage("turn-1", first=1) == 1
+    assert store.supersede_stage("turn-1", without=[again.episode.id]) == 0
 
 
 def test_a_stage_is_read_in_the_order_it_was_made(store: Store) -> None:

@@ -17,7 +17,7 @@ from agentloop.errors import ConfigError, StoreError
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION
 
-from .old import at_schema
+from .old import at_schema, load_schema_4
 from .rows import judged, version
 from .span_rows import span
 
@@ -87,6 +87,29 @@ def test_a_store_of_schema_1_opens_with_everything_in_it(old: Path) -> None:
     again = Store(old)
     assert again.n_traces() == 5
     again.close()
+
+
+def test_a_store_of_schema_4_opens_with_everything_in_it(where: str | Path) -> None:
+    load_schema_4(where)
+    if isinstance(where, str):
+        with pytest.raises(StoreError, match=r"has schema 4, this agentloop writes 6; .* `agentloop store upgrade`"):
+            Store(where)
+    for project in ("default", "ann"):
+        store = Store(where, project=project, create=False, upgrade=True)
+        assert [(row.id, row.superseded) for row in store.stage_traces("turn-1")] == [
+            ("t1", None), ("t2", None), ("t3", None),
+        ]  # fmt: skip
+        assert list(store.stages()) == ["turn-1"]
+        assert store.versions() == [version(1)]
+        assert store.row(project, "t1").reward == (0.25 if project == "default" else 1.0)
+        found = store.find('text:"line 2" stage:gate-v1.5f', project=project).traces
+        assert [trace.id for trace in found] == ["t4"]
+        [again] = store.put_attempts("turn-1", [judged("t3", answer="again")], first=2)
+        assert [row.id for row in store.stage_traces("turn-1")] == ["t1", "t2", again.trace.id]
+        assert store.row(project, "t3").superseded == "turn-1"
+        assert store.begin_evidence("gate", "k", {}).outcomes() == []
+        assert store.missing() == []
+        store.close()
 
 
 def test_an_upgrade_that_was_cut_short_goes_on(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

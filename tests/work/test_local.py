@@ -18,6 +18,7 @@ from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
+from agentloop.store.attempts import Placed
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, Purpose, RewardState, Task
 from agentloop.work.local import LocalWork
@@ -146,10 +147,11 @@ def test_a_cohort_is_made_again_whole(store: Store) -> None:
     first, second, third = Batched(), Batched(), Batched()
     whole = make(store, ask(first))  # type: ignore[arg-type]
     assert sizes(first) == [4, 2], "as many as may have a sandbox"
-    store.forget_attempts([whole[5].episode.id])
+    store.supersede_attempts([whole[5].episode.id])
     again = make(store, ask(second))  # type: ignore[arg-type]
     assert sizes(second) == [2]
-    assert [one.trace.id for one in again] == [one.trace.id for one in whole]
+    assert [one.episode.id for one in again] == [one.episode.id for one in whole]
+    assert store.n_traces() == 8, "what gave its place stays"
     assert make(store, ask(third)) == again  # type: ignore[arg-type]
     assert third.batches == []
 
@@ -172,7 +174,7 @@ def test_a_group_that_is_compared_is_judged_and_made_again_whole(store: Store, t
     tasks = [task.model_copy(update={"verifiers": (part,)}) for task in TASKS]
     attempts = make(store, ask(Counting(), tasks))
     assert [one.verdict.reward for one in attempts] == [1.0, 0.0] * 3
-    store.forget_attempts([attempts[2].episode.id])
+    store.supersede_attempts([attempts[2].episode.id])
     policy = Counting()
     again = make(store, ask(policy, tasks))
     assert [one.verdict.reward for one in again] == [1.0, 0.0] * 3
@@ -183,19 +185,19 @@ def test_a_store_that_cannot_be_written_ends_it(store: Store, monkeypatch: pytes
     def full(*_: object, **__: object) -> None:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(store, "put_attempts", full)
+    monkeypatch.setattr(store, "put_placed", full)
     with pytest.raises(StoreError, match="the disk is full"):
         make(store, ask(Counting()))
 
 
 def test_attempts_that_end_together_share_a_transaction(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, put = list[int](), store.put_attempts
+    sizes, put = list[int](), store.put_placed
 
-    def counted(stage: str, attempts: Sequence[Attempt], *, positions: Sequence[int]) -> None:
-        sizes.append(len(attempts))
-        put(stage, attempts, positions=positions)
+    def counted(placed: Sequence[Placed]) -> list[Attempt]:
+        sizes.append(len(placed))
+        return put(placed)
 
-    monkeypatch.setattr(store, "put_attempts", counted)
+    monkeypatch.setattr(store, "put_placed", counted)
     make(store, ask(Counting(), size=8))
     assert sum(sizes) == 24
     assert len(sizes) < 24

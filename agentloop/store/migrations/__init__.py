@@ -8,7 +8,8 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 from agentloop.errors import StoreError
-from agentloop.store.database import MIGRATION_LOCK, Database
+from agentloop.store.database import Database
+from agentloop.store.engines import MIGRATION_LOCK
 from agentloop.store.tables import SCHEMA_VERSION
 
 

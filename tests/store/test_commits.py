@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agentloop.api import committer
-from agentloop.api.committer import Busy, Committer
 from agentloop.errors import StoreError
+from agentloop.store import commits
+from agentloop.store.commits import Busy, SpanCommits
 from agentloop.store.keys import Spent
 from agentloop.types import Span
 
@@ -40,13 +40,13 @@ class Disk:
 
 def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:
     disk = Disk()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> None:
-        first = asyncio.ensure_future(made.put("a", [span("0")], 10))
+        first = asyncio.ensure_future(made.put_spans("a", [span("0")], 10))
         await asyncio.sleep(0.05)
-        others = [asyncio.ensure_future(made.put("a", [span(str(n))], 10)) for n in range(1, 20)]
-        tenant = asyncio.ensure_future(made.put("b", [span("b")], 10))
+        others = [asyncio.ensure_future(made.put_spans("a", [span(str(n))], 10)) for n in range(1, 20)]
+        tenant = asyncio.ensure_future(made.put_spans("b", [span("b")], 10))
         await asyncio.sleep(0.05)
         assert not first.done(), "answered before it was written"
         assert disk.written == []
@@ -61,10 +61,10 @@ def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:
 
 def test_a_span_that_cannot_be_written_harms_its_own_request_only() -> None:
     disk = Disk()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> list[object]:
-        waiting = [asyncio.ensure_future(made.put("a", [span(name)], 1)) for name in ("0", "1", "bad", "3")]
+        waiting = [asyncio.ensure_future(made.put_spans("a", [span(name)], 1)) for name in ("0", "1", "bad", "3")]
         await asyncio.sleep(0.05)
         disk.go.set()
         return list(await asyncio.gather(*waiting, return_exceptions=True))
@@ -78,12 +78,12 @@ def test_a_span_that_cannot_be_written_harms_its_own_request_only() -> None:
 def test_a_store_that_fails_fails_all_and_is_tried_again_with_the_next() -> None:
     disk = Disk()
     disk.go.set()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> None:
         with pytest.raises(StoreError, match="the disk is full"):
-            await made.put("a", [span("full")], 1)
-        await made.put("a", [span("fine")], 1)
+            await made.put_spans("a", [span("full")], 1)
+        await made.put_spans("a", [span("fine")], 1)
 
     asyncio.run(scene())
     made.close()
@@ -91,18 +91,18 @@ def test_a_store_that_fails_fails_all_and_is_tried_again_with_the_next() -> None
 
 
 def test_what_waits_is_bounded_and_room_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committer, "MAX_WAITING", 100)
+    monkeypatch.setattr(commits, "MAX_WAITING", 100)
     disk = Disk()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> None:
-        waiting = asyncio.ensure_future(made.put("a", [span("0")], 60))
+        waiting = asyncio.ensure_future(made.put_spans("a", [span("0")], 60))
         await asyncio.sleep(0.05)
         with pytest.raises(Busy):
-            await made.put("a", [span("1")], 60)
+            await made.put_spans("a", [span("1")], 60)
         disk.go.set()
         await waiting
-        await made.put("a", [span("2")], 60)
+        await made.put_spans("a", [span("2")], 60)
 
     asyncio.run(scene())
     made.close()
@@ -110,11 +110,11 @@ def test_what_waits_is_bounded_and_room_comes_back(monkeypatch: pytest.MonkeyPat
 
 def test_a_client_that_goes_away_takes_nothing_back_and_closing_writes_what_waits() -> None:
     disk = Disk()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> None:
-        gone = asyncio.ensure_future(made.put("a", [span("gone")], 1))
-        kept = asyncio.ensure_future(made.put("a", [span("kept")], 1))
+        gone = asyncio.ensure_future(made.put_spans("a", [span("gone")], 1))
+        kept = asyncio.ensure_future(made.put_spans("a", [span("kept")], 1))
         await asyncio.sleep(0.05)
         gone.cancel()
         await asyncio.sleep(0)
@@ -122,7 +122,7 @@ def test_a_client_that_goes_away_takes_nothing_back_and_closing_writes_what_wait
         await asyncio.to_thread(made.close)
         await kept
         with pytest.raises(StoreError, match="retry"):
-            await made.put("a", [span("late")], 1)
+            await made.put_spans("a", [span("late")], 1)
 
     asyncio.run(scene())
     assert [name for _, names in disk.written for name in names] == ["gone", "kept"]
@@ -131,13 +131,13 @@ def test_a_client_that_goes_away_takes_nothing_back_and_closing_writes_what_wait
 def test_what_keys_spent_is_counted_once_in_the_commit_of_its_calls() -> None:
     disk = Disk()
     disk.go.set()
-    made = Committer(disk.put)
+    made = SpanCommits(disk.put)
 
     async def scene() -> None:
         calls = [({"k": Spent(1, 10, 0.25)}, "a"), ({"k": Spent(1, 5, 0.5), "l": Spent(1, 1, 0.0)}, "b"), ({}, "c")]
-        await asyncio.gather(*(made.put("p", [span(name)], 1, spent) for spent, name in calls))
+        await asyncio.gather(*(made.put_spans("p", [span(name)], 1, spent) for spent, name in calls))
         with pytest.raises(ValueError, match="no database takes"):
-            await made.put("p", [span("bad")], 1, {"k": Spent(1, 100, 100.0)})
+            await made.put_spans("p", [span("bad")], 1, {"k": Spent(1, 100, 100.0)})
 
     asyncio.run(scene())
     made.close()

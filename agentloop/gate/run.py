@@ -1,0 +1,191 @@
+"""A gate's outcomes and looks: in the store, and exported to its folder.
+
+DIR/gate.outcomes.jsonl    header, the bank, then every outcome in the order in which it was asked for
+DIR/gate.json              which gate it is, and hashes of who was compared
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agentloop.errors import ConfigError
+from agentloop.gate.fold import Fold
+from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, stored_outcome
+from agentloop.gate.schedule import Trial
+from agentloop.input_files import parse_json
+from agentloop.output_files import write_text
+from agentloop.store.evidence import Evidence, StoredLook, StoredOutcome
+from agentloop.store.store import Store
+from agentloop.types import content_hash
+
+OUTCOMES, MADE_OF = "gate.outcomes.jsonl", "gate.json"
+KIND = "gate"
+ANEW = "name another folder with --out, or delete this one to begin anew"
+
+Versions = Mapping[tuple[str, Side], int]
+"""(suite, side) -> number of the registered version; without those that have none."""
+
+
+class Run:
+    """A gate under way: what was seen so far, and what this process adds."""
+
+    def __init__(
+        self,
+        folder: Path,
+        header: Header,
+        bank: Sequence[Outcome],
+        made_of: Mapping[str, str],
+        store: Store,
+        versions: Versions | None = None,
+    ) -> None:
+        """made_of: what has to be the same for a run to be continued, beyond the header.
+
+        A folder without a gate continues the one of the same question that the store has without a verdict. Raises
+        ConfigError for a folder with another gate in it, or with one that the store does not have.
+        """
+        self.folder, self._path = folder, folder / OUTCOMES
+        self._rows = _Rows(header, versions or {})
+        about: dict[str, object] = {
+            "header": header.model_dump(mode="json"),
+            "bank": content_hash("".join(outcome_lines(None, bank))),
+        }
+        self._evidence = _evidence(folder, header, about, made_of, store)
+        stored_header = Header.model_validate(self._evidence.about["header"])
+        if _refuse_header(self._path, stored_header, header):
+            self._evidence.restate(about)
+        if self._evidence.about["bank"] != about["bank"]:
+            raise ConfigError(f"{self._path}: begun with another bank; {ANEW}")
+        stored = [(one.position, Outcome.model_validate_json(one.body)) for one in self._evidence.outcomes()]
+        self.outcomes = [*bank, *(outcome for position, outcome in stored if position is not None)]
+        """All that count, the bank first."""
+        self.n_banked = len(bank)
+        waiting = [outcome for position, outcome in stored if position is None]
+        self._waiting = {(outcome.task_id, outcome.policy.value, outcome.trial) for outcome in waiting}
+        self.ahead = {trial_of(outcome): outcome for outcome in waiting if outcome.reward is not None}
+        """What finished before its turn; what was lost is tried again."""
+        self._n_looks = {part.name: 0 for part in header.suites}
+        for look in self._evidence.looks():
+            self._n_looks[look.suite] += 1
+        write_text(self._path, "".join(outcome_lines(header, self.outcomes)))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def add(self, outcomes: Sequence[Outcome], fold: Fold) -> None:
+        """The next in order, and the looks of `fold` at them."""
+        first = len(self.outcomes) - self.n_banked
+        rows = [self._rows.row(outcome, first + n) for n, outcome in enumerate(outcomes)]
+        waited = self._waiting & {(row.task_id, row.side, row.trial) for row in rows}
+        self._evidence.add(rows, self._new_looks(fold), waited=waited)
+        self._waiting -= waited
+        self.outcomes += outcomes
+        self._file.write("".join(outcome_lines(None, outcomes)))
+        self._file.flush()
+
+    def set_aside(self, outcomes: Sequence[Outcome]) -> None:
+        """Some whose turn has not come."""
+        rows = [self._rows.row(outcome, None) for outcome in outcomes]
+        self._evidence.add(rows)
+        self._waiting |= {(row.task_id, row.side, row.trial) for row in rows}
+
+    def end(self, verdict: str) -> None:
+        """The verdict stands: the same question asked again begins a new gate."""
+        self._evidence.end(verdict)
+
+    @property
+    def id(self) -> str:
+        """In the store."""
+        return self._evidence.id
+
+    @property
+    def spent_usd(self) -> float:
+        """On what was rolled out, as far as it is known."""
+        rolled = [*self.outcomes[self.n_banked :], *self.ahead.values()]
+        return sum(outcome.cost_usd or 0.0 for outcome in rolled)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _new_looks(self, fold: Fold) -> list[StoredLook]:
+        new = []
+        for suite in fold.suites:
+            name = suite.part.name
+            for number in range(self._n_looks[name], len(suite.path)):
+                look = suite.path[number]
+                new.append(StoredLook(name, number, look.n, look.e_fail, look.e_pass, look.mean, look.low, look.high))
+            self._n_looks[name] = len(suite.path)
+        return new
+
+
+class _Rows:
+    """Outcomes with their suites and versions."""
+
+    def __init__(self, header: Header, versions: Versions) -> None:
+        self._versions = versions
+        self._suites = {
+            task: (part.name, part.hash)
+            for part in header.suites
+            for task in (*part.tasks, *part.must_pass, *part.quarantined)
+        }
+
+    def row(self, outcome: Outcome, position: int | None) -> StoredOutcome:
+        """As it is stored."""
+        suite, suite_hash = self._suites.get(outcome.task_id, ("", ""))
+        version = self._versions.get((suite, outcome.policy), 0)
+        return stored_outcome(outcome, position, suite, suite_hash, version)
+
+
+def trial_of(outcome: Outcome) -> Trial:
+    """What was asked for."""
+    return Trial(outcome.task_id, outcome.policy, outcome.trial)
+
+
+def _evidence(
+    folder: Path, header: Header, about: dict[str, object], made_of: Mapping[str, str], store: Store
+) -> Evidence:
+    """The folder's gate; of a folder without one that of the same question."""
+    if not (folder / OUTCOMES).exists():
+        same = header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})
+        evidence = store.begin_evidence(KIND, content_hash([same, about["bank"], dict(made_of)])[:8], about)
+        write_text(folder / MADE_OF, json.dumps({**made_of, KIND: evidence.id}, indent=1) + "\n")
+        return evidence
+    id = _refuse_other(folder, made_of)
+    stored = store.evidence(id)
+    if stored is None:
+        raise ConfigError(
+            f"{folder}: {store.name} does not have its gate {id}; name its store with [store] url, or {ANEW}"
+        )
+    return stored
+
+
+def _refuse_other(folder: Path, made_of: Mapping[str, str]) -> str:
+    """The id of the folder's gate. Raises ConfigError for that of another comparison."""
+    path = folder / MADE_OF
+    try:
+        before = parse_json(path.read_bytes())
+        if not isinstance(before, dict):
+            raise ValueError(f"a {type(before).__name__} in place of an object")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}): nobody knows whose outcomes these are; {ANEW}") from None
+    changed = [name for name in made_of if before.get(name) != made_of[name]]
+    if changed:
+        raise ConfigError(f"{folder}: a gate whose {' and '.join(changed)} has changed since; {ANEW}")
+    return str(before.get(KIND))
+
+
+def _refuse_header(path: Path, before: Header, header: Header) -> bool:
+    """Raises ConfigError for another gate's. True for one that may only roll out more by now, which is no other."""
+    more = {"max_rollouts": max(before.settings.max_rollouts, header.settings.max_rollouts)}
+    if before.model_copy(update={"settings": before.settings.model_copy(update=more)}) == header:
+        return before != header
+    then, now = before.model_dump(), header.model_dump()
+    for key in [name for name in then if name != "settings"]:
+        if then[key] != now[key]:
+            raise ConfigError(f"{path}: begun with {_change(key, then[key], now[key])}; {ANEW}")
+    key = next(name for name in then["settings"] if then["settings"][name] != now["settings"][name])
+    raise ConfigError(f"{path}: begun with {_change(key, then['settings'][key], now['settings'][key])}; {ANEW}")
+
+
+def _change(key: str, then: object, now: object) -> str:
+    return f"other {key}" if isinstance(then, list | tuple) else f"{key} {then}, not {now}"

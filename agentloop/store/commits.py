@@ -1,0 +1,196 @@
+"""Many writers, one commit: what is put within WAIT_S of another shares its transaction.
+
+One thread writes. A transaction begins at once where the one before began at least WAIT_S ago, else when WAIT_S are
+over, so nothing waits longer in memory than that and the commit before. Whoever puts something gets the answer after
+it is on disk. The queue is bounded, so that a slow store slows its clients down instead of filling the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from agentloop.errors import AttemptConflict, StoreError
+from agentloop.store.attempts import Placed
+from agentloop.store.keys import Spent
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Span
+
+WAIT_S = 0.01
+"""Least seconds between the beginnings of two transactions."""
+MAX_WAITING = 96 << 20
+"""Maximum bytes that wait for a commit."""
+MAX_COMMIT = 2048
+"""Maximum rows in one transaction, unless a single item has more."""
+PutSpans = Callable[[str, Sequence[Span], Mapping[str, Spent]], None]
+NOTHING: Mapping[str, Spent] = MappingProxyType({})
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Busy(StoreError):
+    """429: the queue is full."""
+
+
+class _Waiting(NamedTuple):
+    project: str
+    item: Any
+    n_rows: int
+    n_bytes: int
+    done: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+
+
+class Commits(Generic[Item, Result]):
+    """One thread that writes; `put` from any event loop."""
+
+    def __init__(self, write: Callable[[str, Sequence[Item]], Sequence[Result]]) -> None:
+        """write: stores items of one project in one transaction; its results are in their order."""
+        self._write = write
+        self._waiting: deque[_Waiting] = deque()
+        self._n_rows = 0
+        self._n_bytes = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.n_commits = 0
+
+    @property
+    def n_waiting_bytes(self) -> int:
+        """Bytes in the queue."""
+        return self._n_bytes
+
+    async def put(self, project: str, item: Item, *, n_rows: int = 1, n_bytes: int = 0) -> Result:
+        """Return once the item is on disk. Raises Busy, StoreError and any error of the write."""
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(project, item, n_rows, n_bytes, loop.create_future(), loop)
+        with self._changed:
+            if self._closed:
+                raise StoreError("the server is shutting down; retry")
+            if self._n_bytes + n_bytes > MAX_WAITING:
+                raise Busy(f"{self._n_bytes >> 20} MiB wait for the store; retry later")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="commits", daemon=True)
+                self._thread.start()
+            self._waiting.append(waiting)
+            self._n_rows += n_rows
+            self._n_bytes += n_bytes
+            if len(self._waiting) == 1 or self._n_rows >= MAX_COMMIT:
+                self._changed.notify()
+        # Shielded, because the rows of a client that disconnects may be in a transaction already.
+        result: Result = await asyncio.shield(waiting.done)
+        return result
+
+    def close(self) -> None:
+        """Write the queue to the store, and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        next_at = 0.0
+        while waiting := self._take(next_at):
+            next_at = time.monotonic() + WAIT_S
+            for project in dict.fromkeys(one.project for one in waiting):
+                self._commit(project, [one for one in waiting if one.project == project])
+
+    def _take(self, next_at: float) -> list[_Waiting]:
+        """What the next transactions write, up to MAX_COMMIT rows. Empty once closed and drained.
+
+        next_at: when it may begin, unless it is full before.
+        """
+        with self._changed:
+            while not self._waiting and not self._closed:
+                self._changed.wait()
+            while not self._closed and self._n_rows < MAX_COMMIT and (left_s := next_at - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+            batch: list[_Waiting] = []
+            n_rows = 0
+            while self._waiting and (not batch or n_rows + self._waiting[0].n_rows <= MAX_COMMIT):
+                batch.append(self._waiting.popleft())
+                n_rows += batch[-1].n_rows
+            self._n_rows -= n_rows
+            return batch
+
+    def _commit(self, project: str, batch: list[_Waiting]) -> None:
+        results: Sequence[Any] = [None] * len(batch)
+        problem: BaseException | None = None
+        try:
+            results = list(self._write(project, [one.item for one in batch]))
+        except BaseException as error:  # a thread that ended here would let everyone wait for ever
+            problem = error
+        self.n_commits += 1
+        is_of_rows = isinstance(problem, AttemptConflict) or not isinstance(problem, StoreError)
+        if problem and len(batch) > 1 and is_of_rows:
+            for one in batch:  # one item has rows that the store rejects: the others must not fail with it
+                self._commit(project, [one])
+            return
+        with self._changed:
+            self._n_bytes -= sum(one.n_bytes for one in batch)
+        for one, result in zip(batch, results, strict=True):
+            try:
+                one.loop.call_soon_threadsafe(_settle, one.done, problem, result)
+            except RuntimeError:  # its event loop is closed, so no client waits
+                continue
+
+
+def _settle(done: asyncio.Future[Any], problem: BaseException | None, result: object) -> None:
+    if done.done():
+        return
+    if problem:
+        done.set_exception(problem)
+    else:
+        done.set_result(result)
+
+
+class _Sent(NamedTuple):
+    spans: Sequence[Span]
+    spent: Mapping[str, Spent]
+
+
+class SpanCommits(Commits[_Sent, None]):
+    """Spans of any projects, and the spending of their keys."""
+
+    def __init__(self, put: PutSpans) -> None:
+        """put: writes spans of one project and the spending of its keys in one transaction."""
+        super().__init__(self._write_spans)
+        self._put = put
+
+    async def put_spans(
+        self, project: str, spans: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent] = NOTHING
+    ) -> None:
+        """Return once the spans are on disk. n_bytes: of their bodies. Raises as `put` does."""
+        if spans:
+            await self.put(project, _Sent(spans, spent), n_rows=len(spans), n_bytes=n_bytes)
+
+    def _write_spans(self, project: str, batch: Sequence[_Sent]) -> Sequence[None]:
+        self._put(project, [span for sent in batch for span in sent.spans], _total(batch))
+        return [None] * len(batch)
+
+
+class AttemptCommits(Commits[Placed, Attempt]):
+    """Attempts of any stages of the store's project."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(lambda _, placed: store.put_placed(placed))
+        self._project = store.project
+
+    async def put_attempt(self, stage: str, position: int, attempt: Attempt, *, anew: bool = False) -> Attempt:
+        """Return the attempt as it is stored, once it is on disk. See `Store.put_attempts`; raises as `put` does."""
+        return await self.put(self._project, Placed(stage, position, attempt, anew))
+
+
+def _total(batch: Sequence[_Sent]) -> Mapping[str, Spent]:
+    totals: dict[str, Spent] = {}
+    for sent in batch:
+        for key, (n_calls, n_tokens, cost_usd) in sent.spent.items():
+            before = totals.get(key, Spent())
+            totals[key] = Spent(before.n_calls + n_calls, before.n_tokens + n_tokens, before.cost_usd + cost_usd)
+    return totals

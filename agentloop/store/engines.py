@@ -1,0 +1,131 @@
+"""Engines for SQLite and PostgreSQL: how connections are made, set up and tried."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DisconnectionError
+
+from agentloop.errors import ConfigError, extra
+from agentloop.store.statements import run
+
+MIGRATION_LOCK, BODY_LOCK = 0x616C0002, 0x616C0003
+"""Numbers of PostgreSQL's advisory locks, which end with their transactions."""
+WRITES, REMOVES = "writes", "removes"
+"""Kinds of transactions that change something."""
+
+
+PING_AFTER_S = 5.0
+"""Seconds that a connection to a server may be idle before it is tried."""
+
+
+class Timeouts(NamedTuple):
+    """Seconds that a server may take."""
+
+    connect_s: float = 10.0
+    statement_s: float = 60.0
+    lock_s: float = 30.0
+    """Of waiting for another transaction. A file, too, is waited for so long."""
+    idle_s: float = 60.0
+    """Of a transaction in which nothing happens, after which the server ends it."""
+
+
+DEFAULT_TIMEOUTS = Timeouts()
+
+
+def sqlite_engine(path: Path, timeouts: Timeouts) -> Engine:
+    # Made from its parts, because in a URL that is written out a `?` in the path would begin the options.
+    engine = create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeouts.lock_s})
+
+    @event.listens_for(engine, "connect")
+    def _pragmas(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # the driver would begin and commit on its own account
+        if not connection.execute("PRAGMA page_count").fetchone()[0]:  # it is a write: who reads would wait for others
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        for pragma in (
+            f"busy_timeout = {round(1000 * timeouts.lock_s)}",
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "wal_autocheckpoint = 4000",
+            "journal_size_limit = 67108864",
+            "cache_size = -16384",
+            "temp_store = MEMORY",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A writer says so at once: one that has read first could not wait for another writer any more.
+        write = connection.get_execution_options().get("agentloop_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
+
+
+def without_password(url: URL) -> str:
+    query = {name: value for name, value in url.query.items() if "pass" not in name}
+    return url.set(drivername="postgresql", query=query).render_as_string(hide_password=True)
+
+
+def _postgresql(url: URL, timeouts: Timeouts) -> Engine:
+    # A pooler between us and the server may give each transaction another session: nothing is prepared or set in one.
+    connect = {
+        "prepare_threshold": None,
+        "connect_timeout": max(2, round(timeouts.connect_s)),  # libpq takes no less
+        "tcp_user_timeout": round(1000 * (timeouts.statement_s + timeouts.connect_s)),  # of a cut connection
+    }
+    engine = create_engine(url, connect_args={name: value for name, value in connect.items() if name not in url.query})
+    limits = ", ".join(
+        f"set_config('{name}', '{round(1000 * seconds)}', true)"
+        for name, seconds in (
+            ("statement_timeout", timeouts.statement_s),
+            ("lock_timeout", timeouts.lock_s),
+            ("idle_in_transaction_session_timeout", timeouts.idle_s),
+        )
+    )
+    locks = {
+        None: "",
+        WRITES: f", pg_advisory_xact_lock_shared({BODY_LOCK})",
+        REMOVES: f", pg_advisory_xact_lock({BODY_LOCK})",
+    }
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        kind = connection.get_execution_options().get("agentloop_write")
+        run(connection, f"SELECT {limits}{locks[kind]}")
+
+    @event.listens_for(engine, "checkin")
+    def _note(_: Any, record: Any) -> None:
+        record.info["used_at"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _ping(connection: Any, record: Any, _: Any) -> None:
+        # A connection that was idle may have been cut; asking each time would cost as much as a statement.
+        if time.monotonic() - record.info.get("used_at", math.inf) > PING_AFTER_S:
+            try:
+                engine.dialect.do_ping(connection)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise DisconnectionError(str(error)) from error
+
+    return engine
+
+
+def engine_at(where: str, timeouts: Timeouts) -> tuple[Path | None, Engine]:
+    try:
+        url = make_url(where)
+    except (ArgumentError, ValueError):  # whose words may have the password
+        raise ConfigError("store: this is no URL; write a path, or postgresql://USER:PASSWORD@HOST/NAME") from None
+    if url.get_backend_name() == "sqlite" and url.database:
+        return Path(url.database), sqlite_engine(Path(url.database), timeouts)
+    if url.get_backend_name() not in {"postgresql", "postgres"}:
+        raise ConfigError(
+            f"store: cannot use {url.drivername!r}; write a path, or postgresql://USER:PASSWORD@HOST/NAME"
+        )
+    try:
+        return None, _postgresql(url.set(drivername="postgresql+psycopg"), timeouts)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"store: PostgreSQL needs psycopg; {extra('scale')}") from error

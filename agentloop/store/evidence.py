@@ -1,0 +1,204 @@
+"""Outcomes and looks of gates and banks: each on disk before it counts, so that a killed run continues with the rest.
+
+A gate or bank has one key for the same question. It continues while it has no verdict; asked again after that, it
+begins anew with the next number. Its files are exports of these rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from sqlalchemy import JSON, BigInteger, Column, Index, delete, func, select, update
+from sqlmodel import Field, SQLModel, col
+
+from agentloop.store.database import Database
+from agentloop.store.statements import insert_rows
+from agentloop.store.tables import Key
+
+
+class EvidenceRow(SQLModel, table=True):
+    """A gate, or the filling of a bank (`evidence.py`)."""
+
+    __tablename__ = "evidence"
+    __table_args__ = (Index("evidence_by_key", "project", "kind", "key", "number", unique=True),)
+
+    project: str = Field(primary_key=True)
+    id: str = Field(primary_key=True)
+    """`gate-KEY-NUMBER` or `bank-KEY-NUMBER`."""
+    kind: str
+    key: str
+    """Hash of everything that makes it the same question."""
+    number: int
+    about: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
+    """The header or head of its file, which names suites, policies and settings."""
+    verdict: str | None = None
+    """None while it may go on."""
+    started_at: datetime
+
+
+class OutcomeRow(SQLModel, table=True):
+    """An outcome of a gate or bank."""
+
+    __tablename__ = "outcome"
+    __table_args__ = (
+        Index("outcome_by_evidence", "project", "evidence", "position"),
+        Index("outcome_by_task", "project", "suite", "task_id", "policy_version"),
+    )
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    project: str
+    evidence: str
+    position: int | None = None
+    """In the order in which outcomes count; None for one whose turn has not come."""
+    suite: str
+    suite_hash: str
+    task_id: str
+    side: str
+    trial: int = Field(sa_type=BigInteger)
+    policy_version: int
+    """Number of the registered version; 0 for any other policy."""
+    trace_id: str | None = None
+    state: str
+    reward: float | None = None
+    body: str
+    """The outcome, whole, as a line of JSON."""
+
+
+class LookRow(SQLModel, table=True):
+    """One evaluation of a gate's e-process: log10 of both e-values, and the mean difference with its interval."""
+
+    __tablename__ = "look"
+
+    project: str = Field(primary_key=True)
+    evidence: str = Field(primary_key=True)
+    suite: str = Field(primary_key=True)
+    number: int = Field(primary_key=True)
+    n: int
+    e_fail: float
+    e_pass: float
+    mean: float
+    low: float
+    high: float
+
+
+class StoredOutcome(NamedTuple):
+    """One trial."""
+
+    position: int | None
+    """In the order in which outcomes count; None for one whose turn has not come."""
+    suite: str
+    suite_hash: str
+    task_id: str
+    side: str
+    trial: int
+    policy_version: int
+    trace_id: str | None
+    state: str
+    reward: float | None
+    body: str
+    """The outcome as a line of JSON."""
+
+
+class StoredLook(NamedTuple):
+    """One evaluation of the evidence: log10 of both e-values, and the mean difference with its interval."""
+
+    suite: str
+    number: int
+    """Counts the looks at the suite from 0."""
+    n: int
+    e_fail: float
+    e_pass: float
+    mean: float
+    low: float
+    high: float
+
+
+class Evidence:
+    """What one gate or bank has seen so far."""
+
+    def __init__(self, database: Database, row: EvidenceRow) -> None:
+        self.id, self.about, self.verdict = row.id, row.about, row.verdict
+        self._database, self._project = database, row.project
+        self._mine = {"project": row.project, "evidence": row.id}
+
+    def outcomes(self) -> list[StoredOutcome]:
+        """In the order in which they count; those whose turn has not come are the last."""
+        columns = [getattr(OutcomeRow, name) for name in StoredOutcome._fields]
+        order = (col(OutcomeRow.position).is_(None), col(OutcomeRow.position), col(OutcomeRow.key))
+        query = select(*columns).where(*self._of(OutcomeRow)).order_by(*order)
+        with self._database.read() as connection:
+            return [StoredOutcome(*row) for row in connection.execute(query)]
+
+    def looks(self) -> list[StoredLook]:
+        """By suite, in order."""
+        columns = [getattr(LookRow, name) for name in StoredLook._fields]
+        query = select(*columns).where(*self._of(LookRow)).order_by(col(LookRow.suite), col(LookRow.number))
+        with self._database.read() as connection:
+            return [StoredLook(*row) for row in connection.execute(query)]
+
+    def add(
+        self,
+        outcomes: Sequence[StoredOutcome],
+        looks: Sequence[StoredLook] = (),
+        *,
+        waited: Collection[tuple[str, str, int]] = (),
+    ) -> None:
+        """In one transaction. waited: (task, side, trial) of those that leave the place where they waited."""
+        with self._database.write() as connection:
+            for task_id, side, trial in waited:
+                same = {"task_id": task_id, "side": side, "trial": trial, "position": None}
+                where = [col(getattr(OutcomeRow, name)).is_not_distinct_from(value) for name, value in same.items()]
+                connection.execute(delete(OutcomeRow).where(*self._of(OutcomeRow), *where))
+            for table, names, rows in (
+                ("outcome", StoredOutcome._fields, outcomes),
+                ("look", StoredLook._fields, looks),
+            ):
+                own: list[tuple[Any, ...]] = [(*self._mine.values(), *row) for row in rows]
+                insert_rows(connection, table, (*self._mine, *names), own, ignore=table == "look")
+
+    def restate(self, about: dict[str, object]) -> None:
+        """Change what it is about, where it may go on further."""
+        self.about = about
+        self._change(about=about)
+
+    def end(self, verdict: str) -> None:
+        """It does not go on after this."""
+        self.verdict = verdict
+        self._change(verdict=verdict)
+
+    def _change(self, **values: object) -> None:
+        mine = (col(EvidenceRow.project) == self._project, col(EvidenceRow.id) == self.id)
+        with self._database.write() as connection:
+            connection.execute(update(EvidenceRow).where(*mine).values(values))
+
+    def _of(self, table: Any) -> list[Any]:
+        return [getattr(table, name) == value for name, value in self._mine.items()]
+
+
+def evidence(database: Database, project: str, id: str) -> Evidence | None:
+    """The gate or bank of that id."""
+    with database.session() as session:
+        row = session.get(EvidenceRow, (project, id))
+    return Evidence(database, row) if row is not None else None
+
+
+def begin_evidence(database: Database, project: str, kind: str, key: str, about: dict[str, object]) -> Evidence:
+    """The newest of that kind and key where it has no verdict, else a new one."""
+    mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind, col(EvidenceRow.key) == key)
+    with database.session(write=True) as session:
+        number = session.scalar(select(func.max(col(EvidenceRow.number))).where(*mine)) or 0
+        row = session.get(EvidenceRow, (project, f"{kind}-{key}-{number}"))
+        if row is None or row.verdict is not None:
+            row = EvidenceRow(
+                project=project,
+                id=f"{kind}-{key}-{number + 1}",
+                kind=kind,
+                key=key,
+                number=number + 1,
+                about=about,
+                started_at=datetime.now(UTC),
+            )
+            session.add(row)
+    return Evidence(database, row)

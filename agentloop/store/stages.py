@@ -1,0 +1,110 @@
+"""Attempts that loops, gates and runs made themselves, by stage; and the evidence that gates and banks have seen."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from sqlalchemy import Connection
+from sqlmodel import col, select
+
+from agentloop.store.attempts import Placed, put_attempts, supersede
+from agentloop.store.database import Database
+from agentloop.store.evidence import Evidence, begin_evidence, evidence
+from agentloop.store.shared import SharedBodies
+from agentloop.store.statements import chunks
+from agentloop.store.tables import TraceRow
+from agentloop.types import Attempt
+
+
+class Stages:
+    """The part of the store that makers of attempts need; all of it belongs to the store's `project`."""
+
+    project: str
+    _database: Database
+    _shared: SharedBodies
+
+    def put_attempts(
+        self,
+        stage: str,
+        attempts: Sequence[Attempt],
+        *,
+        first: int = 0,
+        anew: bool = False,
+        within: Connection | None = None,
+    ) -> list[Attempt]:
+        """Write attempts in one transaction; see `put_placed`. first: the position of the first in its stage."""
+        return self.put_placed([Placed(stage, first + n, one, anew) for n, one in enumerate(attempts)], within=within)
+
+    def put_placed(self, placed: Sequence[Placed], *, within: Connection | None = None) -> list[Attempt]:
+        """Write attempts in one transaction; each as it is stored. One that is there already is left.
+
+        Where another attempt at the same episode gives its place, the new trace gets another id: see
+        `attempts.put_attempts`. Raises AttemptConflict where an id belongs to another attempt.
+        """
+        return put_attempts(self._database, self._shared, self.project, placed, within=within)
+
+    def supersede_stage(self, stage: str, *, first: int = 0, without: Collection[str] = ()) -> int:
+        """Take the attempts of a stage that will be done again out of it; their number. Their traces stay.
+
+        first: the position from which on they are. without: episodes whose attempts stay in the stage.
+        """
+        mine = (col(TraceRow.project) == self.project, col(TraceRow.stage) == stage, col(TraceRow.n) >= first)
+        with self._database.write() as connection:
+            if not without:
+                return supersede(connection, *mine)
+            rows = connection.execute(select(col(TraceRow.key), col(TraceRow.episode_id)).where(*mine))
+            keys = [key for key, episode in rows if episode not in without]
+            return sum(supersede(connection, col(TraceRow.key).in_(part)) for part in chunks(keys))
+
+    def attempts(self, episode_ids: Sequence[str]) -> dict[str, TraceRow]:
+        """The rows of attempts at these episodes, by episode."""
+        rows: dict[str, TraceRow] = {}
+        with self._database.session() as session:
+            for part in chunks(episode_ids):
+                query = select(TraceRow).where(
+                    TraceRow.project == self.project,
+                    col(TraceRow.episode_id).in_(part),
+                    col(TraceRow.stage).is_not(None),
+                )
+                rows |= {row.episode_id: row for row in session.exec(query) if row.episode_id is not None}
+        return rows
+
+    def supersede_attempts(self, episode_ids: Sequence[str]) -> None:
+        """Take attempts that are made again out of their stages. Their traces stay."""
+        with self._database.write() as connection:
+            for part in chunks(episode_ids):
+                supersede(connection, col(TraceRow.project) == self.project, col(TraceRow.episode_id).in_(part))
+
+    def stage_traces(self, stage: str) -> list[TraceRow]:
+        """The rows of one stage in the order in which they were made."""
+        with self._database.session() as session:
+            mine = select(TraceRow).where(TraceRow.project == self.project, TraceRow.stage == stage)
+            return list(session.exec(mine.order_by(col(TraceRow.n))))
+
+    def passing(self, pool: str, purpose: str, limit: int = 64) -> list[TraceRow]:
+        """Train-split traces of one task pool that succeeded, in the order in which they were made."""
+        query = select(TraceRow).where(
+            TraceRow.project == self.project,
+            TraceRow.pool == pool,
+            TraceRow.split == "train",
+            TraceRow.purpose == purpose,
+            TraceRow.reward == 1.0,
+            col(TraceRow.stage).is_not(None),
+        )
+        with self._database.session() as session:
+            return list(session.exec(query.order_by(col(TraceRow.n)).limit(limit)))
+
+    def task_ids(self, *purposes: str) -> set[str]:
+        """Tasks that were rolled out for any of `purposes`, whatever came of it."""
+        mine = select(TraceRow.task_id).where(TraceRow.project == self.project)
+        query = mine.where(col(TraceRow.purpose).in_(purposes)).distinct()
+        with self._database.session() as session:
+            return {task for task in session.exec(query) if task is not None}
+
+    def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> Evidence:
+        """A gate or bank that goes on where one of that key has no verdict; else a new one."""
+        return begin_evidence(self._database, self.project, kind, key, about)
+
+    def evidence(self, id: str) -> Evidence | None:
+        """The gate or bank of that id."""
+        return evidence(self._database, self.project, id)

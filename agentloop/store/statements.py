@@ -1,0 +1,128 @@
+"""Statements that are written out, because building them costs more than running them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+CHUNK = 500
+"""Values in one IN (...)."""
+
+
+MAX_VALUES = 8192
+"""Values in one INSERT; SQLite takes 32,766, PostgreSQL 65,535."""
+
+
+def run(connection: Connection, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """One statement that is written out, with `marks` for its values; the rows that it returns.
+
+    On a server it goes past SQLAlchemy, and past psycopg's reading of each statement for its marks, which costs more
+    than the statement where that has many rows.
+    """
+    if connection.dialect.name == "sqlite":
+        result = connection.exec_driver_sql(statement, tuple(values))
+        return [tuple(row) for row in result] if result.returns_rows else []
+    driver: Any = connection.connection.driver_connection
+    psycopg: Any = connection.dialect.loaded_dbapi
+    try:
+        cursor = psycopg.RawCursor(driver)
+        cursor.execute(statement, values)
+        in_pipeline = driver.pgconn.pipeline_status
+        return [] if in_pipeline or cursor.description is None else cursor.fetchall()
+    except psycopg.Error as error:
+        raise DBAPIError(None, None, error) from error
+
+
+@contextmanager
+def pipeline(connection: Connection) -> Iterator[None]:
+    """On a server, the statements that are `run` in this block share a round trip; what they return is dropped."""
+    if connection.dialect.name == "sqlite":
+        yield
+        return
+    psycopg: Any = connection.dialect.loaded_dbapi
+    try:
+        driver: Any = connection.connection.driver_connection
+        with driver.pipeline():
+            yield
+    except psycopg.Error as error:
+        raise DBAPIError(None, None, error) from error
+
+
+def marks(connection: Connection, n: int, first: int = 1) -> str:
+    """Where the values of a statement go, `n` of them from the `first` on."""
+    return _marks(connection.dialect.name, n, first)
+
+
+@lru_cache(1024)
+def _marks(dialect: str, n: int, first: int) -> str:
+    return ", ".join(["?"] * n if dialect == "sqlite" else [f"${number}" for number in range(first, first + n)])
+
+
+def insert_rows(
+    connection: Connection, table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]], *, ignore: bool = False
+) -> None:
+    """Many rows at once, by statements that are written out, which costs a fifth of the ORM.
+
+    table, names: constants of this package, never a user's words. ignore: leave rows that are there as they are.
+    """
+    end = " ON CONFLICT DO NOTHING" if ignore else ""
+    if connection.dialect.name == "sqlite" and rows:
+        connection.exec_driver_sql(_insert("sqlite", table, tuple(names), 1) + end, list(rows))
+        return
+    for part in _parts(rows, len(names)):
+        statement = _insert(connection.dialect.name, table, tuple(names), len(part)) + end
+        run(connection, statement, [value for row in part for value in row])
+
+
+def insert_new(
+    connection: Connection,
+    table: str,
+    names: Sequence[str],
+    rows: Sequence[tuple[Any, ...]],
+    returned: Sequence[str],
+) -> Iterator[Any]:
+    """Insert the rows that are not there yet; the columns `returned` of those, in no order.
+
+    table, names, returned: constants of this package. Texts and times are made fit for the database.
+    """
+    end = f" ON CONFLICT DO NOTHING RETURNING {', '.join(returned)}"
+    for part in _parts(rows, len(names)):
+        values = [_storable(connection, value) for row in part for value in row]
+        yield from run(connection, _insert(connection.dialect.name, table, tuple(names), len(part)) + end, values)
+
+
+@lru_cache(256)
+def _insert(dialect: str, table: str, names: tuple[str, ...], n: int) -> str:
+    listed, width = ", ".join(f'"{name}"' for name in names), len(names)
+    rows = ", ".join(f"({_marks(dialect, width, 1 + number * width)})" for number in range(n))
+    return f"INSERT INTO {table} ({listed}) VALUES {rows}"  # noqa: S608
+
+
+def _parts(rows: Sequence[tuple[Any, ...]], n_values: int) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """`rows`, of `n_values` each, in parts that fit into one statement."""
+    step = max(1, MAX_VALUES // n_values)
+    for start in range(0, len(rows), step):
+        yield rows[start : start + step]
+
+
+def _storable(connection: Connection, value: Any) -> Any:
+    if isinstance(value, str):
+        return value if connection.dialect.name == "sqlite" else value.replace("\0", "\ufffd")
+    return stored_time(connection, value) if isinstance(value, datetime) else value
+
+
+def stored_time(connection: Connection, at: datetime) -> datetime | str:
+    """A time as a statement that is written out takes it: SQLite has no times of its own."""
+    return f"{at:%Y-%m-%d %H:%M:%S.%f}" if connection.dialect.name == "sqlite" else at
+
+
+def chunks(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """`values` in parts that fit into one statement."""
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
