@@ -26,12 +26,12 @@ from agentloop.identity import Identity, files_hash, identity
 from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import SandboxBackend
+from agentloop.recordings.sandboxes import ReplayBackend
 from agentloop.rollout.workplace import sandbox_tests
 from agentloop.sandbox import host, images
 from agentloop.sandbox.builds import image_id
 from agentloop.sandbox.engine import engine
 from agentloop.sandbox.images import ImageKind
-from agentloop.sandbox.replay import ReplayBackend
 from agentloop.source import package
 from agentloop.types import Frozen, Task, content_hash
 from agentloop.version import __version__

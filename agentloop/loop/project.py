@@ -25,10 +25,10 @@ from agentloop.judge.checks import check_environments, check_verifiers
 from agentloop.loop.held_out import trainable
 from agentloop.progress import Progress
 from agentloop.protocols import Agent, Pool, SandboxBackend
+from agentloop.recordings.sandboxes import Recording, ReplayBackend
 from agentloop.registry.versions import Registry
 from agentloop.sandbox.ladder import make_backend, refuse_unconfined
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.place import claim_project, store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite, load_suite

@@ -1,6 +1,6 @@
 """Model cassettes: the answers of a bank's trials, kept so that a candidate that asks the same pays nothing.
 
-    evals/NAME/baseline/REF.tape.jsonl     `{"tape": ...}`, then each message once, then each trial with its answers
+    evals/NAME/baseline/REF.tape.jsonl     exchanges (`exchanges.py`): each message once, then each trial's answers
 
 An answer is found by everything that decides it (`request_key`), within one trial of one task: K trials stay K
 different answers, whatever their seeds. Conversations go along with the recorded one up to the first difference, and
@@ -14,14 +14,13 @@ are the policy's own from there. This is a coupling of the candidate with one ba
 - What ran is judged. Equal requests do not prove equal ends: the last action's result is in no request. Nothing has to
   run only where task, version and environment are as they were (`PolicyRecording.covers`).
 
-Boxes are not recorded here (`sandbox/replay.py`): where tools run, a result that differs is a difference of the next
+Sandboxes are not recorded here (`sandboxes.py`): where tools run, a result that differs is a difference of the next
 request. Neither is what only training needs. A conversation that goes live sees marks where answers had secrets.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -33,15 +32,16 @@ from pydantic import Field, ValidationError
 
 from agentloop.errors import ConfigError, UpstreamUnavailable
 from agentloop.output_files import write_text
-from agentloop.policies.replay import difference
 from agentloop.protocols import Policy
+from agentloop.recordings.exchanges import Exchange, Replies, read_exchanges
+from agentloop.recordings.traces import difference
 from agentloop.store.redact import Redactor
-from agentloop.suites.lines import read_jsonl
 from agentloop.types import Completion, Frozen, Message, ToolSpec, content_hash
 from agentloop.version import __version__
 
 SUFFIX = ".tape.jsonl"
-HEAD, MESSAGE, TRIAL = "tape", "message", "trial"
+MESSAGE, SETTING, ANSWER = "message", "setting", "answer"
+"""Kinds of exchanges: a message of conversations, what a trial ran under, an answer in it."""
 UNKEPT = {"message", "prompt_token_ids", "logprobs"}
 """Of a completion: said elsewhere, or of use to training only."""
 
@@ -133,20 +133,18 @@ class RecordingPolicy:
         self._policy, self._identity, self._recording = policy, identity, recording
         self.stops = mode is Mode.replay or (mode is Mode.auto and on_divergence == "stop")
         """Whether a difference ends the episode."""
-        self._left: dict[str, deque[RecordedAnswer]] = {}
         self._ids: dict[str, str] = {}
         """Id of an answer as it was played -> as it was recorded: they differ where a secret was redacted."""
         self._seen: dict[int, tuple[Message, str]] = {}
         self._answers: tuple[RecordedAnswer, ...] = ()
         if mode in (Mode.replay, Mode.auto) and (attempt := recording.trials.get((task_id, trial))):
             self._answers = attempt.answers
-            for answer in self._answers:
-                self._left.setdefault(answer.request, deque()).append(answer)
+        self._replies = Replies((answer.request, answer) for answer in self._answers)
 
     @property
     def whole(self) -> bool:
         """Whether every answer came from the tape, and all of the tape's were asked for."""
-        return bool(self.played) and self.diverged is None and self.n_live == 0 and not any(self._left.values())
+        return bool(self.played) and self.diverged is None and self.n_live == 0 and self._replies.is_used_up
 
     async def complete(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, max_tokens: int, seed: int
@@ -155,8 +153,9 @@ class RecordingPolicy:
         ids = [self._id(message) for message in messages]
         key = request_key(self._identity, ids, tools, max_tokens)
         if self.mode in (Mode.replay, Mode.auto):
-            if self.diverged is None and (waiting := self._left.get(key)):
-                return self._play(waiting.popleft())
+            answer = self._replies.next(key) if self.diverged is None else None
+            if answer is not None:
+                return self._play(answer)
             self.diverged = self.diverged or self._why(key, ids, messages)
             if self.stops:
                 raise Diverged(
@@ -187,7 +186,7 @@ class RecordingPolicy:
     def _why(self, key: str, heard: Sequence[str], messages: Sequence[Message]) -> str:
         if not self._answers:
             return "the tape has no such trial"
-        if key in self._left:
+        if self._replies.n_recorded(key):
             return "the same request was asked more often than it was recorded"
         messages_by_id = self._recording.messages
         if any(answer.heard == tuple(heard) for answer in self._answers):
@@ -226,58 +225,64 @@ def read_tape(path: Path) -> PolicyRecording:
     if not path.is_file():
         raise ConfigError(f"{path}: no such tape; record one, or ask the policy: --agentloop-mode=live")
     recording = PolicyRecording()
-    for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
+    settings: dict[tuple[str, int], str] = {}
+    answers: dict[tuple[str, int], list[RecordedAnswer]] = {}
+    for exchange in read_exchanges(path, ConfigError):
         try:
-            if HEAD in row:
-                if row[HEAD]["format"] != 1:
-                    raise ValueError(f"format {row[HEAD]['format']}, not 1")
-            elif MESSAGE in row:
-                recording.messages[row["id"]] = Message.model_validate(row[MESSAGE])
+            if exchange.op == MESSAGE:
+                recording.messages[exchange.asks] = Message.model_validate(exchange.result)
+                continue
+            task_id, trial = exchange.scope
+            key = (str(task_id), int(trial))
+            if exchange.op == SETTING:
+                settings[key] = exchange.asks
             else:
-                answers = tuple(_answers(row["answers"], recording.messages))
-                recording.trials[row["task"], row[TRIAL]] = RecordedAttempt(setting=row["setting"], answers=answers)
+                earlier = answers.setdefault(key, [])
+                earlier.append(_answer(exchange, earlier, recording.messages))
         except (KeyError, TypeError, ValueError, ValidationError) as error:
             why = " ".join(str(error).split())[:200]
             raise ConfigError(
-                f"{where}: no line of a tape ({type(error).__name__}: {why}); restore the file, or record it again"
+                f"{path}: no answer of a tape ({type(error).__name__}: {why}); restore the file, or record it again"
             ) from None
+    for key, recorded in answers.items():
+        recording.trials[key] = RecordedAttempt(setting=settings.get(key, ""), answers=tuple(recorded))
     return recording
 
 
 def write_tape(path: Path, recording: PolicyRecording, redactor: Redactor) -> None:
     """Put `recording` at `path`, whole or not at all, with secrets redacted and messages that no trial has left out."""
-    write_text(path, "".join(orjson.dumps(row).decode() + "\n" for row in _rows(recording, redactor)))
+    write_text(path, "".join(exchange.line() for exchange in _exchanges(recording, redactor)))
 
 
-def _rows(recording: PolicyRecording, redactor: Redactor) -> Iterator[dict[str, Any]]:
-    yield {HEAD: {"format": 1}}
-    written: set[str] = set()
+def _exchanges(recording: PolicyRecording, redactor: Redactor) -> Iterator[Exchange]:
+    written: dict[str, int] = {}
     for (task_id, trial), attempt in sorted(recording.trials.items()):
-        answers: list[Any] = []
+        scope = (task_id, trial)
+        yield Exchange(scope, 0, SETTING, attempt.setting)
         before: tuple[str, ...] = ()
-        for answer in attempt.answers:
+        for seq, answer in enumerate(attempt.answers, 1):
             for id in (*answer.heard, answer.answered):
                 if id not in written:
-                    written.add(id)
-                    yield {"id": id, MESSAGE: _redacted(recording.messages[id], redactor)}
-            shared = _n_shared(before, answer.heard)
+                    written[id] = len(written)
+                    message = _redacted(recording.messages[id], redactor)
+                    yield Exchange((), written[id], MESSAGE, id, result=message)
+            n_shared = _n_shared(before, answer.heard)
+            request = {"shared": n_shared, "heard": list(answer.heard[n_shared:])}
             rest = answer.completion.model_dump(mode="json", exclude=UNKEPT, exclude_defaults=True)
-            answers.append([answer.request, shared, answer.heard[shared:], answer.answered, rest])
+            yield Exchange(scope, seq, ANSWER, answer.request, request, {"message": answer.answered, **rest})
             before = (*answer.heard, answer.answered)
-        yield {"task": task_id, TRIAL: trial, "setting": attempt.setting, "answers": answers}
 
 
-def _answers(rows: list[Any], messages: dict[str, Message]) -> Iterator[RecordedAnswer]:
-    """Each row: key, messages shared with the conversation before, ids of the others, id of the answer, the rest."""
-    before: tuple[str, ...] = ()
-    for request, shared, others, answered, rest in rows:
-        heard = (*before[:shared], *others)
-        missing = [id for id in heard if id not in messages]
-        if missing:
-            raise ValueError(f"no message {missing[0]}")
-        completion = Completion(message=messages[answered], **rest)
-        yield RecordedAnswer(request=request, heard=heard, answered=answered, completion=completion)
-        before = (*heard, answered)
+def _answer(exchange: Exchange, earlier: list[RecordedAnswer], messages: dict[str, Message]) -> RecordedAnswer:
+    """Of a request are in the file how many messages it shares with the conversation before, and the others' ids."""
+    before = (*earlier[-1].heard, earlier[-1].answered) if earlier else ()
+    heard = (*before[: exchange.request["shared"]], *exchange.request["heard"])
+    answered = exchange.result["message"]
+    missing = [id for id in (*heard, answered) if id not in messages]
+    if missing:
+        raise ValueError(f"no message {missing[0]}")
+    completion = Completion(**{**exchange.result, "message": messages[answered]})
+    return RecordedAnswer(request=exchange.asks, heard=heard, answered=answered, completion=completion)
 
 
 def _n_shared(before: Sequence[str], heard: Sequence[str]) -> int:

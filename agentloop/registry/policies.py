@@ -14,9 +14,9 @@ from agentloop.identity import Digest, Part
 from agentloop.options import load_kind
 from agentloop.plugins import load_object
 from agentloop.policies.choose import ENDPOINTS, choose_endpoint
-from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy, oracle
 from agentloop.protocols import Policy
+from agentloop.recordings.traces import ReplayPolicy
 from agentloop.registry.parts import policy_parts
 from agentloop.types import Task
 

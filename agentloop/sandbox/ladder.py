@@ -11,13 +11,14 @@ from pathlib import Path
 
 from agentloop.config.sections import SecretSection
 from agentloop.errors import ConfigError, SandboxUnavailable, did_you_mean
-from agentloop.plugins import installed, load_part
+from agentloop.plugins import installed, load_object, load_part
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox.absent import AbsentBackend
 from agentloop.sandbox.egress import Secret
-from agentloop.sandbox.replay import ReplayBackend
 
 LADDER = ("docker", "bubblewrap")
+REPLAY = "replay"
+"""Plays a recording (`recordings/sandboxes.py`)."""
 
 
 def choose_backend(
@@ -29,10 +30,11 @@ def choose_backend(
     SandboxUnavailable with each reason and remedy, PluginError for a name that is not installed, ConfigError for a
     recording that is not there.
     """
-    if kind == ReplayBackend.name:
+    if kind == REPLAY:
         if recording is None:
             raise ConfigError("replay needs a recording; name its folder in a project's settings: [sandbox] journals")
-        return ReplayBackend(recording)
+        replayed: SandboxBackend = load_object("sandboxes", REPLAY)(recording)
+        return replayed
     added = {secret.host: Secret(secret.header, secret.value.get_secret_value()) for secret in secrets}
     options = {"secrets": added} if added else None
     reasons = []

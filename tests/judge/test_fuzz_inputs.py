@@ -28,7 +28,7 @@ from agentloop.judge.verifiers.numeric import Numeric
 from agentloop.judge.verifiers.ranking import Ranking
 from agentloop.judge.verifiers.regex import Regex
 from agentloop.judge.verifiers.rubric import Rubric
-from agentloop.policies.replay import ReplayPolicy
+from agentloop.recordings.traces import ReplayPolicy
 from agentloop.store.store import Store
 from agentloop.types import Imported, Trace, Verdict
 

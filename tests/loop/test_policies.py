@@ -13,8 +13,8 @@ from agentloop.loop.learners import make_learner
 from agentloop.loop.turns import run_loop
 from agentloop.policies import litellm
 from agentloop.policies.litellm import LiteLLMPolicy
+from agentloop.recordings.sandboxes import ReplayBackend
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sandbox.replay import ReplayBackend
 from agentloop.types import Completion, Message
 
 from .mini import Silent, make_mini, open_project

@@ -12,7 +12,7 @@ from agentloop.loop.project import open_project
 from agentloop.loop.turns import run_loop
 from agentloop.progress import Silent
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox.replay import ReplayBackend
+from agentloop.recordings.sandboxes import ReplayBackend
 from agentloop.sandbox.unconfined import UnconfinedBackend
 
 from .mini import PlannedLearner, make_mini

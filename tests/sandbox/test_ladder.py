@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, PluginError, SandboxUnavailable
+from agentloop.recordings.sandboxes import Recording
 from agentloop.sandbox import bubblewrap as bubblewrap_module
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.ladder import choose_backend, refuse_unconfined
-from agentloop.sandbox.replay import Recording
 from agentloop.sandbox.unconfined import UnconfinedBackend
 
 

@@ -1,18 +1,16 @@
-"""Journals: what each lease of a sandbox asked for, in order, and what it was given.
+"""The recording of a lease: what it asked a sandbox for, in order, and what the sandbox returned.
 
     FOLDER/recording.json           the backend's name and what its sandboxes were made of
     FOLDER/LEASE.jsonl              a lease's first attempt; LEASE.2.jsonl is the second
     FOLDER/blobs/SHA256             bytes that came out of sandboxes
 
-A line is {seq, op, asks, request, result or error, sha256}: `asks` hashes the request, `sha256` what
-was given. Line 0 is the sandbox's spec, the last one `close`. A line is written when its answer is
-there, whole and at once: a recorder that is killed leaves at most a last line that was cut off.
+Lines are exchanges (`exchanges.py`): the first has the sandbox's spec, the last is `close`. A line is written when its
+reply is there, whole and at once: a recorder that is killed leaves at most a last line that was cut off.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -22,16 +20,12 @@ from typing import Any, Protocol
 
 from agentloop import errors
 from agentloop.errors import ReplayMismatch, SandboxError, SandboxGone, boundary
+from agentloop.recordings.exchanges import Exchange, Replies, digest, read_exchanges
 
 Request = Mapping[str, Any]
 CREATE, CLOSE = "create", "close"
 MAX_SHOWN = 160
 """Characters of a request that a message quotes."""
-
-
-def digest(value: object) -> str:
-    """SHA-256 (hex) of a value's canonical JSON; a lone surrogate in a command is no obstacle."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def journal_path(folder: Path, lease: str, attempt: int) -> Path:
@@ -70,7 +64,10 @@ class JournalWriter:
 
     def __init__(self, folder: Path, lease: str) -> None:
         """Raises SandboxError when the folder cannot be written."""
-        self._n, self._file = 0, -1
+        self._n = 0
+        self._file = -1
+        self._before = ""
+        self._scope = (lease_name(lease),)
         with boundary(SandboxError, "a journal cannot be written", folder=folder):
             attempt = 0
             while self._file < 0:
@@ -106,7 +103,9 @@ class JournalWriter:
     @contextmanager
     def _line(self, op: str, request: Request) -> Iterator[dict[str, Any]]:
         """The answer is put into what this yields; a sandbox that fails is an answer too, and so is no answer."""
-        seq, self._n = self._n, self._n + 1
+        seq = self._n
+        self._n += 1
+        asks = self._before = digest([op, dict(request), self._before])
         answer: dict[str, Any] = {}
         try:
             yield answer
@@ -117,13 +116,12 @@ class JournalWriter:
         finally:
             if not answer:
                 answer["error"] = [SandboxGone.__name__, f"{op} was given up when it was recorded, at seq {seq}"]
-            self._write({"seq": seq, "op": op, "asks": digest([op, request]), "request": request, **answer})
+            self._write(Exchange(self._scope, seq, op, asks, request, **answer))
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, exchange: Exchange) -> None:
         if self._file < 0:  # what was still running at the end of the lease
             return
-        line["sha256"] = digest(line.get("result", line.get("error")))
-        data = json.dumps(line).encode() + b"\n"
+        data = exchange.line().encode()
         try:
             with boundary(SandboxError, "the journal cannot be written"):
                 if os.write(self._file, data) != len(data):
@@ -143,9 +141,13 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         """Raises SandboxError for a file that is no journal, or was changed."""
-        self._path, self._n, self._is_over = path, 0, False
+        self._path = path
+        self._n = 0
+        self._before = ""
+        self._is_over = False
         self._mismatch: str | None = None
-        self._lines = _read(path)
+        self._exchanges = {exchange.seq: exchange for exchange in read_exchanges(path, SandboxError)}
+        self._replies = Replies((exchange.asks, exchange) for exchange in self._exchanges.values())
 
     def begin(self, request: Request) -> None:
         """See Journal."""
@@ -163,7 +165,7 @@ class JournalReader:
         """See Journal."""
         if not self._is_over:
             self._is_over = True
-            if is_whole and self._mismatch is None and self._n in self._lines:
+            if is_whole and self._mismatch is None and self._n in self._exchanges:
                 self._next(CLOSE, {})
 
     def _next(self, op: str, request: Request) -> Any:
@@ -171,24 +173,27 @@ class JournalReader:
             raise SandboxGone("the sandbox is gone: it was closed")
         if self._mismatch is not None:
             raise ReplayMismatch(self._mismatch)
-        seq, self._n = self._n, self._n + 1
-        if seq not in self._lines:
+        seq = self._n
+        self._n += 1
+        self._before = digest([op, dict(request), self._before])
+        if seq not in self._exchanges:
             raise SandboxGone(
-                f"the journal {self._path} ends at seq {max(self._lines, default=-1)} and has no answer to "
+                f"the journal {self._path} ends at seq {max(self._exchanges, default=-1)} and has no answer to "
                 f"{_abbreviated(op, request)} at seq {seq}: its recorder was stopped; record the episode again"
             )
-        line = self._lines[seq]
-        if line["asks"] != digest([op, request]):
+        exchange = self._replies.next(self._before)
+        if exchange is None:
+            recorded = self._exchanges[seq]
             self._mismatch = (
                 f"the replay of {self._path} went another way at seq {seq}: it asks for {_abbreviated(op, request)}, "
-                f"the journal has {_abbreviated(line['op'], line['request'])}; undo what changed it, or "
+                f"the journal has {_abbreviated(recorded.op, recorded.request)}; undo what changed it, or "
                 "record the episode again"
             )
             raise ReplayMismatch(self._mismatch)
-        if "error" in line:
-            kind, message, *cause = line["error"]
+        if exchange.error is not None:
+            kind, message, *cause = exchange.error
             raise SandboxGone(message, cause=cause[0]) if cause else _error(kind)(message)
-        return line["result"]
+        return exchange.result
 
 
 class Blobs:
@@ -214,27 +219,6 @@ class Blobs:
         if hashlib.sha256(data).hexdigest() != name:
             raise SandboxError(f"{self._folder / name} was changed since it was recorded; restore the recording")
         return data
-
-
-def _read(path: Path) -> dict[int, dict[str, Any]]:
-    """Lines by number. One without an end was cut off by the death of its recorder, and is left out."""
-    with boundary(SandboxError, "a journal cannot be read", file=path):
-        whole, _, _ = path.read_bytes().rpartition(b"\n")
-    lines: dict[int, dict[str, Any]] = {}
-    for number, text in enumerate(whole.splitlines(), 1):
-        try:
-            line = json.loads(text)
-            is_as_written = (
-                line["asks"] == digest([line["op"], line["request"]])
-                and line["sha256"] == digest(line.get("result", line.get("error")))
-                and line["seq"] not in lines
-            )
-            lines[line["seq"]] = line
-        except (ValueError, KeyError, TypeError):
-            is_as_written = False
-        if not is_as_written:
-            raise SandboxError(f"{path}:{number} is not as it was recorded; restore the journal, or record it again")
-    return lines
 
 
 def _abbreviated(op: str, request: Request) -> str:

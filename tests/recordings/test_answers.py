@@ -25,6 +25,7 @@ from agentloop.recordings.answers import (
     setting_hash,
     write_tape,
 )
+from agentloop.recordings.exchanges import Exchange
 from agentloop.rollout.plan import plan
 from agentloop.store.redact import Redactor
 from agentloop.types import Completion, EpisodeState, Message, Purpose, Task, ToolSpec, Trace
@@ -165,7 +166,7 @@ def test_a_tape_comes_back_from_its_file(tmp_path: Path) -> None:
     again = read_tape(path)
     assert again == tape
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [set(row) for row in rows].count({"id", "message"}) == 1 + 9 + 1  # the task, the answers, one tool's word
+    assert [row["op"] for row in rows].count("message") == 1 + 9 + 1  # the task, the answers, one tool's word
     write_tape(tmp_path / "again", again, REDACTOR)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
@@ -179,7 +180,10 @@ def test_what_only_training_needs_is_not_in_the_file(tmp_path: Path) -> None:
             return Completion(message=message, finish_reason="stop", prompt_token_ids=(91,) * 9, logprobs=(-0.25,))
 
     write_tape(tmp_path / "t", recorded(policy=Tokens()), REDACTOR)
-    assert "91" not in json.dumps([json.loads(row).get("answers") for row in (tmp_path / "t").read_text().splitlines()])
+    rows = [json.loads(row) for row in (tmp_path / "t").read_text().splitlines()]
+    answers = [row["result"].keys() for row in rows if row["op"] == "answer"]
+    assert answers
+    assert not any({"prompt_token_ids", "logprobs"} & keys for keys in answers)
     assert ask(taped(read_tape(tmp_path / "t"), Mode.replay)).message.token_ids == (7,)
 
 
@@ -204,19 +208,24 @@ def test_redacted_requests_and_answers_still_match(tmp_path: Path) -> None:
     assert again.whole
 
 
+def answer(**request: object) -> str:
+    return Exchange(("t", 0), 1, "answer", "k", {"shared": 0, "heard": ["m"], **request}, {"message": "m"}).line()
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("{", r":2: not JSON"),
-        ('{"trial": 0}', r":2: no line of a tape \(KeyError: 'answers'\); restore the file, or record it again"),
-        ('{"task": "t", "trial": 0, "setting": "s", "answers": []}', r":2: no line of a tape"),
-        ('{"task": "t", "trial": 0, "setting": "s", "answers": [["k", 0, ["m"], "m", {}]]}', "no message m"),
-        ('{"tape": {"format": 2}}', "format 2, not 1"),
+        ("{\n", r":1 is not as it was recorded; restore the file, or record it again"),
+        ('{"tape": {"format": 1}}\n', r":1 is not as it was recorded"),
+        (answer().replace("answer", "Answer"), r":1 is not as it was recorded"),
+        (answer(), r"no answer of a tape \(ValueError: no message m\); restore the file, or record it again"),
+        (answer(shared="all"), r"no answer of a tape \(TypeError"),
+        (2 * Exchange((), 1, "message", "m", result={"role": "user"}).line(), r":2 is not as it was recorded"),
     ],
 )
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, line: str, why: str) -> None:
     path = tmp_path / "v1.tape.jsonl"
-    path.write_text('{"tape": {"format": 1}}\n' + line)
+    path.write_text(line)
     with pytest.raises(ConfigError, match=why) as caught:
         read_tape(path)
     assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from agentloop.errors import ConfigError, UpstreamUnavailable, counted
+from agentloop.recordings.exchanges import Replies
 from agentloop.store.store import Store
 from agentloop.types import Completion, Message, ToolSpec, Trace
 
@@ -36,19 +37,18 @@ class ReplayPolicy:
         """
         if traces is None:
             raise ConfigError("policy 'replay' needs traces, a file or a store; set it under [policy]")
-        self._answers: dict[str, list[Completion]] = {}
-        self._n_answered: dict[str, int] = {}
+        self._replies = Replies[Completion]()
         self._conversations: list[list[Message]] = []
         """Each trace's whole conversation, to say where another one departs from it."""
         for trace in _read(Path(traces)) if isinstance(traces, Path | str) else traces:
             self._add(trace)
-        if not self._answers:
+        if not any(self._replies):
             raise ConfigError(f"policy 'replay': no answer of a model in {_named(traces)}; name another")
 
     @property
     def hash(self) -> str:
         """Of everything that is played (hex)."""
-        rows = (f"{key} {done.model_dump_json()}" for key, them in self._answers.items() for done in them)
+        rows = (f"{asks} {done.model_dump_json()}" for asks, done in self._replies)
         return hashlib.sha256("\n".join(sorted(rows)).encode()).hexdigest()
 
     async def complete(
@@ -56,18 +56,19 @@ class ReplayPolicy:
     ) -> Completion:
         """See `protocols.Policy`. Raises UpstreamUnavailable, with the first difference, where nothing was recorded."""
         key = _key(messages)
-        recorded = self._answers.get(key)
-        if recorded is None:
+        completion = self._replies.next(key)
+        if completion is not None:
+            return completion
+        n_recorded = self._replies.n_recorded(key)
+        if not n_recorded:
             raise UpstreamUnavailable(
                 f"nothing was recorded for this conversation: {difference(self._conversations, messages)}"
             )
-        n = self._n_answered[key] = self._n_answered.get(key, 0) + 1
-        if n > len(recorded):
-            raise UpstreamUnavailable(
-                f"the same conversation of {counted(len(messages), 'message')} was asked {n} times and recorded "
-                f"{counted(len(recorded), 'time')}; record as many episodes as are played"
-            )
-        return recorded[n - 1]
+        n_asked = self._replies.n_asked(key)
+        raise UpstreamUnavailable(
+            f"the same conversation of {counted(len(messages), 'message')} was asked {n_asked} times and "
+            f"recorded {counted(n_recorded, 'time')}; record as many episodes as are played"
+        )
 
     def _add(self, trace: Trace) -> None:
         conversation = list(trace.messages)
@@ -76,7 +77,7 @@ class ReplayPolicy:
                 break
             conversation += step.heard
             if not step.copied:
-                self._answers.setdefault(_key(conversation), []).append(step.completion)
+                self._replies.add(_key(conversation), step.completion)
             conversation.append(step.completion.message)
             conversation += [Message(role="tool", content=r.content, tool_call_id=r.call_id) for r in step.results]
         self._conversations.append(conversation)

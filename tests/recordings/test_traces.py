@@ -13,12 +13,12 @@ from agents.sandbox import MemoryPool, attempts, calls, playing
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ConfigError, PolicyError
-from agentloop.policies.replay import ReplayPolicy
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Policy, SandboxBackend
+from agentloop.recordings.sandboxes import Recording, ReplayBackend
+from agentloop.recordings.traces import ReplayPolicy
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sandbox.replay import Recording, ReplayBackend
 from agentloop.store.store import Store
 from agentloop.types import (
     Attempt,

@@ -27,12 +27,12 @@ from agentloop.errors import (
 )
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import SandboxBackend
+from agentloop.recordings.journal import JournalReader, JournalWriter
+from agentloop.recordings.sandboxes import RecordedSandbox, Recording, ReplayBackend
 from agentloop.rollout.attempt import Rollout
 from agentloop.rollout.plan import plan
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sandbox.journal import JournalReader, JournalWriter
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sandbox.replay import RecordedBox, Recording, ReplayBackend
 from agentloop.testing import SANDBOX_LAWS, SandboxLaw
 from agentloop.types import EpisodeState, ExecResult, Message, Purpose, SandboxSpec, Task, Trace
 
@@ -68,13 +68,13 @@ def but_for_times(trace: Trace) -> Trace:
 
 
 async def in_sandbox(
-    backend: SandboxBackend, use: Callable[[RecordedBox], Awaitable[object]], lease: str = "one"
+    backend: SandboxBackend, use: Callable[[RecordedSandbox], Awaitable[object]], lease: str = "one"
 ) -> object:
     """What `use` gives in a lease of a sandbox of its own."""
     pool = SandboxPool(backend, min_idle=0)
     try:
         async with pool.lease(WRITES, lease) as sandbox:
-            assert isinstance(sandbox, RecordedBox)
+            assert isinstance(sandbox, RecordedSandbox)
             return await use(sandbox)
     finally:
         await pool.close()
@@ -141,7 +141,7 @@ def test_a_sandbox_that_dies_dies_again(bubblewrap: BubblewrapBackend, tmp_path:
 
 
 def _sandboxes_of(pid: int) -> list[int]:
-    from .processes import children
+    from sandbox.processes import children
 
     def line(child: int) -> bytes:
         try:
@@ -153,7 +153,7 @@ def _sandboxes_of(pid: int) -> list[int]:
 
 
 def test_an_attempt_that_failed_and_the_next_one_are_both_played(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(sandbox: RecordedBox) -> object:
+    async def use(sandbox: RecordedSandbox) -> object:
         return (await sandbox.exec(RANDOM)).stdout
 
     async def twice(backend: SandboxBackend) -> list[object]:
@@ -172,8 +172,8 @@ def test_all_that_a_sandbox_can_do_is_played(backend: SandboxBackend, tmp_path: 
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "a").write_bytes(b"\0\xff up")
 
-    def use(out: Path, home: str = "") -> Callable[[RecordedBox], Awaitable[object]]:
-        async def scene(sandbox: RecordedBox) -> object:
+    def use(out: Path, home: str = "") -> Callable[[RecordedSandbox], Awaitable[object]]:
+        async def scene(sandbox: RecordedSandbox) -> object:
             session = sandbox.session()
             seen: list[object] = [
                 (await session.exec(f"cd /tmp; x=$({RANDOM})")).exit_code,
@@ -294,7 +294,7 @@ def test_an_agents_own_error_is_not_hidden_by_the_journals_rest(bubblewrap: Bubb
 
 
 def test_once_another_way_always_another_way(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def ask(sandbox: RecordedBox, *commands: str) -> list[str]:
+    async def ask(sandbox: RecordedSandbox, *commands: str) -> list[str]:
         seen = []
         for command in commands:
             try:
@@ -332,9 +332,9 @@ RECORDER = """
 import asyncio, sys
 from pathlib import Path
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
-from agentloop.sandbox.journal import JournalReader, JournalWriter
+from agentloop.recordings.journal import JournalReader, JournalWriter
 from agentloop.sandbox.pool import SandboxPool
-from agentloop.sandbox.replay import Recording
+from agentloop.recordings.sandboxes import Recording
 from agentloop.types import SandboxSpec
 
 async def main():
@@ -348,7 +348,7 @@ asyncio.run(main())
 """
 
 
-async def three(sandbox: RecordedBox) -> list[str]:
+async def three(sandbox: RecordedSandbox) -> list[str]:
     seen = [(await sandbox.exec(command)).stdout for command in ("echo a", "echo b")]
     with pytest.raises(SandboxGone, match=r"ends at seq 2 and has no answer to exec\(command='sleep 60'.* at seq 3"):
         await sandbox.exec("sleep 60", timeout_s=60)
@@ -365,7 +365,7 @@ def test_what_a_recorder_wrote_before_it_was_killed_is_played(bubblewrap: Bubble
 
 
 def test_a_last_line_that_was_cut_off_is_left_out(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def all_three(sandbox: RecordedBox) -> None:
+    async def all_three(sandbox: RecordedSandbox) -> None:
         for command, timeout_s in (("echo a", 30.0), ("echo b", 30.0), ("true", 60)):
             await sandbox.exec(command, timeout_s=timeout_s)
 
@@ -378,7 +378,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(bubblewrap: BubblewrapBackend,
 
 
 def test_a_line_says_what_was_asked_and_given_with_their_hashes(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(sandbox: RecordedBox) -> ExecResult:
+    async def use(sandbox: RecordedSandbox) -> ExecResult:
         return await sandbox.exec("echo \udc80; exit 4")
 
     done = asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
@@ -387,7 +387,7 @@ def test_a_line_says_what_was_asked_and_given_with_their_hashes(bubblewrap: Bubb
     assert (create["seq"], create["op"], close["seq"], close["op"]) == (0, "create", 2, "close")
     assert exec_["request"] == {"command": "echo \udc80; exit 4", "timeout_s": 30.0, "max_output": 16384}
     assert exec_["result"] == done.model_dump()
-    canonical = json.dumps(exec_["result"], sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps({k: v for k, v in exec_.items() if k != "sha256"}, sort_keys=True, separators=(",", ":"))
     assert exec_["sha256"] == hashlib.sha256(canonical.encode()).hexdigest()
     assert asyncio.run(in_sandbox(ReplayBackend(tmp_path), use)) == done
 
@@ -396,7 +396,7 @@ def test_a_line_says_what_was_asked_and_given_with_their_hashes(bubblewrap: Bubb
 def test_a_journal_that_was_changed_is_not_played(
     bubblewrap: BubblewrapBackend, tmp_path: Path, change: tuple[str, str]
 ) -> None:
-    async def use(sandbox: RecordedBox) -> object:
+    async def use(sandbox: RecordedSandbox) -> object:
         return await sandbox.exec("echo a")
 
     asyncio.run(in_sandbox(Recording(bubblewrap, tmp_path), use))
@@ -413,7 +413,7 @@ def test_a_full_disk_is_said_and_the_journal_ends_there(bubblewrap: BubblewrapBa
     """What cannot be recorded is not run on as if it were."""
     import resource
 
-    async def use(sandbox: RecordedBox) -> object:
+    async def use(sandbox: RecordedSandbox) -> object:
         await sandbox.exec("echo a")
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "one.jsonl").stat().st_size + 20, before[1]))
@@ -432,7 +432,7 @@ def test_a_full_disk_is_said_and_the_journal_ends_there(bubblewrap: BubblewrapBa
 
 
 def test_streams_are_refused(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
-    async def use(sandbox: RecordedBox) -> None:
+    async def use(sandbox: RecordedSandbox) -> None:
         for refused in (lambda: sandbox.start("cat"), lambda: sandbox.terminal("cat")):
             with pytest.raises(CapabilityError, match="no streams; run without a journal"):
                 refused()
@@ -449,8 +449,8 @@ def test_no_recording_and_anothers(bubblewrap: BubblewrapBackend, tmp_path: Path
     about.write_text(about.read_text().replace("bubblewrap", "docker"))
     with pytest.raises(ConfigError, match="has a recording of docker, not bubblewrap; name another folder"):
         Recording(bubblewrap, tmp_path / "r")
-    about.write_text(about.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ConfigError, match="has format 2, this agentloop reads 1"):
+    about.write_text(about.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(ConfigError, match="has format 1, this agentloop reads 2"):
         ReplayBackend(tmp_path / "r")
     for text in ("[]", "{}", "no json"):
         about.write_text(text)

@@ -23,16 +23,16 @@ from typing import Any
 
 from agentloop.errors import CapabilityError, ConfigError, PathError, ReplayMismatch, SandboxError, boundary
 from agentloop.protocols import SandboxBackend
+from agentloop.recordings.journal import Blobs, Journal, JournalReader, JournalWriter, journal_path, lease_name
 from agentloop.sandbox import files
 from agentloop.sandbox.archives import Manifest
-from agentloop.sandbox.journal import Blobs, Journal, JournalReader, JournalWriter, journal_path, lease_name
 from agentloop.sandbox.process import Process
 from agentloop.sandbox.session import ShellSession
 from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import ExecResult, SandboxSpec
 
 ABOUT = "recording.json"
-FORMAT = 1
+FORMAT = 2
 NO_LEASE = "sandbox"
 """Journal of a sandbox that is used without a lease."""
 NO_STREAMS = (
@@ -62,13 +62,13 @@ class Recording:
         """See `protocols.SandboxBackend`."""
         return self._backend.probe()
 
-    async def create(self, spec: SandboxSpec) -> RecordedBox:
+    async def create(self, spec: SandboxSpec) -> RecordedSandbox:
         """See `protocols.SandboxBackend`. Raises CapabilityError for sandboxes that are not of our making."""
         sandbox = await self._backend.create(spec)
         if not isinstance(sandbox, SupervisedSandbox):
             await sandbox.close()
             raise CapabilityError(f"sandboxes of {self.name} cannot be recorded; use docker or bubblewrap")
-        return RecordedBox(
+        return RecordedSandbox(
             sandbox.id, self.isolation, spec, self._folder, lambda lease: JournalWriter(self._folder, lease), sandbox
         )
 
@@ -89,10 +89,10 @@ class ReplayBackend:
         """A recording can be replayed wherever it can be read."""
         return None
 
-    async def create(self, spec: SandboxSpec) -> RecordedBox:
+    async def create(self, spec: SandboxSpec) -> RecordedSandbox:
         """See `protocols.SandboxBackend`; whether the spec is the recorded one is seen when a lease begins."""
         self._n_sandboxes += 1
-        return RecordedBox(f"replay-{self._n_sandboxes}", self.isolation, spec, self._folder, self._play)
+        return RecordedSandbox(f"replay-{self._n_sandboxes}", self.isolation, spec, self._folder, self._play)
 
     def _play(self, lease: str) -> JournalReader:
         """A lease's next attempt; after the last one, that one again."""
@@ -104,7 +104,7 @@ class ReplayBackend:
         raise ReplayMismatch(f"no journal of {lease!r} in {self._folder}, at seq 0; record that episode first")
 
 
-class RecordedBox:
+class RecordedSandbox:
     """A sandbox whose answers are written to a journal, or read from one when no sandbox runs."""
 
     def __init__(

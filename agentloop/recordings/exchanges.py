@@ -1,0 +1,117 @@
+"""The file of a recording, and the rule by which a reply is found.
+
+A line is one exchange: {scope, seq, op, asks, request, result or error, sha256}. `scope` says whose it is: an attempt
+at a task, or a lease of a sandbox. `asks` is the hash of everything that decides the reply: for a model's answer the
+policy, the conversation and the tools; for a sandbox's result the request and all that the lease asked before.
+`sha256` is the line's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from agentloop.errors import AgentLoopError, boundary
+
+Scope = tuple[str | int, ...]
+Reply = TypeVar("Reply")
+
+
+def digest(value: object) -> str:
+    """SHA-256 (hex) of a value's canonical JSON; a lone surrogate in a command is no obstacle."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One request and its reply: a result, or the error that was raised."""
+
+    scope: Scope
+    seq: int
+    """From 0 in its scope."""
+    op: str
+    asks: str
+    request: Mapping[str, Any] = field(default_factory=dict)
+    result: Any = None
+    error: list[str] | None = None
+    """Name of the error's class, its message, and its cause where it has one."""
+
+    def line(self) -> str:
+        """As it stands in the file."""
+        row = self._row()
+        return json.dumps({**row, "sha256": digest(row)}) + "\n"
+
+    def _row(self) -> dict[str, Any]:
+        reply: dict[str, Any] = {"result": self.result}
+        if self.error is not None:
+            reply = {"error": self.error}
+        head = {"scope": list(self.scope), "seq": self.seq, "op": self.op, "asks": self.asks}
+        return {**head, "request": dict(self.request), **reply}
+
+
+def read_exchanges(path: Path, error: type[AgentLoopError]) -> Iterator[Exchange]:
+    """Those of the file at `path`. A last line without an end was cut off by its writer's death, and is left out.
+
+    Raises `error` for a line that is not as it was written.
+    """
+    with boundary(error, "a recording cannot be read", file=path):
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+    seen: set[tuple[Scope, int]] = set()
+    for number, text in enumerate(whole.splitlines(), 1):
+        exchange = _exchange(text)
+        if exchange is None or (exchange.scope, exchange.seq) in seen:
+            raise error(f"{path}:{number} is not as it was recorded; restore the file, or record it again")
+        seen.add((exchange.scope, exchange.seq))
+        yield exchange
+
+
+def _exchange(text: bytes) -> Exchange | None:
+    """None for a line that is no exchange, or was changed."""
+    try:
+        row = json.loads(text)
+        sha256 = row.pop("sha256")
+        exchange = Exchange(**{**row, "scope": tuple(row["scope"])})
+        return exchange if digest(row) == sha256 else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+class Replies(Generic[Reply]):
+    """The replies of one scope. The n-th request that is equal gets the n-th of them."""
+
+    def __init__(self, recorded: Iterable[tuple[str, Reply]] = ()) -> None:
+        """recorded: (`asks`, reply) in their order."""
+        self._replies: defaultdict[str, list[Reply]] = defaultdict(list)
+        self._n_asked: Counter[str] = Counter()
+        for asks, reply in recorded:
+            self.add(asks, reply)
+
+    def add(self, asks: str, reply: Reply) -> None:
+        """One more reply to an equal request."""
+        self._replies[asks].append(reply)
+
+    def next(self, asks: str) -> Reply | None:
+        """None where nothing, or no more, was recorded for this request."""
+        self._n_asked[asks] += 1
+        return self._replies[asks][self._n_asked[asks] - 1] if self._n_asked[asks] <= self.n_recorded(asks) else None
+
+    def n_recorded(self, asks: str) -> int:
+        """How often this request was recorded."""
+        return len(self._replies.get(asks, ()))
+
+    def n_asked(self, asks: str) -> int:
+        """How often it was asked for since."""
+        return self._n_asked[asks]
+
+    def __iter__(self) -> Iterator[tuple[str, Reply]]:
+        return ((asks, reply) for asks, replies in self._replies.items() for reply in replies)
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether every reply was asked for."""
+        return all(self._n_asked[asks] >= len(replies) for asks, replies in self._replies.items())
