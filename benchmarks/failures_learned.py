@@ -1,10 +1,10 @@
 """The learned scorer's part of `failures.py`: what it finds in labelled traces of tasks that it was not fitted on.
 
-The folder holds Who&When (`whowhen/`), AgentRx (`agentrx/`) and tau-bench (`taubench/`) as they are published, gzipped
-or not; what is missing is left out. No number comes from a trace, or from another trace of its task, that a model was
-fitted on: task-grouped 10-fold cross-validation, repeated with several seeds, the mean told. AgentRx has few traces: a
-model that is asked about one has learned of Who&When's traces of other tasks, too (`_alone`: has not). Intervals are
-95% bootstrap intervals over tasks. Hyperparameters are constants of `fitted.py`.
+The folder holds Who&When (`whowhen/`) and AgentRx (`agentrx/`) as they are published, gzipped or not; what is missing
+is left out. No number comes from a trace, or from another trace of its task, that a model was fitted on: task-grouped
+10-fold cross-validation, repeated with several seeds, the mean told. AgentRx has few traces: a model that is asked
+about one has learned of Who&When's traces of other tasks, too (`_alone`: has not). Intervals are 95% bootstrap
+intervals over tasks. Hyperparameters are constants of `fitted.py`.
 
 Two decision rules, each for what it is measured by: a step is the likeliest one; a step but for one message is looked
 for around the message that has most probability at and beside it (`learned.around`).
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from labelled import Case, agentrx, tau, who_when
+from labelled import Case, agentrx, who_when
 from rich.console import Console
 from rich.table import Table
 
@@ -28,7 +28,7 @@ from agentloop.failures.critical import classify
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.learned.calibration import fit_measured, folds
 from agentloop.failures.learned.features import FEATURES
-from agentloop.failures.learned.fitting import fit, held_out_categories, held_out_outcomes, held_out_steps
+from agentloop.failures.learned.fitting import fit, held_out_categories, held_out_steps
 from agentloop.failures.learned.scorer import around, by_agent, likeliest
 from agentloop.failures.learned.turns import speaker
 from agentloop.failures.vocabularies import leaf_of
@@ -48,7 +48,6 @@ TARGETS = {
     "whowhen_step_1": 0.45,
     "agentrx_category": 0.40,
     "agentrx_step_1": 0.30,
-    "tau_auroc": 0.72,
 }
 PUBLISHED = {"whowhen_agent": "0.535", "whowhen_step": "0.142"}
 """The best language model in arXiv:2505.00212, on all its 184 runs."""
@@ -58,7 +57,6 @@ TITLES = {
     "whowhen_step_1": "Who&When step ±1",
     "agentrx_category": "AgentRx critical category",
     "agentrx_step_1": "AgentRx critical step ±1",
-    "tau_auroc": "tau-bench AUROC of failure",
 }
 
 
@@ -127,14 +125,6 @@ def majority_out_of_sample(words: Sequence[str], tasks: Sequence[str]) -> float:
     return right / len(words)
 
 
-def auroc(p: np.ndarray, failed: np.ndarray) -> float:
-    """Probability that a failed run is given more than a passed one; ties count half. NaN without both."""
-    if failed.all() or not failed.any():
-        return float("nan")
-    more = p[failed][:, None] - p[~failed][None]
-    return float(np.mean((more > 0) + 0.5 * (more == 0)))
-
-
 def interval(tasks: Sequence[str], statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
     """95% bootstrap interval of a statistic of places, drawing whole tasks."""
     of_task = defaultdict[str, list[int]](list)
@@ -179,15 +169,13 @@ def measure(data: Path) -> dict[str, Any]:
     cannot be read.
     """
     found: dict[str, float] = {}
-    who, rx, runs = (cases if enough(cases) else [] for cases in (who_when(data), agentrx(data), tau(data)))
+    who, rx = (cases if enough(cases) else [] for cases in (who_when(data), agentrx(data)))
     if who:
         found |= measure_steps("whowhen", who)
     if rx:
         found |= measure_steps("agentrx", rx, also=who)
         found |= measure_categories(rx)
         found |= measure_people(who, rx)
-    if runs:
-        found |= measure_outcomes(runs)
     if who and rx:
         found |= measure_cost(who, rx)
     show(found, Console(width=120))
@@ -267,26 +255,6 @@ def measure_people(some: list[Case], others: list[Case]) -> dict[str, float]:
     }
 
 
-def measure_outcomes(cases: list[Case]) -> dict[str, float]:
-    """AUROC of failure without expected actions; `alone` does not compare a run with others of its task."""
-    failed, tasks = np.array([case.failed is True for case in cases]), [case.task for case in cases]
-    compared = [np.array(held_out_outcomes(cases, seed)) for seed in range(RUN_SEEDS)]
-    alone = [np.array(held_out_outcomes(cases, seed, compare=False)) for seed in range(RUN_SEEDS)]
-    low, high = interval(tasks, lambda places: float(np.mean([auroc(p[places], failed[places]) for p in compared])))
-    errors = np.array([case.rows[0][FEATURES.index("n_hard")] for case in cases])
-    found = {
-        "tau_n": float(len(cases)),
-        "tau_auroc": float(np.mean([auroc(p, failed) for p in compared])),
-        "tau_auroc_low": low,
-        "tau_auroc_high": high,
-        "tau_auroc_random": 0.5,
-        "tau_auroc_rule": auroc(errors, failed),
-        "tau_auroc_rule_out_of_sample": auroc(errors, failed),  # it chooses nothing
-        "tau_auroc_alone": float(np.mean([auroc(p, failed) for p in alone])),
-    }
-    return found | worth("tau", np.array(compared), np.tile(failed, (RUN_SEEDS, 1)), tasks)
-
-
 def measure_cost(who: list[Case], rx: list[Case]) -> dict[str, float]:
     """CPU-ms of `classify` with a scorer, for failed runs of about 20 steps: the best of three, as of 20 steps.
 
@@ -343,7 +311,7 @@ def show(found: dict[str, float], console: Console) -> None:
     certainty = Table(
         "guess", f"says nothing (promise {PRECISION})", "right of what it says", "recall", "right of surest fifth"
     )
-    for name in ("whowhen_step", "agentrx_step", "agentrx_category", "tau"):
+    for name in ("whowhen_step", "agentrx_step", "agentrx_category"):
         if f"{name}_abstention" in found:
             keys = ("abstention", "precision", "recall", "precision_surest_fifth")
             certainty.add_row(name, *(f"{found[f'{name}_{key}']:.2f}" for key in keys))

@@ -1,4 +1,4 @@
-"""Published labelled traces as the learned scorer's benchmark reads them: Who&When, AgentRx and tau-bench.
+"""Published labelled traces as the learned scorer's benchmark reads them: Who&When and AgentRx.
 
 The importers give the traces; the labels, which count messages, are read here and placed among the steps.
 Needs the package in `research_formats/`: `pip install ./benchmarks/research_formats`.
@@ -18,7 +18,6 @@ from agentloop.errors import FormatError
 from agentloop.failures.learned.fitting import Labelled
 from agentloop.failures.learned.scorer import positions
 from agentloop.formats.source import SourceFile
-from agentloop.formats.tau import TauFormat
 from agentloop.types import Imported
 
 
@@ -97,22 +96,7 @@ def category(words: str) -> str:
     return " ".join(words.lower().replace("instruction/plan", "instruction").replace("-", " ").split())
 
 
-def outcomes(runs: Iterator[Imported], name: str) -> list[Case]:
-    """Runs with what their verifier said."""
-    return [
-        Case(item.trace, f"{name} {item.trace.task_id}", failed=item.scores[0].value < 1.0)
-        for item in runs
-        if item.scores and item.scores[0].value is not None
-    ]
-
-
-def tau(data: Path) -> list[Case]:
-    """All runs of tau-bench: several trials a task."""
-    paths = sorted((data / "taubench").glob("*.jsonl*"))
-    return [case for path in paths for case in outcomes(traces(TauFormat(), path), path.name)]
-
-
-def traces(known: WhoWhenFormat | AgentRxFormat | TauFormat, path: Path) -> Iterator[Imported]:
+def traces(known: WhoWhenFormat | AgentRxFormat, path: Path) -> Iterator[Imported]:
     """The traces of a file. Raises FormatError for a broken one."""
     for item in known.read(SourceFile(path)):
         if isinstance(item, FormatError):

@@ -138,8 +138,7 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Lab
         learn = Labelled(trace, label.task or trace.task_id or trace.id)
         if reward is not None:
             imported = Imported(trace=trace, scores=(Score(verifier=":reward", version="0", value=reward),))
-            learn = replace(learn, failed=reward < 1.0)
-        if learn.failed is not False:  # a success has no critical step
+        if reward is None or reward < 1.0:  # a success has no critical step
             learn = replace(learn, step=label.step, category=label.type)
         rows.append(LabelledTrace(learn, measure.Labelled(imported, types or None)))
     return rows

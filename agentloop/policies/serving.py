@@ -123,19 +123,6 @@ class VLLMServer:
         except (OSError, HTTPException):
             return False
 
-    def load_adapter(self, name: str, folder: Path) -> None:
-        """Serve the adapter in `folder` as model `name`, now and after each restart. Raises PolicyError.
-
-        A new version needs a new name: a server may answer an old one from what it has cached.
-        """
-        self._load(name, folder)
-        self.adapters[name] = folder
-
-    def unload_adapter(self, name: str) -> None:
-        """Free its slot. Raises PolicyError for one that is not loaded."""
-        self._post("unload_lora_adapter", lora_name=name)
-        self.adapters.pop(name, None)
-
     def look(self, timeout_s: float = 5.0) -> None:
         """Learn which adapters it has by now, whoever loaded them: a list of models names an adapter's base."""
         try:

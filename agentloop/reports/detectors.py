@@ -73,13 +73,13 @@ def _of_rule(row: Row) -> dict[str, Any]:
 
 
 def scorer_rows(scorer: Scorer) -> list[dict[str, Any]]:
-    """The step is named in every run, and is held against chance; types and outcomes against the promise."""
+    """The step is named in every run, and is held against chance; types against the promise."""
     rows = []
     if scorer.steps is not None:
         rows.append(_of_head("step", scorer.steps.trust, scorer.steps.names, scorer.steps.chance))
-    for name, head in (("type", scorer.categories), ("outcome", scorer.outcomes)):
-        if head is not None:
-            rows.append(_of_head(name, head.trust, head.trust.cut is not None, scorer.precision))
+    if scorer.categories is not None:
+        trust = scorer.categories.trust
+        rows.append(_of_head("type", trust, trust.cut is not None, scorer.precision))
     return rows
 
 

@@ -61,16 +61,6 @@ class Trace(Frozen):
         """(step index, call, its result) of every call, in order."""
         return [(step.index, call, result) for step in self.steps for call, result in step.calls]
 
-    @property
-    def contexts(self) -> list[tuple[Message, ...]]:
-        """What was before the policy at each step, of a run of our own: others' may have been shortened unseen."""
-        told, contexts = self.messages, []
-        for step in self.steps:
-            told = step.context or (*told, *step.heard)
-            contexts.append(told)
-            told += step.said
-        return contexts
-
 
 class SubTrace(Frozen):
     """A sub-agent's run, and where in its parent's it was asked for."""

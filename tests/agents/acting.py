@@ -105,8 +105,19 @@ async def acting(
         answer=answer,
         stop_reason=stop,
     )
-    assert stop is not StopReason.submitted or trace.contexts == player.told or trace.children
+    assert stop is not StopReason.submitted or contexts(trace) == player.told or trace.children
     return Acted(trace, player)
+
+
+def contexts(trace: Trace) -> list[tuple[Message, ...]]:
+    """The messages that were put before the policy at each step."""
+    before: tuple[Message, ...] = trace.messages
+    every = []
+    for step in trace.steps:
+        before = step.context or (*before, *step.heard)
+        every.append(before)
+        before += step.said
+    return every
 
 
 def act(backend: SandboxBackend, toolsets: Sequence[Toolset], *turns: Turn, **more: Any) -> Acted:

@@ -45,6 +45,7 @@ from agentloop.types import (
 )
 from tests.gateway.upstream import model_server
 
+from .acting import contexts
 from .programs import program
 from .sandbox import MemorySandbox, act
 from .scripted import Ended, Exact, echo
@@ -138,7 +139,7 @@ ask([*messages, user("more")])
     assert (trace.error, trace.stop_reason, trace.answer) == (None, StopReason.submitted, "more, said the policy")
     assert [m.content for m in trace.messages] == ["say hello"]
     asked = [[(m.role, m.content) for m in messages] for messages, *_ in policy.asked]
-    assert [[(m.role, m.content) for m in told] for told in trace.contexts] == asked
+    assert [[(m.role, m.content) for m in told] for told in contexts(trace)] == asked
     again = trace_of(spans_of(trace))
     assert [step.completion for step in again.steps] == [step.completion for step in trace.steps]
     assert (again.messages, again.answer, again.steps[1].heard) == (trace.messages, trace.answer, trace.steps[1].heard)

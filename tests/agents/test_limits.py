@@ -25,7 +25,7 @@ from agentloop.suites.writer import write_suite
 from agentloop.types import Completion, Limits, Message, Part, Purpose, StopReason, Task, ToolCall, ToolSpec
 from agents.sandbox import act as rollout_of
 
-from .acting import Acted, act, asks, together
+from .acting import Acted, act, asks, contexts, together
 
 LOOK = asks("shell", command="seq 1 100")
 
@@ -123,7 +123,7 @@ def test_the_oldest_results_are_dropped_and_the_trace_knows(bubblewrap: Bubblewr
     assert done.trace.stop_reason is StopReason.submitted
     compacted = [step.index for step in done.trace.steps if step.compacted]
     assert compacted
-    assert done.trace.contexts == done.player.told
+    assert contexts(done.trace) == done.player.told
     shortened = done.player.told[compacted[0]]
     assert shortened[2].content == "[291 characters of this result were left out for want of room]"
     assert shortened[-1].content.startswith("1\n2\n")  # the last turn's stays
@@ -151,7 +151,7 @@ def test_a_summary_takes_the_place_of_what_it_sums_up(bubblewrap: BubblewrapBack
     [child] = done.trace.children
     assert (child.step, child.call_id, child.trace.agent, child.trace.answer) == (3, None, "summarise", words.content)
     assert child.trace.messages == done.player.told[at]
-    assert done.trace.contexts == [told for n, told in enumerate(done.player.told) if n != at]
+    assert contexts(done.trace) == [told for n, told in enumerate(done.player.told) if n != at]
 
 
 def test_a_policy_that_does_not_summarise_ends_it(bubblewrap: BubblewrapBackend) -> None:
@@ -174,7 +174,7 @@ def test_an_endpoint_that_has_less_room_than_was_thought(bubblewrap: BubblewrapB
     done = act(bubblewrap, [Shell()], LOOK, LOOK, full, limits=limits, compaction=Drop())
     assert done.trace.stop_reason is StopReason.submitted
     assert [step.compacted for step in done.trace.steps] == [False, False, False, True]
-    assert done.trace.contexts == done.player.told
+    assert contexts(done.trace) == done.player.told
     stopped = act(bubblewrap, [Shell()], LOOK, LOOK, full, limits=limits)
     assert (stopped.trace.stop_reason, len(stopped.trace.steps)) == (StopReason.context_limit, 3)
     last = act(bubblewrap, [Shell()], LOOK, full, limits=Limits(max_steps=2))

@@ -27,7 +27,6 @@ from agentloop.failures.learned.fitting import (
     MIN_LABELS,
     Labelled,
     fit,
-    held_out_outcomes,
     step_model,
 )
 from agentloop.failures.learned.phrases import N_AT_ONCE, OTHERS, SAID, phrases
@@ -86,21 +85,12 @@ def run(n: int, rng: random.Random, *, cause: int | None = None) -> Labelled:
         stop_reason=StopReason.submitted,
     )
     kind = FailureType.outcome_unsafe_action if barred else FailureType.obs_fabrication
-    return Labelled(made, task=f"task {n // 2}", step=at, category=kind, failed=True)
+    return Labelled(made, task=f"task {n // 2}", step=at, category=kind)
 
 
 def runs(n: int, seed: int) -> list[Labelled]:
     rng = random.Random(seed)
     return [run(number, rng) for number in range(n)]
-
-
-def outcome(n: int, rng: random.Random) -> Labelled:
-    """One of four runs of a task. Three do what the task asks; the one that failed books something else."""
-    task, failed = n // 4, n % 4 == 0
-    booked = f"flight {rng.randint(0, 10**9)}" if failed else f"flight of {task}"
-    steps = (said(0, f"task {task}", call="get_user", gave="ok"), said(1, booked, call="book", gave="done"))
-    made = Trace(id=f"{n:032x}", messages=(), steps=steps, stop_reason=StopReason.submitted)
-    return Labelled(made, task=f"task {task}", failed=failed)
 
 
 @pytest.fixture(scope="module")
@@ -141,19 +131,6 @@ def test_says_nothing_where_labels_are_noise() -> None:
         (failure,) = scorer.failures(item.trace)
         assert (failure.type, failure.step, failure.confidence) == (FailureType.unclassified, None, 0.0)
         assert failure.evidence in texts_of(item.trace)
-
-
-@pytest.mark.slow
-def test_finds_the_run_that_did_something_else_than_the_others_of_its_task() -> None:
-    rng = random.Random(6)
-    items = [outcome(n, rng) for n in range(80)]
-    p = held_out_outcomes(items, seed=0)
-    assert min(p[n] for n in range(0, 80, 4)) > max(p[n] for n in range(80) if n % 4)
-    scorer = fit(items)
-    new = [outcome(n, rng) for n in range(80, 84)]
-    others = [[other.trace for other in new if other is not item] for item in new]
-    failed, *passed = [scorer.p_failed(item.trace, theirs) for item, theirs in zip(new, others, strict=True)]
-    assert failed > 0.5 > max(passed)
 
 
 def texts_of(made: Trace) -> str:
@@ -253,13 +230,10 @@ def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
 
 @pytest.mark.slow
 def test_a_head_without_labels_is_left_out(labelled: list[Labelled]) -> None:
-    only_steps = fit([replace(item, category=None, failed=None) for item in labelled])
+    only_steps = fit([replace(item, category=None) for item in labelled])
     assert only_steps.categories is None
-    assert only_steps.outcomes is None
     (failure,) = only_steps.failures(labelled[0].trace)
     assert (failure.type, failure.step) == (FailureType.unclassified, labelled[0].step)
-    with pytest.raises(ConfigError, match="fitted on no outcomes"):
-        only_steps.p_failed(labelled[0].trace)
     only_types = fit([replace(item, step=None) for item in labelled])
     with pytest.raises(ConfigError, match="fitted on no labelled steps"):
         only_types.suspects(labelled[0].trace)
@@ -476,7 +450,7 @@ def test_odd_traces_get_a_label_or_none(scorer: Scorer) -> None:
     ):
         table = rows(made)
         assert all(len(row) == len(FEATURES) and all(map(math.isfinite, row)) for row in table)
-        assert len(run_row(made)) == len(run_row(made, [made])) == len(OF_RUN)
+        assert len(run_row(made)) == len(OF_RUN)
         assert len(scorer.failures(made)) == (1 if made.steps else 0)
         assert len(scorer.suspects(made)) == len(made.steps)
 
@@ -504,8 +478,8 @@ def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[L
         replace(labelled[1], step=999),
     ]
     assert odd[1].place is None
-    plain = [replace(item, category=None, failed=None) for item in labelled]
-    assert fit([*plain, *(replace(item, category=None, failed=None) for item in odd)]).steps == fit(plain).steps
+    plain = [replace(item, category=None) for item in labelled]
+    assert fit([*plain, *(replace(item, category=None) for item in odd)]).steps == fit(plain).steps
 
 
 def test_the_middle_of_three_messages_that_have_most() -> None:

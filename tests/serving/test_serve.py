@@ -11,11 +11,12 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from api.serving import free_port
 
 from agentloop.policies.engine import Installed
-from agentloop.policies.serving import Patience, VLLMServer
+from agentloop.policies.serving import Patience
 from agentloop.policies.vllm import VLLMPolicy
 from agentloop.types import Completion, Message
 
@@ -85,7 +86,8 @@ def test_a_model_is_served_until_ctrl_c(installed: Installed, model: Path, tmp_p
         base, adapted = ask(running.url, "policy"), ask(running.url, "policy-v1")
         assert adapted.logprobs[0] != pytest.approx(base.logprobs[0], abs=1e-3)
 
-        VLLMServer((), running.url, log=tmp_path / "log").load_adapter("policy-v2", second)
+        adapter = {"lora_name": "policy-v2", "lora_path": str(second)}
+        httpx.post(f"{running.url}/v1/load_lora_adapter", json=adapter).raise_for_status()
         newer = ask(running.url, "policy-v2")
         assert newer.logprobs[0] != pytest.approx(adapted.logprobs[0], abs=1e-3)
         assert ask(running.url, "policy-v1").logprobs == pytest.approx(adapted.logprobs, abs=1e-5)

@@ -5,7 +5,6 @@ The benchmark asks the same functions, head by head, for what they say of traces
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,15 +16,11 @@ from agentloop.failures.learned.calibration import fit_measured, held_out
 from agentloop.failures.learned.features import rows
 from agentloop.failures.learned.fitted import RUN_C, Linear, StepModel, fit_linear, fit_steps, library
 from agentloop.failures.learned.run_features import run_row
-from agentloop.failures.learned.scorer import FAILED, RunHead, Scorer, StepHead, likeliest, only
+from agentloop.failures.learned.scorer import RunHead, Scorer, StepHead, likeliest, only
 from agentloop.types import FailureType, Trace
 
 MIN_LABELS, MIN_TASKS = 20, 10
 """What a head needs before it is fitted at all; `docs` say how good it is with more."""
-MIN_EACH = 5
-"""Passed runs, and failed runs, that the outcome head needs."""
-N_OTHERS = 16
-"""Other runs of a task that one run is compared with."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,6 @@ class Labelled:
     """Index of the critical step."""
     category: str | None = None
     """Its type: a leaf of the taxonomy, ours or the project's own."""
-    failed: bool | None = None
 
     @cached_property
     def rows(self) -> list[list[float]]:
@@ -65,26 +59,21 @@ def fit(labelled: Sequence[Labelled], *, seed: int = 0, precision: float = 0.5) 
             _check(item.category)
     stepped = [item for item in labelled if item.place is not None and len(item.rows) > 1]
     typed = [item for item in labelled if item.category is not None and item.rows]
-    items = [item for item in labelled if item.failed is not None and item.rows]
-    n_failed = sum(item.failed is True for item in items)
     can_steps = _enough(stepped)
     can_types = _enough(typed) and len({item.category for item in typed}) > 1
-    can_outcomes = _enough(items) and MIN_EACH <= n_failed <= len(items) - MIN_EACH
-    if not (can_steps or can_types or can_outcomes):
+    if not (can_steps or can_types):
         raise ConfigError(
-            f"too few labels to fit a scorer: critical steps {_count(stepped)}, types {_count(typed)}, outcomes "
-            f"{_count(items)} with {n_failed} failed; it needs {MIN_LABELS} of {MIN_TASKS} tasks in one of them"
-            f" (types: of two kinds; outcomes: {MIN_EACH} of each); label more traces"
+            f"too few labels to fit a scorer: critical steps {_count(stepped)}, types {_count(typed)}; it needs "
+            f"{MIN_LABELS} of {MIN_TASKS} tasks in one of them (types: of two kinds); label more traces"
         )
     library("sklearn")
-    used = {id(item): item for item in (*stepped, *typed, *items)}.values()
+    used = {id(item): item for item in (*stepped, *typed)}.values()
     return Scorer(
         n_labels=len(used),
         n_tasks=len({item.task for item in used}),
         precision=precision,
         steps=_step_head(stepped, seed, precision) if can_steps else None,
         categories=_category_head(typed, seed, precision) if can_types else None,
-        outcomes=_outcome_head(items, seed, precision) if can_outcomes else None,
     )
 
 
@@ -100,24 +89,6 @@ def held_out_steps(items: Sequence[Labelled], seed: int, also: Sequence[Labelled
 def held_out_categories(items: Sequence[Labelled], seed: int) -> list[dict[str, float]]:
     """Probabilities of each category for each item, as above."""
     return held_out(items, _tasks(items), seed, category_model, ask_category)
-
-
-def held_out_outcomes(items: Sequence[Labelled], seed: int, *, compare: bool = True) -> list[float]:
-    """Probability that each item failed, as above; with compare=False no run is compared with others of its task."""
-    table = outcome_rows(items) if compare else [_row(item) for item in items]
-    places = list(range(len(items)))
-
-    def model(some: list[int]) -> Linear:
-        return fit_linear([table[n] for n in some], [FAILED if items[n].failed else "" for n in some], RUN_C)
-
-    return held_out(
-        places, _tasks(items), seed, model, lambda fitted, n: fitted.probabilities(table[n]).get(FAILED, 0.0)
-    )
-
-
-def outcome_rows(items: Sequence[Labelled]) -> list[list[float]]:
-    """Each run's row, compared with the other runs of its task among the items; their outcomes are not looked at."""
-    return [run_row(item.trace, theirs, item.rows) for item, theirs in zip(items, _others(items), strict=True)]
 
 
 def step_model(items: Sequence[Labelled], seed: int) -> StepModel:
@@ -166,26 +137,11 @@ def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHea
     return RunHead(model=category_model(items), trust=trust)
 
 
-def _outcome_head(items: list[Labelled], seed: int, precision: float) -> RunHead:
-    right = [item.failed is True for item in items]
-    trust = fit_measured(held_out_outcomes(items, seed), right, _tasks(items), precision, seed)
-    return RunHead(
-        model=fit_linear(outcome_rows(items), [FAILED if item.failed else "" for item in items], RUN_C), trust=trust
-    )
-
-
 # --------------------------------------------------------------------------------- what they share
 
 
 def _row(item: Labelled) -> list[float]:
     return run_row(item.trace, steps=item.rows)
-
-
-def _others(items: Sequence[Labelled]) -> list[list[Trace]]:
-    of_task = defaultdict[str, list[Trace]](list)
-    for item in items:
-        of_task[item.task].append(item.trace)
-    return [[other for other in of_task[item.task] if other is not item.trace][:N_OTHERS] for item in items]
 
 
 def _tasks(items: Sequence[Labelled]) -> list[str]:

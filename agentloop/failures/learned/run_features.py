@@ -1,8 +1,4 @@
-"""What a learned scorer sees of a whole run: one row for a trace, and how it agrees with other runs of its task.
-
-Runs of one task that changed different things cannot all be right: that says more about a run whose outcome
-nobody knows than anything in it. Nothing here knows a reward or an expected action.
-"""
+"""What a learned scorer sees of a whole run: one row for a trace. Nothing here knows a reward or an expected action."""
 
 from __future__ import annotations
 
@@ -27,16 +23,14 @@ OF_RUN: tuple[str, ...] = (
     *(f"any_{name}" for name in ANY),
     *ONCE,
     *("changes", "no_changes"),
-    *("agrees", "overlaps", "others_change"),
 )
 """Names of the columns, in order."""
 
 
-def run_row(trace: Trace, others: Sequence[Trace] = (), steps: Sequence[Sequence[float]] | None = None) -> list[float]:
+def run_row(trace: Trace, steps: Sequence[Sequence[float]] | None = None) -> list[float]:
     """One row for a trace, in the order of OF_RUN; every value is finite.
 
-    others: further runs of the same task, whatever became of them; without any the last three columns say what is
-    expected of a run that nobody disagrees with. steps: `rows(trace)`, where it was computed already.
+    steps: `rows(trace)`, where it was computed already.
     """
     table = rows(trace) if steps is None else steps
     column = dict(zip(FEATURES, zip(*table, strict=True), strict=True)) if table else {}
@@ -46,12 +40,6 @@ def run_row(trace: Trace, others: Sequence[Trace] = (), steps: Sequence[Sequence
     row += [float(max(column[name]) > 0) if column else 0.0 for name in ANY]
     row += [column[name][0] if column else 0.0 for name in ONCE]
     row += [math.log1p(len(own)), float(not own)]
-    theirs = [changes(other) for other in others]
-    row += [
-        fmean(float(own == other) for other in theirs) if theirs else 1.0,
-        fmean(_overlap(own, other) for other in theirs) if theirs else 1.0,
-        math.log1p(fmean(len(other) for other in theirs) if theirs else len(own)),
-    ]
     return row
 
 
@@ -66,10 +54,6 @@ def changes(trace: Trace) -> frozenset[tuple[str, str]]:
 
 def _failed(ok: bool, content: str) -> bool:
     return not ok or content.startswith("Error")
-
-
-def _overlap(a: frozenset[tuple[str, str]], b: frozenset[tuple[str, str]]) -> float:
-    return len(a & b) / len(a | b) if a | b else 1.0
 
 
 def _canonical(arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""A scorer for what rules leave open, learned from labels: which step, which agent, which type, did it fail at all.
+"""A scorer for what rules leave open, learned from labels: which step, which agent, which type.
 
     scorer = fit(labelled)                      # people's labels; needs the extra `judge`
     scorer.save(path); scorer = Scorer.load(path)
@@ -35,8 +35,6 @@ from agentloop.types import Failure, FailureType, Frozen, Trace
 
 DETECTOR = "learned.critical@2"
 """In a project: what `agentloop judge fit` writes, and what is asked where the rules leave a cause open."""
-FAILED = "failed"
-"""The outcome model's second class; its first is `""`."""
 
 
 class Read(Protocol):
@@ -62,7 +60,7 @@ class StepHead(Frozen):
 
 
 class RunHead(Frozen):
-    """Which class a run is of, and how often such a guess was right; of the outcome, how often such a run failed."""
+    """Which class a run is of, and how often such a guess was right."""
 
     model: Linear
     trust: Trust
@@ -87,7 +85,6 @@ class Scorer(Frozen):
     """What was promised of the guesses that are said; the heads' cuts keep it."""
     steps: StepHead | None = None
     categories: RunHead | None = None
-    outcomes: RunHead | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Scorer:
@@ -113,16 +110,6 @@ class Scorer(Frozen):
     def agents(self, trace: Trace) -> dict[str, float]:
         """Agent -> probability of having made the critical mistake, likeliest first. Raises as `suspects`."""
         return by_agent(trace, self.suspects(trace))
-
-    def p_failed(self, trace: Trace, others: Sequence[Trace] = ()) -> float:
-        """Probability that a run failed whose outcome nobody knows.
-
-        others: further runs of the same task, which tell most when they changed other things than this one.
-        Raises ConfigError when the scorer learned no outcomes.
-        """
-        if self.outcomes is None:
-            raise ConfigError("this scorer was fitted on no outcomes; fit on runs that passed and runs that failed")
-        return self.outcomes.trust.curve(self.outcomes.model.probabilities(run_row(trace, others))[FAILED])
 
     def failures(self, item: Trace | Read) -> list[Failure]:
         """The critical failure of a run that failed: one, or none for a trace without steps.
