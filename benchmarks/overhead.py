@@ -28,7 +28,7 @@ from agentloop.loop.stage import begin
 from agentloop.policies.scripted import oracle
 from agentloop.progress import Silent
 from agentloop.sandbox.ladder import choose_backend
-from agentloop.types import Purpose, Split
+from agentloop.types import Purpose, Split, StageKey, StageKind
 
 MAX_CPU_MS = 5.0
 
@@ -53,7 +53,7 @@ async def rounds(project: Project, n_rounds: int, n_episodes: int) -> dict[str, 
     policy, commands = oracle(project.suite.tasks), [task.solution[0] for task in tasks]
     spent: dict[str, list[float]] = {"episode": [], "bare": [], "box": []}
     for n in range(n_rounds + 1):
-        stage = await begin(project, f"overhead-{n}")
+        stage = await begin(project, StageKey(StageKind.run, n))
         started, children = time.process_time(), children_cpu()
         attempts = await stage.gather(tasks, policy, purpose=Purpose.run, version=0, part=n)
         own = 1e3 * (time.process_time() - started) / len(tasks)

@@ -37,6 +37,8 @@ from agentloop.types import (
     Part,
     Purpose,
     SandboxSpec,
+    StageKey,
+    StageKind,
     Step,
     Task,
     ToolCall,
@@ -344,7 +346,7 @@ def test_the_loop_plants_canaries_and_labels_who_uses_them(
 
         async def gathered() -> list[Attempt]:
             try:
-                return await Stage(project, "x").gather(
+                return await Stage(project, StageKey(StageKind.other)).gather(
                     project.suite.tasks, ScriptedPolicy(script), purpose=Purpose.run, version=0
                 )
             finally:
