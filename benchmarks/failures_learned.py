@@ -7,7 +7,7 @@ about one has learned of Who&When's traces of other tasks, too (`_alone`: has no
 intervals over tasks. Hyperparameters are constants of `fitted.py`.
 
 Two decision rules, each for what it is measured by: a step is the likeliest one; a step but for one message is looked
-for around the message that has most probability at and beside it (`learned.around`).
+for around the message that has most probability at and beside it (`labelled.around`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from labelled import Case, agentrx, who_when
+from labelled import Case, agentrx, around, by_agent, who_when
 from rich.console import Console
 from rich.table import Table
 
@@ -29,7 +29,7 @@ from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.learned.calibration import fit_measured, folds
 from agentloop.failures.learned.features import FEATURES
 from agentloop.failures.learned.fitting import fit, held_out_categories, held_out_steps
-from agentloop.failures.learned.scorer import around, by_agent, likeliest
+from agentloop.failures.learned.scorer import likeliest
 from agentloop.failures.learned.turns import speaker
 from agentloop.failures.vocabularies import leaf_of
 from agentloop.types import RewardState, Task

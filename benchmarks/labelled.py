@@ -6,7 +6,8 @@ Needs the package in `research_formats/`: `pip install ./benchmarks/research_for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from agentloop_research_formats.who_when import WhoWhenFormat
 
 from agentloop.errors import FormatError
 from agentloop.failures.learned.fitting import Labelled
-from agentloop.failures.learned.scorer import positions
+from agentloop.failures.learned.turns import speaker
 from agentloop.formats.source import SourceFile
-from agentloop.types import Imported
+from agentloop.types import Imported, Trace
 
 
 @dataclass(frozen=True)
@@ -110,3 +111,35 @@ def placed(case: Case) -> Case:
     later = np.flatnonzero(case.at >= case.message)
     place = later[0] if len(later) else len(case.at) - 1
     return replace(case, step=case.trace.steps[place].index)
+
+
+def around(trace: Trace, p: Sequence[float]) -> int:
+    """The message whose neighbourhood, it and the ones beside it, holds the critical step most probably.
+
+    Counted from 0 as `positions` counts. Not always the likeliest step: two likely ones side by side beat a likelier
+    one alone, which is what a reader wants who will look at what stands beside it anyway.
+    """
+    at = positions(trace)
+    share: Counter[int] = Counter()
+    for place, one in zip(at, p, strict=True):
+        for message in (place - 1, place, place + 1):
+            share[message] += one  # type: ignore[assignment]  # a Counter of shares
+    return max(range(at[0], at[-1] + 1), key=share.__getitem__)
+
+
+def positions(trace: Trace) -> list[int]:
+    """How many messages stand before each step's own: what was heard and what tools gave are messages, too."""
+    places, at = list[int](), len(trace.messages)
+    for place, step in enumerate(trace.steps):
+        at += len(step.heard) if place else 0
+        places.append(at)
+        at += 1 + len(step.results)
+    return places
+
+
+def by_agent(trace: Trace, p: Sequence[float]) -> dict[str, float]:
+    """Agent -> sum over its steps, largest first."""
+    counts: Counter[str] = Counter()
+    for step, one in zip(trace.steps, p, strict=True):
+        counts[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
+    return dict(counts.most_common())

@@ -12,7 +12,6 @@ scikit-learn.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -27,7 +26,6 @@ from agentloop.failures.learned.calibration import Trust
 from agentloop.failures.learned.features import FEATURES, rows
 from agentloop.failures.learned.fitted import Linear, StepModel, library
 from agentloop.failures.learned.run_features import OF_RUN, run_row
-from agentloop.failures.learned.turns import speaker
 from agentloop.input_files import place_of
 from agentloop.intervals import wilson
 from agentloop.output_files import make_folder
@@ -98,19 +96,6 @@ class Scorer(Frozen):
                 raise ValueError(f"a step has {len(FEATURES)} columns, and the models ask for others")
         return self
 
-    def suspects(self, trace: Trace) -> list[float]:
-        """Probability of each step to be the critical one, given that the run failed; they sum to 1. [] without steps.
-
-        Raises ConfigError when the scorer learned no steps.
-        """
-        if self.steps is None:
-            raise ConfigError("this scorer was fitted on no labelled steps; label critical steps, and fit again")
-        return only(self.steps.model.probabilities(rows(trace)), blamable(trace))
-
-    def agents(self, trace: Trace) -> dict[str, float]:
-        """Agent -> probability of having made the critical mistake, likeliest first. Raises as `suspects`."""
-        return by_agent(trace, self.suspects(trace))
-
     def failures(self, item: Trace | Read) -> list[Failure]:
         """The critical failure of a run that failed: one, or none for a trace without steps.
 
@@ -142,16 +127,6 @@ class Scorer(Frozen):
             for failure in self.failures(reading)
             if failure.step is not None or failure.type is not FailureType.unclassified
         ]
-
-    def around(self, trace: Trace) -> int:
-        """The message, counted from 0, that with its two neighbours holds the critical step most probably.
-
-        Raises as `suspects`; ConfigError also for a trace without steps.
-        """
-        p = self.suspects(trace)
-        if not p:
-            raise ConfigError(f"trace {trace.id} has no steps")
-        return around(trace, p)
 
     def _step(self, trace: Trace, table: list[list[float]]) -> tuple[int | None, float]:
         if self.steps is None or not self.steps.names:
@@ -211,35 +186,3 @@ def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
 def likeliest(p: Sequence[float]) -> int:
     """Place of the step that is named: the likeliest, the first of equals."""
     return max(range(len(p)), key=p.__getitem__)
-
-
-def around(trace: Trace, p: Sequence[float]) -> int:
-    """The message whose neighbourhood, it and the ones beside it, holds the critical step most probably.
-
-    Counted from 0 as `positions` counts. Not always the likeliest step: two likely ones side by side beat a likelier
-    one alone, which is what a reader wants who will look at what stands beside it anyway.
-    """
-    at = positions(trace)
-    share: Counter[int] = Counter()
-    for place, one in zip(at, p, strict=True):
-        for message in (place - 1, place, place + 1):
-            share[message] += one  # type: ignore[assignment]  # a Counter of shares
-    return max(range(at[0], at[-1] + 1), key=share.__getitem__)
-
-
-def positions(trace: Trace) -> list[int]:
-    """How many messages stand before each step's own: what was heard and what tools gave are messages, too."""
-    places, at = list[int](), len(trace.messages)
-    for place, step in enumerate(trace.steps):
-        at += len(step.heard) if place else 0
-        places.append(at)
-        at += 1 + len(step.results)
-    return places
-
-
-def by_agent(trace: Trace, p: Sequence[float]) -> dict[str, float]:
-    """Agent -> sum over its steps, largest first."""
-    counts: Counter[str] = Counter()
-    for step, one in zip(trace.steps, p, strict=True):
-        counts[speaker(step)] += one  # type: ignore[assignment]  # a Counter of shares
-    return dict(counts.most_common())
