@@ -29,7 +29,7 @@ from agentloop.gate.live import Budget, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.result import result_of
 from agentloop.gate.run import Run
-from agentloop.gate.trials import Shelf, Trials
+from agentloop.gate.trials import Storage, Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.reports.gate import write_gate_report
 from agentloop.rollout.actors import Actor
@@ -81,7 +81,7 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
 
     for outcome in run.outcomes:
         fold.add(outcome)
-    trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), shelf=Shelf(keep))
+    trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), storage=Storage(keep))
     asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=Budget()))
     run.close()
     store.close()

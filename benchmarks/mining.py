@@ -25,7 +25,7 @@ from pathlib import Path
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import PolicyError
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Shelf, Trials
+from agentloop.gate.trials import Storage, Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.mine import Mine, Mined
 from agentloop.policies.scripted import ScriptedPolicy, call_message
@@ -217,7 +217,7 @@ async def shown(fault: Fault, pool: SandboxPool) -> Attempt:
         kept.append(attempt)
         return attempt
 
-    trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", shelf=Shelf(keep))
+    trials = Trials([fault.task], {Side.baseline: actor}, pool, run="planted", storage=Storage(keep))
     for n in range(MAX_TRIES):
         outcome = await trials(fault.task.id, Side.baseline, n)
         if outcome.reward is not None and outcome.reward < 1:

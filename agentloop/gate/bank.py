@@ -26,7 +26,7 @@ from agentloop.input_files import place_of
 from agentloop.judge.score import name_verifiers
 from agentloop.output_files import write_text
 from agentloop.rollout.refusals import CORRECT, MAX_INFRA_SHARE
-from agentloop.store.evidence import Evidence
+from agentloop.store.evidence import EvidenceLog
 from agentloop.store.store import Store
 from agentloop.suites.lines import read_jsonl
 from agentloop.suites.names import MUST_PASS
@@ -279,14 +279,14 @@ def _all_crashed(bank: Bank) -> ConfigError:
     )
 
 
-def _evidence(store: Store, head: BankHead) -> Evidence:
+def _evidence(store: Store, head: BankHead) -> EvidenceLog:
     """What an interrupted run of the same bank left, or nothing yet."""
     about = head.model_dump(mode="json")
     key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
     return store.begin_evidence(HEAD, key, about)
 
 
-def _continued(evidence: Evidence | None) -> dict[tuple[str, int], Outcome]:
+def _continued(evidence: EvidenceLog | None) -> dict[tuple[str, int], Outcome]:
     """What an interrupted run of the same bank has rolled out."""
     stored = evidence.outcomes() if evidence is not None else []
     outcomes = [Outcome.model_validate_json(one.body) for one in stored]

@@ -16,7 +16,7 @@ from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines, stored
 from agentloop.gate.schedule import Trial
 from agentloop.input_files import parse_json
 from agentloop.output_files import write_text
-from agentloop.store.evidence import Evidence, StoredLook, StoredOutcome
+from agentloop.store.evidence import EvidenceLog, StoredLook, StoredOutcome
 from agentloop.store.store import Store
 from agentloop.types import content_hash
 
@@ -143,7 +143,7 @@ def trial_of(outcome: Outcome) -> Trial:
 
 def _evidence(
     folder: Path, header: Header, about: dict[str, object], made_of: Mapping[str, str], store: Store
-) -> Evidence:
+) -> EvidenceLog:
     """The folder's gate; of a folder without one that of the same question."""
     if not (folder / OUTCOMES).exists():
         same = header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})

@@ -18,7 +18,7 @@ from agentloop.gate.bank import Evals, Runner, evals_of
 from agentloop.gate.environment import Environment, environment_of
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.taped import SuiteTape, TapedTrials
-from agentloop.gate.trials import NO_SHELF, Shelf, Trials
+from agentloop.gate.trials import NO_STORAGE, Storage, Trials
 from agentloop.harbor.images import images_for
 from agentloop.identity import Identity
 from agentloop.judge.checks import check_environments, check_verifiers
@@ -161,19 +161,19 @@ async def rolling(
         # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
         return await commits.put_attempt(run, 0, attempt, anew=True)
 
-    shelf = Shelf(keep, partial(usable_attempt, store), store.owner)
+    storage = Storage(keep, partial(usable_attempt, store), store.owner)
     with ExitStack() as images:
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:
             acting = {side: actors[one.evals.name] for side, actors in sides.items() if one.evals.name in actors}
             tasks = images.enter_context(images_for(one.gated, backend))
             seed_name = f"{run}/{one.evals.hash[:16]}"
-            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, shelf=shelf, guess=guess)
+            make_trials = partial(Trials, tasks, pool=pool, run=seed_name, storage=storage, guess=guess)
             trials: Runner = make_trials(acting)
             runners |= {(task, side): trials for task in one.evals.tasks for side in Side}
             if tapes and (tape := tapes.get(one.evals.name)):
                 runner: Runner = TapedTrials(
-                    partial(make_trials, shelf=shelf._replace(lookup=NO_SHELF.lookup)),
+                    partial(make_trials, storage=storage._replace(lookup=NO_STORAGE.lookup)),
                     acting[tape.side],
                     tape,
                     one.evals.hash,

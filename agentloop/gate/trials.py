@@ -44,7 +44,7 @@ async def keep_nothing(attempt: Attempt) -> Attempt:
     return attempt
 
 
-class Shelf(NamedTuple):
+class Storage(NamedTuple):
     """Where attempts are stored."""
 
     keep: Keep = keep_nothing
@@ -54,7 +54,7 @@ class Shelf(NamedTuple):
     """Of `plan`."""
 
 
-NO_SHELF = Shelf()
+NO_STORAGE = Storage()
 
 
 class Trials:
@@ -67,13 +67,13 @@ class Trials:
         pool: Pool,
         *,
         run: str,
-        shelf: Shelf = NO_SHELF,
+        storage: Storage = NO_STORAGE,
         guess: Rule | None = None,
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """run: decides every seed, with the task, the side and the trial. guess: of `Crew`. pauses_s: of `repeated`."""
         self._tasks = {task.id: task for task in tasks}
-        self._sides, self._pool, self._run, self._shelf = sides, pool, run, shelf
+        self._sides, self._pool, self._run, self._storage = sides, pool, run, storage
         self._guess, self._pauses_s = guess, pauses_s
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
@@ -85,13 +85,13 @@ class Trials:
             stage=f"{side}/{trial}",
             purpose=Purpose.evaluate,
             policy_version=actor.version,
-            owner=self._shelf.owner,
+            owner=self._storage.owner,
         )
-        attempt = self._shelf.lookup(task, episode, actor)
+        attempt = self._storage.lookup(task, episode, actor)
         if attempt is None:
             crew = Crew(actor, self._pool, self._guess)
             attempt = await run_attempt(task, episode, crew, pauses_s=self._pauses_s, on_lost=lost.append)
-            attempt = await self._shelf.keep(attempt)
+            attempt = await self._storage.keep(attempt)
         return with_lost(outcome_of(attempt, side, trial, actor.price), attempt, lost, actor.price)
 
 

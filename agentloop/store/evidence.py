@@ -115,7 +115,7 @@ class StoredLook(NamedTuple):
     high: float
 
 
-class Evidence:
+class EvidenceLog:
     """What one gate or bank has seen so far."""
 
     def __init__(self, database: Database, row: EvidenceRow) -> None:
@@ -177,14 +177,14 @@ class Evidence:
         return [getattr(table, name) == value for name, value in self._mine.items()]
 
 
-def evidence(database: Database, project: str, id: str) -> Evidence | None:
+def evidence(database: Database, project: str, id: str) -> EvidenceLog | None:
     """The gate or bank of that id."""
     with database.session() as session:
         row = session.get(EvidenceRow, (project, id))
-    return Evidence(database, row) if row is not None else None
+    return EvidenceLog(database, row) if row is not None else None
 
 
-def begin_evidence(database: Database, project: str, kind: str, key: str, about: dict[str, object]) -> Evidence:
+def begin_evidence(database: Database, project: str, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
     """The newest of that kind and key where it has no verdict, else a new one."""
     mine = (col(EvidenceRow.project) == project, col(EvidenceRow.kind) == kind, col(EvidenceRow.key) == key)
     with database.session(write=True) as session:
@@ -201,4 +201,4 @@ def begin_evidence(database: Database, project: str, kind: str, key: str, about:
                 started_at=datetime.now(UTC),
             )
             session.add(row)
-    return Evidence(database, row)
+    return EvidenceLog(database, row)

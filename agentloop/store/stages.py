@@ -9,7 +9,7 @@ from sqlmodel import col, select
 
 from agentloop.store.attempts import Placed, put_attempts, supersede
 from agentloop.store.database import Database
-from agentloop.store.evidence import Evidence, begin_evidence, evidence
+from agentloop.store.evidence import EvidenceLog, begin_evidence, evidence
 from agentloop.store.shared import SharedBodies
 from agentloop.store.statements import chunks
 from agentloop.store.tables import TraceRow
@@ -101,10 +101,10 @@ class Stages:
         with self._database.session() as session:
             return {task for task in session.exec(query) if task is not None}
 
-    def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> Evidence:
+    def begin_evidence(self, kind: str, key: str, about: dict[str, object]) -> EvidenceLog:
         """A gate or bank that goes on where one of that key has no verdict; else a new one."""
         return begin_evidence(self._database, self.project, kind, key, about)
 
-    def evidence(self, id: str) -> Evidence | None:
+    def evidence(self, id: str) -> EvidenceLog | None:
         """The gate or bank of that id."""
         return evidence(self._database, self.project, id)

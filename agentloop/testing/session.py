@@ -26,7 +26,7 @@ from agentloop.gate.flaky import active, read_quarantine
 from agentloop.gate.outcomes import Outcome, Settings, Side
 from agentloop.gate.suites import EvalSuite, evals_at
 from agentloop.gate.taped import SuiteTape, TapedTrials, refusal
-from agentloop.gate.trials import Shelf, Trials
+from agentloop.gate.trials import Storage, Trials
 from agentloop.printable import clean
 from agentloop.protocols import Policy, SandboxBackend
 from agentloop.recordings.answers import SUFFIX, Mode, PolicyRecording, read_tape
@@ -252,7 +252,7 @@ class Session:
                 sides,
                 self.pool,
                 run=run,
-                shelf=Shelf(self._keep),
+                storage=Storage(self._keep),
                 guess=self._guess,
                 pauses_s=pauses_s,
             )

@@ -18,7 +18,7 @@ from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Se
 from agentloop.gate.result import result_of
 from agentloop.gate.run import MADE_OF as MADE_OF_FILE
 from agentloop.gate.run import OUTCOMES, Run, trial_of
-from agentloop.store.evidence import Evidence
+from agentloop.store.evidence import EvidenceLog
 from agentloop.store.store import Store
 from agentloop.types import RewardState
 
@@ -91,7 +91,7 @@ def gate(
     return result_of(fold), stopped
 
 
-def evidence(folder: Path) -> Evidence:
+def evidence(folder: Path) -> EvidenceLog:
     """As the store has it."""
     store = Store(folder / "store.db")
     stored = store.evidence(json.loads((folder / MADE_OF_FILE).read_text())["gate"])

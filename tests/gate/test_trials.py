@@ -12,7 +12,7 @@ import pytest
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.errors import ModelRefused, UpstreamUnavailable
 from agentloop.gate.outcomes import Outcome, Side
-from agentloop.gate.trials import Shelf, Trials
+from agentloop.gate.trials import Storage, Trials
 from agentloop.policies.scripted import ScriptedPolicy, call_message, oracle
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
@@ -49,7 +49,7 @@ def roll(actor: Actor, one: Task, *keys: tuple[Side, int], kept: list[Attempt] |
         pool = SandboxPool(BubblewrapBackend())
         try:
             sides = dict.fromkeys(Side, actor)
-            trials = Trials([one], sides, pool, run="r", shelf=Shelf(keep), pauses_s=(0.0, 0.0))
+            trials = Trials([one], sides, pool, run="r", storage=Storage(keep), pauses_s=(0.0, 0.0))
             return [await trials(one.id, side, trial) for side, trial in keys]
         finally:
             await pool.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.gate.outcomes import Side
-from agentloop.gate.trials import Shelf, Trials
+from agentloop.gate.trials import Storage, Trials
 from agentloop.mining.candidates import Signatures, candidates
 from agentloop.mining.case import read_cases
 from agentloop.mining.mine import Mine, Mined
@@ -89,7 +89,7 @@ def rolled(task: Task, actor: Actor, backend: SandboxBackend, n: int) -> list[At
             kept.append(attempt)
             return attempt
 
-        trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", shelf=Shelf(keep))
+        trials = Trials([task], {Side.baseline: actor}, pool, run="recorded", storage=Storage(keep))
         try:
             for number in range(n):
                 await trials(task.id, Side.baseline, number)
