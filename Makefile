@@ -5,8 +5,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 DEMO_OUT ?= demo-out
-# Two at once, because most tests wait for something.
+# More at once than there are cores, because most tests wait for something; quick ones do not.
 TWO := --numprocesses 2 --dist worksteal
+FOUR := --numprocesses 4 --dist worksteal
 
 # Hundreds of tests start a command, and each would compile the engine again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -21,7 +22,7 @@ define SUITE
 @export AGENTLOOP_SERVICES="$(abspath $(VENV))/services"; \
 trap 'sh tests/services.sh stop' EXIT; trap 'exit 130' HUP INT TERM; \
 sh tests/services.sh start; \
-{ $(BIN)/pytest $(TWO) $(2) -m "$(1) and not alone" || $(AGAIN); } && { $(BIN)/pytest $(2) -m "$(1) and alone" || $(AGAIN); }
+{ $(BIN)/pytest $(FOUR) $(2) -m "$(1) and not alone" || $(AGAIN); } && { $(BIN)/pytest $(2) -m "$(1) and alone" || $(AGAIN); }
 endef
 
 .PHONY: demo test quick soak check gate clean help

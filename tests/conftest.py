@@ -9,6 +9,7 @@ import argparse
 import gc
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,9 +24,10 @@ import pytest
 from agentloop_cli.main import main
 from hypothesis import HealthCheck, settings
 from outside import RESEARCH_FORMATS, install
-from parts import Done, Run, lacking
+from parts import Done, Run, lacking, need_ports, why_no_ports
 
 from agentloop.protocols import SandboxBackend
+from agentloop.rollout import retry
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.store.store import Store
@@ -35,8 +37,11 @@ settings.register_profile("quick", max_examples=10)
 settings.register_profile("test", max_examples=30)
 settings.register_profile("soak", max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("test")
-STARTS_PROCESSES = {"process", "vllm", "terminal", "ran", "scene", "said", "server", "service", "endings", "replies"}
-"""Fixtures that start a command or a server, each for a second or more."""
+STARTS_PROCESSES = {
+    *("process", "vllm", "terminal", "ran", "scene", "said", "server", "service", "endings", "replies"),
+    *("gateway", "model"),
+}
+"""Fixtures that start a command or a server."""
 ALL_SLOW = re.compile(r"^pytestmark = .*\bmark\.(slow|alone|soak)\b", re.MULTILINE)
 SOAKS = {"vllm", "installed"}
 """Fixtures that install vLLM, which takes minutes."""
@@ -124,6 +129,33 @@ def certificates() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ports() -> Iterator[None]:
+    """Where no port can be reached, a test that would listen at one is skipped as soon as it tries."""
+    if why_no_ports() is None:
+        yield
+        return
+    bind = socket.socket.bind
+
+    def bind_or_skip(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            self.close()
+            need_ports()
+        bind(self, address)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "bind", bind_or_skip)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_pauses() -> Iterator[None]:
+    """An attempt that was lost is repeated as often as ever; a test need not wait 6 s for an engine to come back."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retry, "PAUSES_S", (0.01,) * len(retry.PAUSES_S))
+        yield
+
+
 @cache
 def why_not(name: str) -> str | None:
     """The probe's reason, asked once for all tests."""
@@ -184,8 +216,16 @@ def server() -> Iterator[str]:
     """The URL of a PostgreSQL server without a database name."""
     if postgresql_server.binaries() is None:
         lacking(f"no PostgreSQL here. Remedy: {postgresql_server.REMEDY}")
-    with postgresql_server.server() as url:
+    with postgresql_server.server("fsync=off") as url:  # a killed process loses nothing by that, a power cut would
         yield url
+
+
+@pytest.fixture(scope="session")
+def schema(server: str) -> Iterator[str]:
+    """The name of a database that has a store's tables and no row, to copy."""
+    with postgresql_server.database(server) as url:
+        Store(url).close()
+        yield url.partition("?")[0].rpartition("/")[2]
 
 
 @pytest.fixture
@@ -195,12 +235,19 @@ def postgresql(server: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture
+def postgresql_store(server: str, schema: str) -> Iterator[str]:
+    """The URL of a database that has a store's tables."""
+    with postgresql_server.database(server, schema) as url:
+        yield url
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def where(request: pytest.FixtureRequest, tmp_path: Path) -> str | Path:
-    """Where a new store may be made."""
+    """Where a new store may be made; on a server, for tests that have `either`, one without a row is there already."""
     if request.param == "sqlite":
         return tmp_path / "traces" / "store.db"
-    url: str = request.getfixturevalue("postgresql")
+    url: str = request.getfixturevalue("postgresql_store" if "either" in request.fixturenames else "postgresql")
     return url
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +23,23 @@ def lacking(message: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message, allow_module_level=True)
+
+
+@cache
+def why_no_ports() -> str | None:
+    """Why no program of this machine can reach another by a port of 127.0.0.1; None where it can."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), timeout=5).close()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def need_ports() -> None:
+    """Skip the test where there are none; in CI that is a failure."""
+    if reason := why_no_ports():
+        lacking(f"no port of 127.0.0.1 can be reached here ({reason}); run with the loopback interface up")
 
 
 @contextmanager

@@ -6,7 +6,7 @@ Exceptions are listed by name. A list may only shrink: a name in it that needs n
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,12 +37,15 @@ class Function:
     is_command: bool
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
+@cache
+def modules() -> tuple[tuple[str, ast.Module], ...]:
     """(dotted name, tree)."""
+    trees = []
     for base in (ENGINE, COMMANDS):
         for path in sorted(base.rglob("*.py")):
             parts = path.relative_to(base.parent).with_suffix("").parts
-            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text())
+            trees.append((".".join(parts[:-1] if parts[-1] == "__init__" else parts), ast.parse(path.read_text())))
+    return tuple(trees)
 
 
 @cache

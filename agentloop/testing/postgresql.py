@@ -22,8 +22,11 @@ def binaries() -> Path | None:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Its URL, with NAME where a database is named. Raises FileNotFoundError where PostgreSQL is not installed."""
+def server(*settings: str) -> Iterator[str]:
+    """Its URL, with NAME where a database is named. Raises FileNotFoundError where PostgreSQL is not installed.
+
+    settings: of the server, such as `fsync=off`.
+    """
     programs = binaries()
     if programs is None:
         raise FileNotFoundError(f"no PostgreSQL here. Remedy: {REMEDY}")
@@ -33,7 +36,9 @@ def server() -> Iterator[str]:
             shutil.chown(folder, "postgres")
         data = folder / "data"
         _run(programs / "initdb", "-D", data, "-A", "trust", "-U", "postgres", "-E", "UTF8")
-        options = f"-k {folder} -c listen_addresses='' -c max_connections=50"
+        options = f"-k {folder} -c listen_addresses='' -c max_connections=50" + "".join(
+            f" -c {one}" for one in settings
+        )
         _run(programs / "pg_ctl", "-D", data, "-l", folder / "log", "-o", options, "-w", "start")
         try:
             yield f"postgresql://postgres@/NAME?host={folder}"
@@ -42,13 +47,13 @@ def server() -> Iterator[str]:
 
 
 @contextmanager
-def database(of: str) -> Iterator[str]:
-    """The URL of an empty database of the server `of`; it is dropped afterwards."""
+def database(of: str, template: str = "template0") -> Iterator[str]:
+    """The URL of a new database of the server `of`, empty or a copy of `template`; it is dropped afterwards."""
     import psycopg
 
     name = f"t{uuid.uuid4().hex}"
     with psycopg.connect(of.replace("NAME", "postgres"), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         yield of.replace("NAME", name)
         connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 

@@ -36,6 +36,7 @@ def ran(name: str, instruction: str, python: Path | None) -> Ended:
     return ended
 
 
+@pytest.mark.soak  # each is installed from the index
 @pytest.mark.parametrize(
     ("name", "packages"), [("pydantic_ai", PYDANTIC_AI), ("openai_agents", AGENTS), ("langgraph", LANGGRAPH)]
 )

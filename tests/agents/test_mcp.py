@@ -143,6 +143,7 @@ def test_a_server_is_told_where_it_is(bubblewrap: BubblewrapBackend) -> None:
 # ------------------------------------------------------------------------------------- real servers
 
 
+@pytest.mark.soak  # it is installed from the index
 def test_a_public_server_from_the_package_index(bubblewrap: BubblewrapBackend) -> None:
     """What it says is checked by arithmetic: Tokyo is 9 hours ahead of UTC, all year."""
     folder = installed("mcp-server-time==2026.10.19")

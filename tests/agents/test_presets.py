@@ -80,6 +80,7 @@ def test_a_program_is_started_with_its_line_and_variables(
         assert "{env:OPENAI_BASE_URL}" in variables["OPENCODE_CONFIG_CONTENT"]
 
 
+@pytest.mark.soak  # each is installed from the index
 @pytest.mark.parametrize("kind", PACKAGES)
 def test_the_program_itself(kind: str, bubblewrap: BubblewrapBackend) -> None:
     files = installed(PACKAGES[kind][1])

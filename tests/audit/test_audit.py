@@ -187,7 +187,7 @@ def two_cheats(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_cheats")
 def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path) -> None:
-    result = audited_slowly(tmp_path, root, bubblewrap, others=4.0)
+    result = audited_slowly(tmp_path, root, bubblewrap, others=1.5)
     assert (result.oracle, result.cut_off, result.n_cheats, result.problems) == ([1.0], {}, 2, [])
 
 

@@ -241,6 +241,7 @@ def test_a_suite_that_is_not_there_is_no_verdict(
     assert github.rows == []
 
 
+@pytest.mark.soak  # what it needs is installed from the index
 @pytest.mark.slow
 def test_it_installs_agentloop_from_its_own_folder(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()

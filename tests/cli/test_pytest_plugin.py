@@ -219,7 +219,7 @@ def test_workers_and_one_process_come_to_the_same_bytes(pytester: pytest.Pyteste
 def test_what_is_lost_is_skipped_and_ends_the_run_as_infrastructure(pytester: pytest.Pytester, recorded: Path) -> None:
     endpoint = '[policy]\nkind = "openai"\nbase_url = "http://127.0.0.1:9/v1"\nmodel = "m"\n'
     (recorded / "gone.toml").write_text(endpoint)
-    options = ("-k", "t1 or ordinary", "--agentloop-trials=1", "--agentloop-policy=gone.toml")
+    options = ("-k", "t2 or ordinary", "--agentloop-trials=1", "--agentloop-policy=gone.toml")
     done = run_all(pytester, "--agentloop-mode=live", *options)
     assert done.parseoutcomes().get("failed") is None
     assert done.ret == 4

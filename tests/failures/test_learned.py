@@ -162,6 +162,7 @@ def test_same_labels_and_seed_same_scorer(labelled: list[Labelled], scorer: Scor
     assert fit(labelled, seed=1) != scorer
 
 
+@pytest.mark.slow
 def test_saved_and_loaded_is_equal(scorer: Scorer, tmp_path: Path) -> None:
     path = tmp_path / "scorer.json"
     scorer.save(path)

@@ -8,8 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+COMMAND = (str(Path(sys.executable).with_name("agentloop")),)
+BRIEF = (sys.executable, str(Path(__file__).with_name("brief.py")))
+"""The same command with a warm start of few steps; see `brief.py`."""
 SECONDS = 100.0
 """How long a line may take to come."""
 
@@ -17,9 +21,9 @@ SECONDS = 100.0
 class Running:
     """One command; `wait_for` reads what it says on stderr."""
 
-    def __init__(self, *arguments: str | Path, cwd: Path, **env: str) -> None:
+    def __init__(self, *arguments: str | Path, cwd: Path, program: Sequence[str] = COMMAND, **env: str) -> None:
         self.process = subprocess.Popen(
-            [Path(sys.executable).with_name("agentloop"), *map(str, arguments)],
+            [*program, *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

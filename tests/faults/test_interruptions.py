@@ -15,7 +15,7 @@ from parts import lacking
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.store.store import Store
 
-from .command import Running, left_over
+from .command import BRIEF, Running, left_over
 from .tiny_project import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
@@ -40,7 +40,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def whole_run(folder: Path) -> dict[str, Any]:
     make_tiny(folder)
-    running = Running("loop", folder, "--json", cwd=folder.parent)
+    running = Running("loop", folder, "--json", cwd=folder.parent, program=BRIEF)
     status, shown = running.finish()
     assert status == 0, running.said
     document: dict[str, Any] = json.loads(shown)
@@ -76,7 +76,7 @@ def test_interrupted_it_ends_in_the_same_versions(
     folder = make_tiny(tmp_path / "cut")
     command = ("loop", folder, "--json")
     for words, most_s, how in moments:
-        running = Running(*command, cwd=tmp_path)
+        running = Running(*command, cwd=tmp_path, program=BRIEF)
         if words:
             running.wait_for(words)
         time.sleep(rng.uniform(0.0, most_s))
@@ -90,7 +90,7 @@ def test_interrupted_it_ends_in_the_same_versions(
             store = Store(folder / "traces" / "store.db", create=False)
             assert store.n_traces() >= 0
             store.close()
-    status, shown = (last := Running(*command, cwd=tmp_path)).finish()
+    status, shown = (last := Running(*command, cwd=tmp_path, program=BRIEF)).finish()
     assert status == 0, last.said
     assert decided(json.loads(shown)) == decided(undisturbed)
     assert counted(json.loads(shown)) == counted(undisturbed)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from parts import need_ports
 
 from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
@@ -98,6 +99,7 @@ def gateway_here(
     """A gateway to `upstreams`, with the versions that the store's registry has."""
     import uvicorn
 
+    need_ports()  # the service asks for one in a thread, where no test can be skipped
     store = Store(where)
     routes = Routes(upstreams, aliases, versions_of(Registry(store)))
     config = uvicorn.Config(

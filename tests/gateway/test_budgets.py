@@ -61,7 +61,10 @@ def test_a_budget_that_is_spent(budget: Budget, n: int, told: str, priced: Gatew
 
 
 @pytest.mark.slow
-def test_what_was_spent_survives_a_restart_and_more_can_be_given(model: ModelServer, tmp_path: Path) -> None:
+def test_what_was_spent_survives_a_restart_and_more_can_be_given(
+    model: ModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentloop.api.auth.FRESH_S", 0.2)
     where = tmp_path / "store.db"
     with gateway_here(where, Upstream("vllm", model.url)) as gateway:
         words, key = gateway.key(budget=Budget(n_calls=2))
@@ -153,7 +156,8 @@ NOBODY: list[tuple[dict[str, str], int, int]] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [CHAT, "/e/run-1/v1/messages"])
-def test_who_is_nobody(path: str, gateway: Gateway) -> None:
+def test_who_is_nobody(path: str, gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentloop.api.auth.FRESH_S", 0.2)
     for has_keys in (False, True):
         for headers, *statuses in NOBODY:
             answer = gateway.post(path, {**YES, "max_tokens": 9}, headers=headers)

@@ -196,6 +196,7 @@ def test_an_agent_of_a_framework(name: str, packages: tuple[str, ...], gateway: 
         assert child["trace"]["steps"][0]["completion"]["message"]["token_ids"] == request.answer_ids
 
 
+@pytest.mark.soak  # it is installed from the index
 @pytest.mark.slow
 def test_a_public_mcp_server_of_an_agent(gateway: Gateway, model: ModelServer) -> None:
     """What the server says is checked by arithmetic: Tokyo is 9 hours ahead of UTC, all year."""
@@ -212,6 +213,7 @@ def test_a_public_mcp_server_of_an_agent(gateway: Gateway, model: ModelServer) -
     assert last["completion"]["message"]["content"] == said == f"It says: {failed['content']}"
 
 
+@pytest.mark.soak  # it is installed from the index
 @pytest.mark.slow
 def test_litellm_as_upstream(tmp_path: Path, model: ModelServer) -> None:
     """Its client must be older than the one that we test with: an environment of its own runs the test's inside."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from parts import need_ports
 
 from tests.api.model_server import DIALECTS, MODEL, Answer, Call
 
@@ -310,6 +311,7 @@ def _event(event: dict[str, Any] | str) -> str:
 
 @contextmanager
 def model_server(*, is_vllm: bool = True, models: tuple[str, ...] = (MODEL,)) -> Iterator[ModelServer]:
+    need_ports()
     server = ModelServer(is_vllm=is_vllm, models=models)
     ready, ended = threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()

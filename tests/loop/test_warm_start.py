@@ -97,13 +97,14 @@ def test_an_interrupted_warm_start_repeats_at_most_one_interval(tmp_path: Path) 
     assert not list((folder / ".agentloop" / "policies").glob(".warm-start*"))
 
 
-def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path) -> None:
+def test_a_checkpoint_of_other_settings_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentloop.loop.warm_start.CHECK_EVERY", 10)
     folder = project_folder(tmp_path / "cut")
-    with opened(folder, Stopwatch(CHECK_EVERY + 1)) as project, pytest.raises(Interrupted):
+    with opened(folder, Stopwatch(11)) as project, pytest.raises(Interrupted):
         train(project, tmp_path / "never")
     settings = folder / "agentloop.toml"
     settings.write_text(settings.read_text().replace('name = "mini"\n', 'name = "mini"\nseed = 3\n'))
     fresh = Stopwatch(1)
     with opened(folder, fresh) as project, pytest.raises(Interrupted):
         train(project, tmp_path / "never")
-    assert fresh.stages[-1] == f"warm start: up to step {CHECK_EVERY}"
+    assert fresh.stages[-1] == "warm start: up to step 10"

@@ -11,6 +11,7 @@ from .demo import PIN, SEEDS, SKILLS, arithmetic, lineage, play
 
 
 @pytest.mark.slow
+@pytest.mark.first(seed=1)
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", SKILLS)
 def test_the_demos_table_and_versions_are_the_pin(way: str, seed: int) -> None:
