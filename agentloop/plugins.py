@@ -22,21 +22,24 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import site
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from agentloop.errors import AgentLoopError, PluginError, did_you_mean, extra
 
+T = TypeVar("T")
+_log = logging.getLogger("agentloop")
 PREFIX = "agentloop."
 """How the names of our entry-point groups begin."""
 MARKERS = ("agentloop.toml", "pyproject.toml", ".git")
@@ -109,11 +112,29 @@ def load_object(group: str, kind: str, *, base: Path | None = None) -> Callable[
         hint = did_you_mean(kind, entry_points) or "; a part of your own is named `file.py:Class`"
         raise PluginError(f"no {group} {kind!r} (installed: {', '.join(sorted(entry_points)) or 'none'}){hint}")
     try:
-        with _contained(f"{group} {kind!r} cannot be loaded", besides=(ImportError, AttributeError)):
+        with _contained(f"{label(group, kind)} cannot be loaded"):
             loaded: Callable[..., Any] = entry_points[kind].load()
-    except (ImportError, AttributeError) as error:
-        raise PluginError(f"{group} {kind!r} cannot be loaded: {error}{_extra(error)}") from error
+    except PluginError as error:
+        raise PluginError(f"{error}{_next_move(entry_points[kind], error.__cause__)}") from error.__cause__
     return loaded
+
+
+def load_each(names: Iterable[str], load: Callable[[str], T]) -> dict[str, T]:
+    """The installed parts `names` that `load` can load. One that fails is reported in one line; the others are used."""
+    parts = {}
+    for name in names:
+        try:
+            parts[name] = load(name)
+        except PluginError as error:
+            _log.warning("%s; it is left out", error)
+    return parts
+
+
+def label(group: str, kind: str) -> str:
+    """What messages call an installed part: its group and name, and the package that brings it."""
+    point = installed(group).get(kind)
+    package = "" if point is None or _is_ours(point) else f" of the package {_package(point)}"
+    return f"{group} {kind!r}{package}"
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
@@ -234,15 +255,15 @@ def _origin(part: object) -> str:
 
 
 @contextmanager
-def _contained(what: str, *, besides: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Blame what a part's code raises on the part, `sys.exit()` included; only Ctrl-C and `besides` pass.
+def _contained(what: str) -> Iterator[None]:
+    """Blame what a part's code raises on the part, `sys.exit()` included; only Ctrl-C passes.
 
     Raises PluginError.
     """
     try:
         yield
     except BaseException as error:
-        if isinstance(error, (AgentLoopError, KeyboardInterrupt, *besides)):
+        if isinstance(error, (AgentLoopError, KeyboardInterrupt)):
             raise
         raise PluginError(f"{what}: {type(error).__name__}: {error}") from error
 
@@ -269,7 +290,17 @@ def _file_module(path: Path) -> ModuleType:
     return module
 
 
-def _extra(error: Exception) -> str:
+def _is_ours(point: EntryPoint) -> bool:
+    return point.module.split(".")[0] == PREFIX.rstrip(".")
+
+
+def _package(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module.split(".")[0]
+
+
+def _next_move(point: EntryPoint, error: BaseException | None) -> str:
+    if not _is_ours(point):
+        return "; correct that package, or uninstall it"
     missing = getattr(error, "name", None) or ""
     if missing.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
         return f"; {extra('train')}"

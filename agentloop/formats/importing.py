@@ -14,11 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from agentloop.errors import ConfigError, FormatError, did_you_mean
 from agentloop.formats.source import SourceFile
-from agentloop.plugins import installed, load_part
+from agentloop.plugins import installed, load_each, load_part
 from agentloop.protocols import Format
 from agentloop.types import Imported
 
@@ -89,13 +90,13 @@ class ImportReport:
 
 
 def load_formats(only: str | None = None) -> dict[str, Format]:
-    """All installed formats, or the one named `only`. Raises PluginError for one that cannot be loaded."""
+    """All installed formats that can be loaded, or the one named `only`. Raises PluginError where that cannot."""
     names = installed(GROUP)
     if only is not None and only not in names:
         raise ConfigError(f"no format {only!r} (known: {', '.join(sorted(names))}){did_you_mean(only, names)}")
     if only is not None:
-        names = {only: names[only]}
-    return {name: load_part(GROUP, name) for name in sorted(names)}
+        return {only: load_part(GROUP, only)}
+    return load_each(sorted(names), partial(load_part, GROUP))
 
 
 def walk(paths: Iterable[Path]) -> list[Path]:

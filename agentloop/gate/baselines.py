@@ -11,8 +11,13 @@ from agentloop.gate.bank import Bank
 from agentloop.gate.options import GateOptions
 from agentloop.gate.suites import EvalSuite
 from agentloop.plugins import FILE_MODULE
+from agentloop.registry.refs import is_ref
 from agentloop.rollout.actors import Actor
 
+FROM_PYTHON = (
+    "filled the bank from Python and no command can load it; give al.gate the policy and the agent beside the name: "
+    "baseline=(name, policy, agent)"
+)
 HINT = "--baseline-project names a folder that has it"
 
 
@@ -44,8 +49,10 @@ def find_baselines(
                 f"candidate and baseline are the same version, and no content hash covers {candidate.unhashed[0]}, "
                 "so a fresh attempt of the baseline would be one of the candidate"
             )
+        if options.baseline_actor is None and not is_ref(ref):
+            return {}, f"{ref!r} {FROM_PYTHON}"
         try:
-            actor = one.resolve(ref, folder or project)
+            actor = options.baseline_actor or one.resolve(ref, folder or project)
         except AgentLoopError as error:
             return {}, f"{ref!r} cannot be loaded{where}: {error}{hint}"
         if (changed := bank.head.difference(actor.identity)) is not None:

@@ -47,6 +47,8 @@ class GateOptions:
     """Folder where versions and paths of policies start."""
     baseline_project: Path | None = None
     """Folder where those of the baseline start; None is `project`."""
+    baseline_actor: Actor | None = None
+    """Who filled the bank; None resolves the REF that the bank names."""
     sandbox: str | None = None
     """Kind; None takes it from the settings of `project`."""
     on_divergence: OnDivergence = OnDivergence.live

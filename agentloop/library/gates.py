@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
@@ -17,8 +17,12 @@ from agentloop.gate.outcomes import GateResult, Settings
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
 from agentloop.library.rollouts import as_suite
+from agentloop.rollout.actors import Actor
 from agentloop.suites.suite import Suite
 from agentloop.types import Task
+
+BaselineLike: TypeAlias = "str | tuple[str, PolicyLike] | tuple[str, PolicyLike, AgentLike]"
+"""The name of a bank, alone or with the policy and the agent that filled it."""
 
 
 def bank(
@@ -50,7 +54,7 @@ def bank(
 def gate(
     suite: Suite | Sequence[Task],
     *,
-    baseline: str,
+    baseline: BaselineLike,
     candidate: PolicyLike = None,
     agent: AgentLike = None,
     sandbox: str | None = None,
@@ -61,11 +65,15 @@ def gate(
 ) -> GateResult:
     """Compare `candidate` with the bank called `baseline`, until the evidence is enough.
 
+    baseline: with whoever filled the bank, as in `("main", policy, agent)`, the gate can also make fresh attempts of
+    it, which it needs where the machine has changed or the bank is used up.
+
     The result's `verdict` is PASS, FAIL, INCONCLUSIVE or INFRA, and `reasons` says why. figures: fields of
     `gate.outcomes.Settings`, such as `delta=0.05` (the drop that PASS rules out) and `max_rollouts`. The same call
     again continues a gate that was interrupted. Raises ConfigError for banks and policies that do not fit.
     """
     whole = as_suite(suite)
+    name, *acting = (baseline,) if isinstance(baseline, str) else baseline
     try:
         settings = Settings.model_validate(figures)
     except ValidationError as error:
@@ -73,7 +81,8 @@ def gate(
         raise ConfigError(f"gate: {first['loc'][0]}: {first['msg']}") from None
     options = GateOptions(
         suites=(whole,),
-        baseline=baseline,
+        baseline=name,
+        baseline_actor=_baseline_actor(acting, whole),
         candidate=actor_of(candidate, agent, whole),
         settings=settings,
         sandbox=sandbox,
@@ -84,3 +93,11 @@ def gate(
     display = NoDisplay()
     result, _ = run_gate(prepare(options, display.note), display, start=run_blocking)
     return result
+
+
+def _baseline_actor(acting: Sequence[Any], suite: Suite) -> Actor | None:
+    """acting: nothing, or the policy, or the policy and the agent."""
+    if not acting:
+        return None
+    policy, agent = (*acting, None)[:2]
+    return actor_of(policy, agent, suite)

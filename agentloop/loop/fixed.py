@@ -24,8 +24,8 @@ N_NAMED = 3
 """Tasks named of those that are wrong; the rest are counted."""
 
 
-class FixedLearner:
-    """See `turns.Learner`."""
+class FixedTrainer:
+    """See `protocols.Trainer`."""
 
     def __init__(self, project: Project, policy: Policy, identity: str) -> None:
         """identity: hash of everything that decides how `policy` and the project's agent act."""

@@ -36,8 +36,8 @@ N_REVIVAL = 4
 """Stored successes that are imitated for each group in which every episode failed."""
 
 
-class TinyLearner:
-    """See `turns.Learner`."""
+class TinyTrainer:
+    """See `protocols.Trainer`."""
 
     def __init__(self, project: Project, demonstrator: ScriptedPolicy, acting: str) -> None:
         """acting: identity of the project's [policy] and [agent] as they are now."""

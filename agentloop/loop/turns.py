@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 from agentloop.errors import ConfigError, SandboxError, counted
 from agentloop.failures.taxonomy import OURS
@@ -22,7 +21,7 @@ from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, unscored
 from agentloop.mining.failed import FAILED, Pinned, pin
-from agentloop.protocols import Policy
+from agentloop.protocols import Trainer
 from agentloop.store.bodies import unpack
 from agentloop.types import (
     Attempt,
@@ -40,27 +39,11 @@ from agentloop.types import (
 )
 
 
-class Learner(Protocol):
-    """What makes versions: a trainer, or a policy of others that changes from time to time."""
-
-    def policy(self, version: PolicyVersion) -> Policy:
-        """What acts as `version`."""
-        ...
-
-    async def first(self) -> PolicyVersion:
-        """Make and register v1, which is live because there is nothing to compare it with."""
-        ...
-
-    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
-        """Make and register the next candidate; None, having said why, when there is nothing to make."""
-        ...
-
-
-async def run_loop(project: Project, learner: Learner) -> None:
-    """Turns until `learner` has nothing to make. Boxes are gone when this returns or raises."""
+async def run_loop(project: Project, trainer: Trainer) -> None:
+    """Turns until `trainer` has nothing to make. Boxes are gone when this returns or raises."""
     _warn_of_few_tasks(project)
     try:
-        await _turns(project, learner)
+        await _turns(project, trainer)
     finally:
         await project.pool.close()
 
@@ -76,38 +59,38 @@ def _warn_of_few_tasks(project: Project) -> None:
         )
 
 
-async def _turns(project: Project, learner: Learner) -> None:
+async def _turns(project: Project, trainer: Trainer) -> None:
     while True:
         newest = project.registry.newest()
         if newest is None:
-            first = await learner.first()
+            first = await trainer.first()
             project.progress.say(f"v{first.number} is the first version: {first.note}")
         elif newest.state is PolicyState.candidate:
-            decision = await gate(project, learner, newest)
+            decision = await gate(project, trainer, newest)
             project.progress.say(f"v{newest.number}: {decision.action.replace('_', ' ')}. {decision.reasons[0]}")
         else:
             live = project.registry.live()
             if live is not None:
-                await evaluate(project, learner, live)
+                await evaluate(project, trainer, live)
                 pin_failures(project, live)
-            if await learner.next(newest) is None:
+            if await trainer.next(newest) is None:
                 return
 
 
-async def gate(project: Project, learner: Learner, candidate: PolicyVersion) -> Decision:
+async def gate(project: Project, trainer: Trainer, candidate: PolicyVersion) -> Decision:
     """Compare a candidate with the live version on the held-out tasks, decide, and carry it out."""
     champion = project.registry.live()
     if champion is None:
         raise ConfigError(f"no version is live beside candidate v{candidate.number}; the store was changed by hand")
-    baseline = await evaluate(project, learner, champion)
-    report = await evaluate(project, learner, candidate)
+    baseline = await evaluate(project, trainer, champion)
+    report = await evaluate(project, trainer, candidate)
     settings = project.config.gate
     decision = decide(baseline, report, alpha=settings.alpha, n_min=settings.n_min, now=datetime.now(UTC))
     project.registry.apply(decision)
     return decision
 
 
-async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -> EvalReport:
+async def evaluate(project: Project, trainer: Trainer, version: PolicyVersion) -> EvalReport:
     """The held-out outcomes of one version; rolled out once, remembered after that.
 
     Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
@@ -122,7 +105,7 @@ async def evaluate(project: Project, learner: Learner, version: PolicyVersion) -
     project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
     attempts = await stage.gather(
         tasks,
-        learner.policy(version),
+        trainer.policy(version),
         purpose=Purpose.evaluate,
         version=version.number,
         group_size=trials,

@@ -32,6 +32,8 @@ from agentloop.store.place import store_place
 from agentloop.types import PolicyVersion, Purpose, Task
 
 SCRIPTED = "scripted:"
+LIVE = "live"
+NUMBERED = re.compile(r"v[0-9]+")
 OURS = ("tiny", "scripted", "replay")
 """Kinds of policies whose answers cost nothing."""
 
@@ -56,12 +58,18 @@ def resolve(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Actor
                 "v1, or add a [policy] of another kind"
             )
         return fixed_actor(ref, policy, agent, path.parent, tasks, suite, load_prices(project))
-    if ref == "live" or re.fullmatch(r"v[0-9]+", ref):
+    if ref == LIVE or NUMBERED.fullmatch(ref):
         return _version(ref, project, tasks, suite)
     raise ConfigError(
         f"no policy {ref!r}; name a version of the project (vN or live), a FILE.toml with [policy], "
         f"{SCRIPTED}FILE.py:function, or {ORACLE}{_versions(project)}"
     )
+
+
+def is_ref(name: str) -> bool:
+    """Whether `name` is written as a REF; a policy or a function of Python has another name."""
+    has_file = name.startswith(SCRIPTED) and ":" in name.removeprefix(SCRIPTED)
+    return has_file or name in (ORACLE, LIVE) or name.endswith(".toml") or bool(NUMBERED.fullmatch(name))
 
 
 def _check_script(ref: str, name: str, project: Path) -> None:
@@ -118,7 +126,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
     store = place.open(create=False, secrets=known_secrets(project))
     try:
         registry, trained = Registry(store), store.task_ids(Purpose.train, Purpose.demonstrate)
-        version = registry.live() if ref == "live" else registry.get(int(ref[1:]))
+        version = registry.live() if ref == LIVE else registry.get(int(ref[1:]))
     finally:
         store.close()
     if version is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentloop.errors import SandboxError
+from agentloop.errors import PluginError, SandboxError
 from agentloop.plugins import installed, load_part
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import cgroups
@@ -153,7 +153,16 @@ def machine() -> dict[str, str]:
 async def check_all() -> list[Checkup]:
     """Every installed backend, in the order of the ladder. Takes seconds."""
     others = sorted(set(installed("sandboxes")) - {*LADDER, *NOT_TRIED})
-    return list(await asyncio.gather(*(check(load_part("sandboxes", name)) for name in (*LADDER, *others))))
+    return list(await asyncio.gather(*(check_installed(name) for name in (*LADDER, *others))))
+
+
+async def check_installed(name: str) -> Checkup:
+    """The backend of that name, which may be one that cannot even be loaded."""
+    try:
+        backend: SandboxBackend = load_part("sandboxes", name)
+    except PluginError as error:
+        return Checkup(name, "unknown", str(error))
+    return await check(backend)
 
 
 async def check(backend: SandboxBackend) -> Checkup:

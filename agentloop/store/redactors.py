@@ -10,7 +10,7 @@ from functools import cache
 from typing import Protocol, runtime_checkable
 
 from agentloop.errors import PluginError, boundary
-from agentloop.plugins import installed, load_part
+from agentloop.plugins import installed, label, load_part
 
 GROUP = "redactors"
 
@@ -29,10 +29,11 @@ class OutsideRedactor:
 
     def __init__(self, name: str) -> None:
         """Raises PluginError for what cannot be loaded, and for what is no redactor."""
-        self._name, part = f"redactors {name!r}", load_part(GROUP, name)
-        if not isinstance(part, TextRedactor):
+        self._name = label(GROUP, name)
+        redactor = load_part(GROUP, name)
+        if not isinstance(redactor, TextRedactor):
             raise PluginError(f"{self._name} is no redactor; give it `def text(self, text)`")
-        self._redactor = part
+        self._redactor = redactor
 
     def text(self, text: str) -> str:
         """See `TextRedactor`. Raises PluginError for whatever it raises, and for what is no text."""
@@ -45,5 +46,8 @@ class OutsideRedactor:
 
 @cache
 def outside_redactors() -> tuple[OutsideRedactor, ...]:
-    """Those that are installed, by name. Raises PluginError for one that cannot be loaded."""
+    """Those that are installed, by name.
+
+    Raises PluginError for one that cannot be loaded: without it, secrets would be stored.
+    """
     return tuple(OutsideRedactor(name) for name in sorted(installed(GROUP)))

@@ -58,9 +58,9 @@ def its_traces_are_whole(format_: Format, sample: Path, folder: Path) -> None:
 
 def a_broken_record_harms_no_other(format_: Format, sample: Path, folder: Path) -> None:
     """Of a file of lines: the broken one is a FormatError in its place, and those after it follow."""
-    lines = sample.read_text().splitlines()
     if sample.suffix != ".jsonl":
         return
+    lines = sample.read_text().splitlines()
     broken = folder / sample.name
     broken.write_text("\n".join([lines[0][: len(lines[0]) // 2], *lines]) + "\n")
     traces, errors = _read(format_, broken)

@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 from agentloop.errors import counted
-from agentloop.loop.learners import make_learner
 from agentloop.loop.project import open_project
 from agentloop.loop.summary import Summary
+from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.protocols import SandboxBackend
 from agentloop.types import FailureType
@@ -24,7 +24,7 @@ def run_project(
     where: a store in place of the one that the settings name.
     """
     with LiveProgress() as progress, open_project(folder, backend, progress, store_name=where) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
         summary = Summary(project, command=command)
         report = summary.write_report()
         document = summary.json()

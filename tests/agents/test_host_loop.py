@@ -145,14 +145,14 @@ def test_a_gate_refuses_a_candidate_that_cannot_be_imported(agentloop: Any, proj
 
 
 TRAINER = """
-from agentloop.loop.fixed import FixedLearner
+from agentloop.loop.fixed import FixedTrainer
 from agentloop.types import PolicyVersion
 
 class Trainer:
     def __init__(self, project):
         from mine import Fixed
         project.progress.say("a trainer of my own")
-        self._learner = FixedLearner(project, Fixed(), "0" * 64)
+        self._learner = FixedTrainer(project, Fixed(), "0" * 64)
 
     def policy(self, version: PolicyVersion):
         return self._learner.policy(version)

@@ -28,12 +28,14 @@ from agentloop.formats.export import load_exporter
 from agentloop.formats.importing import load_formats
 from agentloop.judge.artifacts import collect, fresh_boxes
 from agentloop.judge.score import judge
+from agentloop.loop.trainers import make_trainer
 from agentloop.otel.stored import read_each
 from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import SandboxBackend
 from agentloop.registry.policies import fixed_policy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.sandbox.checkup import check_installed
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.store.redact import Redactor
@@ -45,8 +47,11 @@ from agentloop.testing.detectors import DETECTOR_LAWS, REDACTOR_LAWS
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS
 from agentloop.testing.policies import POLICY_LAWS
 from agentloop.testing.supervised import files_come_back_as_they_went, kill_all_leaves_the_files
+from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, answered
 from agentloop.types import Message, Part, RewardState, SandboxSpec, StopReason, Task
+from tests.loop.mini import make_mini
+from tests.loop.mini import opened as open_mini
 
 OUTSIDE = Path(__file__).with_name("outside")
 FOLDER_LAWS = (files_come_back_as_they_went, kill_all_leaves_the_files)
@@ -162,6 +167,13 @@ def laws_of_redactor(tmp_path: Path) -> list[Callable[[], Any]]:
     return [partial(law, redactor, "CUST-000123") for law in REDACTOR_LAWS]
 
 
+@pytest.mark.parametrize("law", TRAINER_LAWS, ids=lambda law: law.__name__)
+def test_trainer_keeps(law: TrainerLaw, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini", extra='[train]\ntrainer = "outside"\n')
+    with open_mini(folder) as project:
+        asyncio.run(law(partial(make_trainer, project), project.registry.all))
+
+
 @pytest.mark.parametrize(
     "laws", [laws_of_policy, laws_of_verifier, laws_of_detector, laws_of_redactor], ids=lambda laws: laws.__name__[8:]
 )
@@ -214,20 +226,53 @@ def contents(step: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("group", "target", "use", "message"),
     [
-        ("detectors", "no_such_module:X", outside_detectors, "detectors 'broken' cannot be loaded: No module named"),
-        ("detectors", "outside_parts:OutsideVerifier", outside_detectors, "detectors 'broken' is no detector; give it"),
-        ("redactors", "outside_parts:Missing", outside_redactors, "redactors 'broken' cannot be loaded: .*Missing"),
-        ("redactors", "outside_parts:OutsideVerifier", outside_redactors, "redactors 'broken' is no redactor; give it"),
+        ("redactors", "outside_parts:Missing", outside_redactors, "cannot be loaded: Attr.*Missing.*; correct"),
+        ("redactors", "outside_parts:OutsideVerifier", outside_redactors, "is no redactor; give it"),
+        ("policies", "no_such:X", lambda: load_part("policies", "broken"), "cannot .*Error: No .*'no_such'"),
     ],
 )
 def test_an_entry_point_that_fails_to_load_is_one_line(
     group: str, target: str, use: Callable[[], Any], message: str, installed: Path
 ) -> None:
     points = {f"agentloop.{group}": {"broken": target}}
-    install(installed, {"name": "broken", "version": "1", "entry-points": points})
-    with pytest.raises(PluginError, match=message) as caught:
+    install(installed, {"name": "their-parts", "version": "1", "entry-points": points})
+    with pytest.raises(PluginError, match=f"{group} 'broken' of the package their-parts 1 {message}") as caught:
         use()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "use", "message"),
+    [
+        ("detectors", "no_such:X", outside_detectors, "cannot be loaded: ModuleNotFoundError: No module named"),
+        ("detectors", "outside_parts:OutsideVerifier", outside_detectors, "is no detector; give it"),
+        ("formats", "no_such:X", load_formats, "cannot be loaded: ModuleNotFoundError: No module named"),
+    ],
+)
+def test_other_parts_work_beside_one_that_fails_to_load(
+    group: str,
+    target: str,
+    use: Callable[[], Any],
+    message: str,
+    installed: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    n_before = len(use())
+    for cache in (outside_detectors, outside_redactors):
+        cache.cache_clear()  # type: ignore[attr-defined]
+    points = {f"agentloop.{group}": {"broken": target}}
+    install(installed, {"name": "their-parts", "version": "1", "entry-points": points})
+    assert len(use()) == n_before
+    [record] = caplog.records
+    assert f"{group} 'broken' of the package their-parts 1 {message}" in record.getMessage()
+    assert record.getMessage().endswith("; it is left out")
+
+
+def test_the_doctor_reports_a_backend_that_fails_to_load(installed: Path) -> None:
+    points = {"agentloop.sandboxes": {"broken": "no_such:X"}}
+    install(installed, {"name": "their-parts", "version": "1", "entry-points": points})
+    checkup = asyncio.run(check_installed("broken"))
+    assert "'broken' of the package their-parts 1 cannot be loaded: ModuleNotFoundError" in str(checkup.problem)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +287,6 @@ def test_a_kind_that_fails_to_load_is_one_line(
 ) -> None:
     points = {f"agentloop.{group}": {"broken": "no_such_module:X"}}
     install(installed, {"name": "broken", "version": "1", "entry-points": points})
-    with pytest.raises(PluginError, match=f"{group} 'broken' cannot be loaded: No module named") as caught:
+    with pytest.raises(PluginError, match=f"{group} 'broken' of .* cannot be loaded: .*No module named") as caught:
         use(tmp_path)
     assert "\n" not in str(caught.value)

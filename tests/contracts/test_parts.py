@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,8 @@ from store.rows import judged
 from agentloop.agents.callable import PythonAgent
 from agentloop.agents.command import Command
 from agentloop.agents.tool_loop import ToolLoop
+from agentloop.config.sections import PolicySection
+from agentloop.errors import FormatError
 from agentloop.failures.detectors.rules import ALL
 from agentloop.failures.reading import Reading
 from agentloop.formats.export import load_exporter
@@ -32,21 +34,32 @@ from agentloop.judge.verifiers.json import Json
 from agentloop.judge.verifiers.numeric import Numeric
 from agentloop.judge.verifiers.regex import Regex
 from agentloop.otel.stored import read_each
-from agentloop.policies.openai import OpenAIPolicy
+from agentloop.plugins import installed, load_part
+from agentloop.policies.choose import choose_endpoint
 from agentloop.policies.scripted import ScriptedPolicy, call_message
-from agentloop.protocols import Agent, Sandbox, Stored
+from agentloop.protocols import Agent, Format, Sandbox, Stored
 from agentloop.sandbox.absent import AbsentSandbox
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
+from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.testing import opened
 from agentloop.testing.agents import AGENT_LAWS, AgentLaw
-from agentloop.testing.detectors import it_has_an_id, it_reads_a_trace_with_nothing_in_it
+from agentloop.testing.detectors import (
+    REDACTOR_LAWS,
+    RedactorLaw,
+    it_has_an_id,
+    it_reads_a_trace_with_nothing_in_it,
+)
 from agentloop.testing.formats import EXPORTER_LAWS, FORMAT_LAWS, ExporterLaw, FormatLaw
 from agentloop.testing.policies import POLICY_LAWS, PolicyLaw
+from agentloop.testing.trainers import TRAINER_LAWS, TrainerLaw
 from agentloop.testing.verifiers import VERIFIER_LAWS, VerifierCase, VerifierLaw, answered
 from agentloop.types import Message, SandboxSpec, Step, Task, Trace
+from tests.formats.samples import SHARED
 from tests.gateway.upstream import model_server
+from tests.loop.mini import make_mini
+from tests.loop.mini import opened as open_mini
 
 PROGRAM = """
 import json, os, urllib.request
@@ -74,15 +87,28 @@ def says(messages: Sequence[Message], rng: object) -> Message:
     return call_message("submit", answer="x")
 
 
+def built_in(group: str) -> list[str]:
+    """Names of the entry points of our own in `agentloop.<group>`."""
+    return sorted(name for name, point in installed(group).items() if point.module.split(".")[0] == "agentloop")
+
+
 @pytest.mark.parametrize("law", POLICY_LAWS, ids=lambda law: law.__name__)
 def test_scripted_policy_keeps(law: PolicyLaw) -> None:
     asyncio.run(law(ScriptedPolicy(says)))
 
 
+POLICIES = ("openai", "vllm", "litellm")
+
+
 @pytest.mark.parametrize("law", POLICY_LAWS, ids=lambda law: law.__name__)
-def test_openai_policy_keeps(law: PolicyLaw) -> None:
+@pytest.mark.parametrize("kind", POLICIES)
+def test_policy_keeps(law: PolicyLaw, kind: str) -> None:
+    if kind == "litellm":
+        pytest.importorskip("litellm")
     with model_server() as model:
-        asyncio.run(law(OpenAIPolicy(model.url, "scripted-1")))
+        name = "openai/scripted-1" if kind == "litellm" else "scripted-1"
+        section = PolicySection(kind=kind, base_url=model.url, model=name)
+        asyncio.run(law(choose_endpoint(section, ())))
 
 
 @asynccontextmanager
@@ -90,10 +116,11 @@ async def absent() -> AsyncIterator[Sandbox]:
     yield AbsentSandbox()
 
 
+PROGRAMS = ("command", "python")
+
+
 @pytest.mark.parametrize("law", AGENT_LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize(
-    "kind", ["tool_loop", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("command", "python"))]
-)
+@pytest.mark.parametrize("kind", ["tool_loop", *(pytest.param(kind, marks=pytest.mark.slow) for kind in PROGRAMS)])
 def test_agent_keeps(law: AgentLaw, kind: str, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     (tmp_path / "run.py").write_text(PROGRAM)
     tmp_path.chmod(0o755)
@@ -139,6 +166,9 @@ CASES = {
 }
 
 
+FILE_VERIFIERS = ("files", "command")
+
+
 @pytest.mark.parametrize("law", VERIFIER_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("kind", CASES)
 def test_verifier_keeps(law: VerifierLaw, kind: str) -> None:
@@ -146,7 +176,7 @@ def test_verifier_keeps(law: VerifierLaw, kind: str) -> None:
 
 
 @pytest.mark.parametrize("law", VERIFIER_LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", ["files", "command"])
+@pytest.mark.parametrize("kind", FILE_VERIFIERS)
 def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
     """What is right and wrong stands in the artifacts, so each trace has its own fresh sandbox."""
     verifiers = {
@@ -171,6 +201,14 @@ def test_verifier_of_files_keeps(law: VerifierLaw, kind: str, bubblewrap: Bubble
     asyncio.run(go())
 
 
+EXPORTERS = ("jsonl", "otlp", "atif", "parquet")
+MAX_SAMPLE = 400_000
+"""Bytes of a sample that a law reads several times."""
+NO_SAMPLE = {
+    "langsmith": "its files are written in tests/formats/test_langsmith.py",
+    "responses": "its files are written in tests/formats/test_responses.py",
+}
+"""Formats of which no sample file exists: name -> the test that writes one."""
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
 
 
@@ -185,21 +223,52 @@ def stored(tmp_path: Path) -> Iterator[list[Stored]]:
 
 
 @pytest.mark.parametrize("law", FORMAT_LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", ["chat", "agentloop"])
+@pytest.mark.parametrize("kind", built_in("formats"))
 def test_format_keeps(law: FormatLaw, kind: str, stored: list[Stored], tmp_path: Path) -> None:
-    sample, folder = tmp_path / "sample.jsonl", tmp_path / "folder"
+    folder = tmp_path / "folder"
     folder.mkdir()
+    law(load_formats(kind)[kind], sample_of(kind, stored, tmp_path / "sample.jsonl"), folder)
+
+
+def sample_of(kind: str, stored: list[Stored], path: Path) -> Path:
+    """A file of that kind: written here where we can, else a real one."""
     if kind == "chat":
-        sample.write_text("".join(json.dumps({**CHAT, "id": n}) + "\n" for n in range(3)))
-    else:
-        sample.write_bytes(b"".join(load_exporter("jsonl").write(stored)))
-    format_ = load_formats(kind)[kind]
-    assert format_.recognises(SourceFile(sample))
-    law(format_, sample, folder)
+        path.write_text("".join(json.dumps({**CHAT, "id": n}) + "\n" for n in range(3)))
+        return path
+    if kind in ("agentloop", "otlp"):
+        path.write_bytes(b"".join(load_exporter("jsonl" if kind == "agentloop" else kind).write(stored)))
+        return path
+    files = _samples().get(kind)
+    if files is None:
+        if not SHARED.is_dir():
+            pytest.skip(f"no samples in {SHARED}")
+        assert kind in NO_SAMPLE, f"no sample of the format {kind!r} in {SHARED}"
+        pytest.skip(NO_SAMPLE[kind])
+    return files
+
+
+@cache
+def _samples() -> dict[str, Path]:
+    """The smallest file of each format; of a file with errors no law can say much."""
+    formats, samples = load_formats(), dict[str, Path]()
+    files = [path for path in SHARED.rglob("*") if path.is_file() and 0 < path.stat().st_size < MAX_SAMPLE]
+    for path in sorted(files, key=lambda path: path.stat().st_size):
+        for name, format_ in formats.items():
+            if name not in samples and _is_whole(format_, path):
+                samples[name] = path
+    return samples
+
+
+def _is_whole(format_: Format, path: Path) -> bool:
+    try:
+        items = list(format_.read(SourceFile(path))) if format_.recognises(SourceFile(path)) else []
+    except FormatError:
+        return False
+    return bool(items) and not any(isinstance(item, FormatError) for item in items)
 
 
 @pytest.mark.parametrize("law", EXPORTER_LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", ["jsonl", "otlp", "atif", "parquet"])
+@pytest.mark.parametrize("kind", EXPORTERS)
 def test_exporter_keeps(law: ExporterLaw, kind: str, stored: list[Stored]) -> None:
     law(load_exporter(kind), stored)
 
@@ -210,3 +279,81 @@ def test_detector_keeps(detector: object) -> None:
     empty = Reading(Task(id="t", instruction=""), answered(None), None)
     for law in (it_has_an_id, it_reads_a_trace_with_nothing_in_it):
         asyncio.run(law(detector, empty))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("law", REDACTOR_LAWS, ids=lambda law: law.__name__)
+def test_redactor_keeps(law: RedactorLaw) -> None:
+    asyncio.run(law(Redactor(b"key"), "sk-ant-api03-" + "a1B2" * 20))
+
+
+GRPO = """[warm_start]
+n_demonstrations = 4
+demonstrator = "nothing.py:demonstrator"
+[train]
+n_tasks = 2
+group_size = 2
+steps_per_turn = 1
+"""
+NOTHING = """
+from agentloop.policies.scripted import ScriptedPolicy, call_message
+
+def demonstrator(tasks):
+    return ScriptedPolicy(lambda messages, rng: call_message("submit", answer="?"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", TRAINER_LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("kind", built_in("trainers"))
+def test_trainer_keeps(
+    law: TrainerLaw, kind: str, bubblewrap: BubblewrapBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of weights the shortest warm start: its demonstrator gets nothing right, so nothing need be learned."""
+    folder = make_mini(tmp_path / "mini", extra=GRPO if kind == "grpo" else "")
+    if kind == "grpo":
+        for name in ("BATCH", "CHECK_EVERY", "SETTLE_STEPS"):
+            monkeypatch.setattr(f"agentloop.loop.warm_start.{name}", 2)
+        (folder / "nothing.py").write_text(NOTHING)
+        tasks, settings = folder / "evals" / "mini" / "tasks.jsonl", folder / "agentloop.toml"
+        tasks.write_text(tasks.read_text().replace('"split": "train"', '"split": "validation"', 1))
+        settings.write_text(settings.read_text().replace('kind = "scripted"', 'kind = "tiny"'))
+    with open_mini(folder) as project:
+        make = partial(load_part, "trainers", kind, {"project": project})
+
+        async def go() -> None:
+            try:
+                await law(make, project.registry.all)
+            finally:
+                await project.pool.close()
+
+        asyncio.run(go())
+
+
+CHECKED = {
+    "agents": {"tool_loop", *PROGRAMS},
+    "detectors": set(),
+    "exporters": {*EXPORTERS},
+    "formats": {*built_in("formats")},
+    "policies": {*POLICIES},
+    "redactors": set(),
+    "sandboxes": {"docker", "bubblewrap"},
+    "trainers": {*built_in("trainers")},
+    "verifiers": {*CASES, *FILE_VERIFIERS},
+}
+"""Built-in parts whose contract is checked here, and sandboxes in `test_sandboxes.py`."""
+ELSEWHERE = {
+    "claude-code": "needs its program: tests/agents/test_presets.py",
+    "codex": "needs its program: tests/agents/test_presets.py",
+    "opencode": "needs its program: tests/agents/test_presets.py",
+    "replay": "plays recordings alone: tests/policies and tests/sandbox",
+    "unconfined": "holds nothing, so most laws are not for it: tests/sandbox",
+    "ranking": "compares a group: tests/judge/test_ranking.py",
+    "rubric": "asks a model: tests/judge/test_rubric.py",
+}
+"""The others, with the reason."""
+
+
+@pytest.mark.parametrize("group", CHECKED)
+def test_no_built_in_part_is_forgotten(group: str) -> None:
+    forgotten = {*built_in(group)} - CHECKED[group] - {*ELSEWHERE}
+    assert not forgotten, f"add {forgotten} to a contract test above, or say why not"

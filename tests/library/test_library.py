@@ -22,6 +22,7 @@ import pytest
 import agentloop as al
 from agentloop.agents.tools.toolset import ToolFailed
 from agentloop.errors import ConfigError, StoreError
+from agentloop.gate.comparison import Prepared, run_gate
 from agentloop.gate.outcomes import GateVerdict
 from agentloop.library import stores
 from agentloop.plugins import load_part
@@ -374,6 +375,31 @@ def test_a_gate_tells_a_worse_candidate_from_one_that_is_not(folder: Path) -> No
     assert (kept.verdict, kept.n_rollouts) == (GateVerdict.inconclusive, 6)
     with pytest.raises(ConfigError, match="gate: delta"):
         al.gate(suite, baseline="main", candidate=Model().policy(), delta=7)
+
+
+def test_fresh_attempts_of_a_baseline_from_python_need_who_filled_the_bank(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "agentloop.toml").write_text('[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n')
+    suite = al.Suite(name="sums", tasks=[TASK.model_copy(update={"id": f"sum-{n}"}) for n in range(6)])
+    four, other, seen = Model().policy(), Model().policy(), list[Prepared]()
+    al.bank(suite, four, name="main", trials=4)
+
+    def look(prepared: Prepared, *arguments: Any, **options: Any) -> Any:
+        seen.append(prepared)
+        return run_gate(prepared, *arguments, **options)
+
+    monkeypatch.setattr("agentloop.library.gates.run_gate", look)
+    al.gate(suite, baseline="main", candidate=other, max_rollouts=4, out="one")
+    al.gate(suite, baseline=("main", four), candidate=other, max_rollouts=4, out="two")
+    al.gate(suite, baseline=("main", other), candidate=Model("5").policy(), max_rollouts=4, out="three")
+    reasons = [prepared.no_baseline for prepared in seen]
+    assert reasons[0] == (
+        "'scripted:play' filled the bank from Python and no command can load it; give al.gate the policy and the "
+        "agent beside the name: baseline=(name, policy, agent)"
+    )
+    assert reasons[1] is None
+    assert "is another version than the bank was filled with" in str(reasons[2])
 
 
 # ------------------------------------------------------------------------------------ stores

@@ -83,8 +83,8 @@ class Recorder(Silent):
         self.started.append(stage)
 
 
-class PlannedLearner:
-    """See `turns.Learner`. Its versions solve as many held-out tasks as it was told, one number a version."""
+class PlannedTrainer:
+    """See `protocols.Trainer`. Its versions solve as many held-out tasks as it was told, one number a version."""
 
     def __init__(self, project: Project, skills: Sequence[int]) -> None:
         self.project, self.skills = project, skills
@@ -125,9 +125,9 @@ def opened(folder: Path, progress: Silent | None = None) -> Iterator[Project]:
         yield project
 
 
-def run(folder: Path, skills: Sequence[int]) -> PlannedLearner:
-    """The loop with a PlannedLearner, to its end."""
+def run(folder: Path, skills: Sequence[int]) -> PlannedTrainer:
+    """The loop with a PlannedTrainer, to its end."""
     with opened(folder) as project:
-        learner = PlannedLearner(project, skills)
+        learner = PlannedTrainer(project, skills)
         asyncio.run(run_loop(project, learner))
     return learner

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError, SandboxError
-from agentloop.loop.learners import make_learner
 from agentloop.loop.summary import Summary
+from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.policies import openai
 from agentloop.registry.versions import Registry
@@ -43,7 +43,7 @@ def run(folder: Path) -> list[str]:
     """The loop as the command line runs it; what it said."""
     progress = Recorder()
     with opened(folder, progress) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
     return progress.said
 
 
@@ -176,7 +176,7 @@ def test_edited_tasks_are_run_again(tmp_path: Path) -> None:
     use_verifier(folder)
     progress = Recorder()
     with opened(folder, progress) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
     assert progress.started == ["gate: v1 on held-out tasks", "run: v1 on train tasks"]
     assert "train tasks: 2 right, 1 wrong, 1 unscored" in progress.said
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_made_is_a_config_error(tmp_path: Path, policy: str, word
     )
     settings(folder, policy)
     with opened(folder) as project, pytest.raises(ConfigError) as caught:
-        make_learner(project)
+        make_trainer(project)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError
-from agentloop.loop.learners import make_learner
 from agentloop.loop.project import open_project
+from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
@@ -69,7 +69,7 @@ def lakes(folder: Path, last: int, n: int = 22, **environment: Any) -> Path:
 
 def run(folder: Path, bubblewrap: BubblewrapBackend) -> None:
     with open_project(folder, bubblewrap, Silent()) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
 
 
 @pytest.mark.slow

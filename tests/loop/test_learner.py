@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import ConfigError
-from agentloop.loop.learner import TinyLearner, stage_of
-from agentloop.loop.learners import make_learner
+from agentloop.loop.learner import TinyTrainer, stage_of
 from agentloop.loop.stage import Stage
+from agentloop.loop.trainers import make_trainer
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
 from agentloop.store.tables import StageRow
@@ -30,7 +30,7 @@ def test_the_end_of_the_turns_names_the_setting_and_its_value(tmp_path: Path, n:
     version = PolicyVersion.model_validate({**made, "created_at": datetime.now(UTC)})
     with opened(folder, progress) as project:
         project.store.put_stage(StageRow(name=stage_of(version.number).name, metrics={"validation": 0.5}))
-        assert asyncio.run(TinyLearner(project, solves(0), "").next(version)) is None
+        assert asyncio.run(TinyTrainer(project, solves(0), "").next(version)) is None
     assert progress.said == [
         f"finished: {turns}, v{n + 1} solves 50% of the validation tasks; "
         f"for more, raise [train] max_turns (now {n}) and run the loop again"
@@ -51,12 +51,12 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
     tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
     policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
     with opened(folder) as project:
-        before = TinyLearner(project, solves(0), "agent one")
+        before = TinyTrainer(project, solves(0), "agent one")
         sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
         stage = Stage(project, stage_of(1), metrics={"validation": 0.0})
         first = before._register(1, None, sha256, stage, "warm start")
         assert before.policy(first)
-        after = TinyLearner(project, solves(0), "agent two")
+        after = TinyTrainer(project, solves(0), "agent two")
 
         async def turns() -> tuple[PolicyVersion | None, PolicyVersion | None]:
             try:
@@ -84,8 +84,8 @@ def test_another_temperature_or_agent_is_another_version(tmp_path: Path) -> None
     def acting(extra: str) -> str:
         (folder / "agentloop.toml").write_text(settings.replace('kind = "scripted"\n', f'kind = "tiny"\n{extra}'))
         with opened(folder) as project:
-            learner = make_learner(project)
-            assert isinstance(learner, TinyLearner)
+            learner = make_trainer(project)
+            assert isinstance(learner, TinyTrainer)
             return learner.acting
 
     before = acting("")

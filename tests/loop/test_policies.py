@@ -9,7 +9,7 @@ import pytest
 
 from agentloop.config.settings import STORE
 from agentloop.errors import ConfigError, PolicyError
-from agentloop.loop.learners import make_learner
+from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.policies import litellm
 from agentloop.policies.litellm import LiteLLMPolicy
@@ -30,7 +30,7 @@ def settings(folder: Path, text: str) -> Path:
 
 def run(folder: Path, backend: BubblewrapBackend | ReplayBackend) -> Found:
     with open_project(folder, backend, Silent()) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
         traces = [project.store.trace(row.id)[1:] for row in project.store.find_traces(limit=1000)]
         return sorted(
             (t.episode_id or "", t.answer, v.reward, "".join(s.results[0].content for s in t.steps if s.results))
@@ -82,7 +82,7 @@ def test_litellm_is_asked_for_as_it_is_set(
     prices = '[[prices]]\nmodel = "anthropic/*"\ninput = 1\noutput = 2\n'
     folder = settings(make_mini(tmp_path, prices), 'kind = "litellm"\nmodel = "anthropic/m"\ntemperature = 0.5\n')
     with open_project(folder, bubblewrap, Silent()) as project:
-        policy = make_learner(project)._policy  # type: ignore[attr-defined]
+        policy = make_trainer(project)._policy  # type: ignore[attr-defined]
     assert isinstance(policy, LiteLLMPolicy)
     assert policy._request == {"model": "anthropic/m", "temperature": 0.5, "api_key": "open sesame"}
     said = Completion(message=Message(role="assistant"), finish_reason="stop", n_prompt_tokens=3, n_completion_tokens=5)
@@ -130,7 +130,7 @@ def test_a_wrong_port_costs_one_episode(bubblewrap: BubblewrapBackend, tmp_path:
     folder = settings(make_mini(tmp_path, n_train=10, n_heldout=1), endpoint)
     with open_project(folder, bubblewrap, Silent()) as project:
         with pytest.raises(PolicyError, match=r"1 of 1 episodes failed .*127\.0\.0\.1:9"):
-            asyncio.run(run_loop(project, make_learner(project)))
+            asyncio.run(run_loop(project, make_trainer(project)))
         [row] = project.store.find_traces(limit=100)
     assert row.task_id == "read-q0"
     assert row.reward_state == "infra_failed"

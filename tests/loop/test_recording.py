@@ -15,13 +15,13 @@ from agentloop.protocols import SandboxBackend
 from agentloop.recordings.sandboxes import ReplayBackend
 from agentloop.sandbox.unconfined import UnconfinedBackend
 
-from .mini import PlannedLearner, make_mini
+from .mini import PlannedTrainer, make_mini
 
 
 def rewards(folder: Path, backend: SandboxBackend) -> list[tuple[str, str, float | None]]:
     """(episode, answer, reward) of every episode of a run with versions that solve 10 and 20 tasks."""
     with open_project(folder, backend, Silent()) as project:
-        asyncio.run(run_loop(project, PlannedLearner(project, [10, 20])))
+        asyncio.run(run_loop(project, PlannedTrainer(project, [10, 20])))
         rows = project.store.find_traces(limit=1000)
         found = [project.store.trace(row.id)[1:] for row in rows]
         return sorted((trace.episode_id, trace.answer or "", verdict.reward) for trace, verdict in found)

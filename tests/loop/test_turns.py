@@ -30,7 +30,7 @@ from agentloop.types import (
     ToolSpec,
 )
 
-from .mini import N_HELDOUT, N_TRAIN, PlannedLearner, Recorder, make_mini, opened, run, solves
+from .mini import N_HELDOUT, N_TRAIN, PlannedTrainer, Recorder, make_mini, opened, run, solves
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bubblewrap")]
 
@@ -101,7 +101,7 @@ class Redrawing(ScriptedPolicy):
         return await super().complete(messages, tools, max_tokens=max_tokens, seed=seed)
 
 
-class Redrawn(PlannedLearner):
+class Redrawn(PlannedTrainer):
     """Its second version is `Redrawing`."""
 
     def policy(self, version: PolicyVersion) -> ScriptedPolicy:
@@ -262,7 +262,7 @@ def test_cut_at_every_write_it_ends_as_if_it_had_not_been(
     n_cuts = 0
     while True:
         with opened(folder) as project:
-            learner = PlannedLearner(project, (10, 25, 9))
+            learner = PlannedTrainer(project, (10, 25, 9))
             _cut_at(project, monkeypatch, write, after, skip=min(n_cuts, 1))
             try:
                 asyncio.run(run_loop(project, learner))
@@ -308,11 +308,11 @@ def test_a_stage_begins_without_what_an_attempt_at_it_left(folder: Path) -> None
 
 def test_a_candidate_without_a_champion_is_refused_not_promoted(folder: Path) -> None:
     with opened(folder) as project:
-        asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+        asyncio.run(run_loop(project, PlannedTrainer(project, (10,))))
         only: PolicyVersion = project.registry.all()[0]
         project.store.put_version(only.model_copy(update={"state": PolicyState.candidate}))
         with pytest.raises(ValueError, match="no version is live beside candidate v1"):
-            asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+            asyncio.run(run_loop(project, PlannedTrainer(project, (10,))))
 
 
 # ------------------------------------------------------------------------------------ before a run
@@ -324,5 +324,5 @@ def test_a_suite_that_can_promote_nothing_says_so_before_the_first_episode(
 ) -> None:
     progress = Recorder()
     with opened(make_mini(tmp_path / "mini", n_heldout=n_heldout), progress) as project:
-        asyncio.run(run_loop(project, PlannedLearner(project, (10,))))
+        asyncio.run(run_loop(project, PlannedTrainer(project, (10,))))
     assert ("promotes nothing on fewer than 20: add 1 task" in progress.said[0]) is warns

@@ -9,7 +9,7 @@ import pytest
 from loop.mini import Silent, make_mini, open_project
 
 from agentloop.errors import ConfigError
-from agentloop.loop.learners import make_learner
+from agentloop.loop.trainers import make_trainer
 from agentloop.loop.turns import run_loop
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 
@@ -28,7 +28,7 @@ def project_of(endpoint: Endpoint, folder: Path) -> Path:
 
 def run(folder: Path, backend: BubblewrapBackend) -> None:
     with open_project(folder, backend, Silent()) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_an_endpoint_that_refuses_the_first_task_alone_ends_no_loop(
     folder = project_of(endpoint, tmp_path)
     endpoint.answers = [(403, {"error": "flagged"}), *[(200, RIGHT)] * 9]
     with open_project(folder, bubblewrap, Silent()) as project:
-        asyncio.run(run_loop(project, make_learner(project)))
+        asyncio.run(run_loop(project, make_trainer(project)))
         rows = project.store.find_traces(limit=100)
     assert len(endpoint.asked) == len(rows) == 10
     [refused] = [row for row in rows if row.stop_reason == "error"]

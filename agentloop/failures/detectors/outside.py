@@ -12,7 +12,7 @@ from typing import Any
 
 from agentloop.errors import PluginError, boundary
 from agentloop.failures.reading import Reading
-from agentloop.plugins import installed, load_object
+from agentloop.plugins import installed, label, load_each, load_object
 from agentloop.types import Failure
 
 GROUP = "detectors"
@@ -23,7 +23,7 @@ class OutsideDetector:
 
     def __init__(self, name: str, find: Any) -> None:
         """Raises PluginError for what is no detector."""
-        self._name = f"detectors {name!r}"
+        self._name = label(GROUP, name)
         if inspect.isclass(find):
             with boundary(PluginError, f"{self._name} cannot be made"):
                 find = find()
@@ -43,5 +43,6 @@ class OutsideDetector:
 
 @cache
 def outside_detectors() -> tuple[OutsideDetector, ...]:
-    """Those that are installed, by name. Raises PluginError for one that cannot be loaded."""
-    return tuple(OutsideDetector(name, load_object(GROUP, name)) for name in sorted(installed(GROUP)))
+    """Those that are installed and can be loaded, by name."""
+    detectors = load_each(sorted(installed(GROUP)), lambda name: OutsideDetector(name, load_object(GROUP, name)))
+    return tuple(detectors.values())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -17,6 +19,7 @@ from agentloop.types import (
     Failure,
     FailureType,
     Message,
+    PolicyVersion,
     Step,
     StopReason,
     Task,
@@ -65,6 +68,34 @@ class OutsideAgent:
                 return StopReason.submitted, completion.message.content
             messages = (*messages, completion.message, Message(role="user", content="go on"))
         return StopReason.step_limit, None
+
+
+class OutsideTrainer:
+    """Two versions: one that greets, and one that greets better."""
+
+    def __init__(self, project: Any) -> None:
+        self._project = project
+
+    def policy(self, version: PolicyVersion) -> OutsidePolicy:
+        return OutsidePolicy(greeting=f"hello {version.number}")
+
+    async def first(self) -> PolicyVersion:
+        return self._register(1, None)
+
+    async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
+        return self._register(2, 1) if newest.number == 1 else None
+
+    def _register(self, number: int, parent: int | None) -> PolicyVersion:
+        version: PolicyVersion = self._project.registry.add(
+            number=number,
+            parent=parent,
+            kind="scripted",
+            artifact=None,
+            sha256=hashlib.sha256(b"hello %d" % number).hexdigest(),
+            config_hash=self._project.config.hash,
+            note="greets",
+        )
+        return version
 
 
 class OutsideVerifier:

@@ -1,0 +1,50 @@
+"""Settings -> trainer: what makes the versions of this project. The built-in ones are entry points like any other.
+
+Torch is imported here only when weights of our own are to be made.
+"""
+
+from __future__ import annotations
+
+from agentloop.errors import ConfigError, extra
+from agentloop.identity import identity
+from agentloop.loop.fixed import FixedTrainer
+from agentloop.loop.project import Project
+from agentloop.plugins import load_part
+from agentloop.protocols import Trainer
+from agentloop.registry.parts import agent_parts, policy_parts
+from agentloop.registry.policies import fixed_policy, interrupts_wait, script
+
+GROUP = "trainers"
+WEIGHTS, FIXED = "grpo", "fixed"
+"""Trainers of `[policy] kind = "tiny"`, and of any other policy."""
+
+
+def make_trainer(project: Project) -> Trainer:
+    """As `[train] trainer` says, else `[policy]`. Raises ConfigError or PluginError for what cannot be made."""
+    name = project.config.train.trainer
+    if name is None:
+        name = WEIGHTS if project.config.policy.kind == "tiny" else FIXED
+    trainer: Trainer = load_part(GROUP, name, {"project": project}, base=project.folder)
+    return trainer
+
+
+def grpo(project: Project) -> Trainer:
+    """A warm start, then GRPO, on weights of our own. Raises ConfigError without the packages for that."""
+    try:
+        with interrupts_wait():
+            from agentloop.loop.learner import TinyTrainer
+    except ImportError as error:
+        raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
+    tasks, settings = project.suite.tasks, project.config
+    demonstrator = script(tasks, project.folder, settings.warm_start.demonstrator, project.suite.name)
+    parts = policy_parts(settings.policy, project.folder)
+    parts |= agent_parts(settings.agent, project.folder, tasks)
+    return TinyTrainer(project, demonstrator, identity(parts).hash)
+
+
+def fixed(project: Project) -> Trainer:
+    """A version whenever `[policy]` or `[agent]` changes; nothing is trained."""
+    tasks, settings = project.suite.tasks, project.config
+    policy, parts = fixed_policy(settings.policy, project.folder, tasks, project.suite.name, settings.prices)
+    acting = identity({**parts, **agent_parts(settings.agent, project.folder, tasks)})
+    return FixedTrainer(project, policy, acting.hash)
