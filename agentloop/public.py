@@ -1,4 +1,11 @@
-"""Packages that are functions of the public API, too: `al.gate(...)` and `agentloop.gate` share a name."""
+"""Packages that are functions of the public API, too: `al.gate(...)` and `agentloop.gate` share a name.
+
+Both names are right where they are used, and Python has one attribute for both: the import of any `agentloop.gate.x`
+sets `agentloop.gate` to the package, whatever stood there before. A lazy function in `agentloop/__init__.py` would
+therefore be replaced, or not, by whichever module is imported first. The other ways out are a class of `agentloop`
+itself that ignores that assignment, so that `import agentloop.gate` no longer gives the package, or other names for two
+packages. A package that can be called is the one that leaves `import` as everyone knows it.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 files, where it has any. It has neither the verifiers nor the solution, but it is no secret from a program on this
 machine where the suite lies: its traces say `isolation = "none"` and `answers_readable`.
 
-It needs no sandbox (`abilities.OnHost`). Verifiers that look at files of the sandbox have nothing to look at.
+It needs no sandbox (`abilities.OnHost`). A suite whose verifiers look at files of the sandbox is refused.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from pydantic import Field
 from agentloop.abilities import is_paid, waits
 from agentloop.errors import PluginError, SandboxError
 from agentloop.identity import Identity, files_hash, identity
-from agentloop.judge.artifacts import wanted
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import SandboxBackend
 from agentloop.recordings.sandboxes import ReplayBackend
@@ -79,14 +78,15 @@ def environment_of(
     """Of `tasks` in sandboxes of `backend`, as they are now.
 
     packages: installed ones whose versions decide (`Actor.packages`). acting: whose parts without a content hash count.
-    on_host: the agent acts on this machine. Then a sandbox is only where verifiers look at files.
+    on_host: the agent acts on this machine, so neither a sandbox nor an image decides.
     """
-    boxed = [task for task in tasks if task.environment is None and (not on_host or wanted(task))]
+    held = {"isolation": "none"} if on_host else {"sandbox": f"{backend.name} ({backend.isolation})"}
+    boxed = [task for task in tasks if task.environment is None and not on_host]
     parts = {
         "agentloop": f"{__version__} ({files_hash(OURS, follow=True)[:N_DIGITS]})",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "machine": platform.machine(),
-        **_sandbox(backend, on_host, bool(boxed)),
+        **held,
         **{f"{PACKAGE}{name}": _version(name) for name in packages},
     }
     outside = list(acting.unhashed if acting else ())
@@ -100,14 +100,6 @@ def environment_of(
     games, unknown = _games(sorted({task.environment.id for task in tasks if task.environment is not None}))
     outside += [*unknown, *_judges(tasks)]
     return Environment(parts=dict(sorted({**parts, **images_now, **games}.items())), outside=tuple(outside))
-
-
-def _sandbox(backend: SandboxBackend, on_host: bool, is_used: bool) -> dict[str, str]:
-    """What holds the agent, and what holds its verifiers where that is something else."""
-    held = f"{backend.name} ({backend.isolation})"
-    if not on_host:
-        return {"sandbox": held}
-    return {"isolation": "none", **({"sandbox of verifiers": held} if is_used else {})}
 
 
 def _hosts_of_tests(task: Task) -> list[str]:

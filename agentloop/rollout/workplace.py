@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from agentloop.abilities import WholeSandbox, is_on_host
+from agentloop.abilities import WholeSandbox, artifacts_of, is_on_host
 from agentloop.errors import ConfigError
 from agentloop.harbor.layout import SOLUTION
 from agentloop.judge.score import name_verifiers
@@ -26,12 +26,22 @@ def sandbox_tests(task: Task) -> dict[str, SandboxVerifier]:
 
 
 def refuse_host_agent(agent: Agent, tasks: Sequence[Task]) -> None:
-    """Raise ConfigError where an agent on this machine is to do a task of an image of its own."""
-    if is_on_host(agent) and any(task.setup is not None for task in tasks):
+    """Raise ConfigError where an agent on this machine is to do a task, or is judged by files, of a sandbox."""
+    if not is_on_host(agent):
+        return
+    if any(task.setup is not None for task in tasks):
         raise ConfigError(
             "the agent acts on this machine, and a Harbor task is done in its sandbox; run a program there, with "
             '[agent] kind = "command"'
         )
+    for task in tasks:
+        for name, verifier in name_verifiers(task).items():
+            if artifacts_of(verifier):
+                raise ConfigError(
+                    f"task {task.id!r}: the verifier {name!r} looks at files of the agent's sandbox, and this agent "
+                    "acts on this machine and has none; judge its answer, with a verifier such as exact or json, or "
+                    'run the agent in a sandbox: [agent] kind = "command"'
+                )
 
 
 async def prepare(

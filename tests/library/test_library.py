@@ -221,6 +221,26 @@ def test_an_agent_that_cannot_be_imported_is_refused_before_any_attempt(folder: 
         assert al.load(store=store, project=None).empty
 
 
+@pytest.mark.parametrize(
+    "verifier",
+    [
+        {"kind": "files", "options": {"expected": {"out": {"content": "4"}}}},
+        {"kind": "command", "options": {"command": "grep -q 4 out", "artifacts": ["/work/out"]}},
+    ],
+    ids=["files", "command"],
+)
+def test_verifiers_of_files_are_refused_for_an_agent_on_this_machine(folder: Path, verifier: dict[str, Any]) -> None:
+    (folder / "my_agent.py").write_text(AGENT)
+    task = TASK.model_copy(update={"verifiers": al.Task(id="t", instruction="", verifiers=(verifier,)).verifiers})
+    words = f"task 'sum': the verifier '{verifier['kind']}' looks at files of the agent's sandbox, .* has none; judge"
+    with closing(al.open_store("traces.db")) as store:
+        with pytest.raises(ConfigError, match=words):
+            al.run([task], agent="my_agent.py:four", store=store)
+        assert al.load(store=store).empty
+    with pytest.raises(ConfigError, match=words):
+        al.bank([task], agent="my_agent.py:four", name="main", trials=4)
+
+
 def test_agents_and_policies_that_share_a_file_a_type_or_a_name_are_not_the_same_version(folder: Path) -> None:
     for name, answer in (("one", "4"), ("two", "5")):
         (folder / f"agent_{name}.py").write_text(f"def run(task):\n    return {answer!r}\n")
