@@ -299,11 +299,9 @@ def _package(point: EntryPoint) -> str:
 
 
 def _next_move(point: EntryPoint, error: BaseException | None) -> str:
-    if not _is_ours(point):
-        return "; correct that package, or uninstall it"
     missing = getattr(error, "name", None) or ""
     if missing.split(".")[0] in {"torch", "transformers", "tokenizers", "safetensors"}:
         return f"; {extra('train')}"
     if missing.split(".")[0] in {"google", "opentelemetry"}:
         return f"; {extra('serve')}"
-    return ""
+    return "" if _is_ours(point) else "; correct that package, or uninstall it"

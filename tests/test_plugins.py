@@ -109,10 +109,10 @@ def test_two_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
             "no_such_module_part:Part",
             r"the module 'no_such_module_part' is neither of this project nor .* is not imported",
         ),
-        ("broken", r"'broken' cannot be loaded: .*Missing"),
+        ("broken", r"'broken' of the package .* cannot be loaded: .*Missing"),
         (
             "needs_torch",
-            r"'needs_torch' cannot be loaded: .*torch.*; `pip install -e '.\[train\]'",
+            r"'needs_torch' of the package .* cannot be loaded: .*torch.*; `pip install -e '.\[train\]'",
         ),
     ],
 )

@@ -206,6 +206,7 @@ MAX_SAMPLE = 400_000
 """Bytes of a sample that a law reads several times."""
 NO_SAMPLE = {
     "langsmith": "its files are written in tests/formats/test_langsmith.py",
+    "verifiers": "its files are written in tests/formats/test_verifiers.py",
     "responses": "its files are written in tests/formats/test_responses.py",
 }
 """Formats of which no sample file exists: name -> the test that writes one."""
@@ -347,6 +348,7 @@ ELSEWHERE = {
     "opencode": "needs its program: tests/agents/test_presets.py",
     "replay": "plays recordings alone: tests/policies and tests/sandbox",
     "unconfined": "holds nothing, so most laws are not for it: tests/sandbox",
+    "harbor": "tests the agent's own sandbox: tests/harbor",
     "ranking": "compares a group: tests/judge/test_ranking.py",
     "rubric": "asks a model: tests/judge/test_rubric.py",
 }
