@@ -161,7 +161,8 @@ class SuiteRun:
         scorer = load_scorer(Path())
         pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
-        work = LocalWork(pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent)
+        probes = not self._suite.is_harbor  # whose tasks have an image each: one that fails says nothing of the others
+        work = LocalWork(pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent, probes=probes)
         done: dict[str, Attempt] = {}
         try:
             with images_for(self._suite.tasks, backend) as tasks:
