@@ -30,9 +30,7 @@ class AgentChoice(StrEnum):
 
 
 def run(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="SUITE...", help="Folders of suites, or of tasks in the Harbor format.")
-    ],
+    suite: Annotated[list[Path], typer.Argument(help="Folders of suites, or of tasks in the Harbor format.")],
     policy: Annotated[
         str | None,
         typer.Option(
@@ -103,7 +101,7 @@ def run(
     from agentloop.library.runs import RunOptions, run_suites
 
     actors = ActorOptions(agent, policy, base_url, model, command, agent_files, tool, mcp or (), compaction, project)
-    options = RunOptions(folders, sandbox, out, name, trials, n_concurrent, canaries, project)
+    options = RunOptions(suite, sandbox, out, name, trials, n_concurrent, canaries, project)
     with _explained_interrupt(), LiveProgress() as progress:
         document = run_suites(options, actors, progress, _note)
     if as_json:
