@@ -166,7 +166,7 @@ class GroupVerifier(Protocol):
 
 @runtime_checkable
 class SandboxVerifier(Protocol):
-    """Tests what the agent left in its sandbox, before that is discarded: a Harbor task's own tests are one."""
+    """Tests what the agent of a Harbor task left in its sandbox, before that is discarded (`harbor/verifier.py`)."""
 
     name: str
     version: str

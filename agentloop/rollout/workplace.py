@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -59,8 +58,7 @@ async def prepare(
         whole = cast(WholeSandbox, sandbox)
         await whole.upload(task.setup.solution, SOLUTION)
         # By the sandbox's root, because the agent's user does not own what was brought.
-        script = shlex.quote(f"{SOLUTION}/solve.sh")
-        await whole.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {script}", lease="")
+        await whole.exec(f"chmod -R a+rX {SOLUTION}; chmod a+x {SOLUTION}/solve.sh", lease="")
 
 
 def seen_by(actor: Actor, task: Task, sandbox: Sandbox) -> Sandbox:
