@@ -108,7 +108,9 @@ def run(
     actor = actor_of(policy, agent, whole)
     with opened(store) as target:
         backend = backend_for(sandbox, actor)
-        return run_blocking(SuiteRun(whole, actor, target, trials).attempts(backend, n_concurrent))
+        results = run_blocking(SuiteRun(whole, actor, target, trials).attempts(backend, n_concurrent))
+    refuse_broken(results)
+    return results
 
 
 def backend_for(sandbox: str | None, actor: Actor) -> SandboxBackend:
@@ -157,7 +159,10 @@ class SuiteRun:
         canaries: bool = True,
         on_done: Callable[[Attempt], None] = lambda _: None,
     ) -> Results:
-        """All of them, in order, those of a task together. on_done: gets each, stored ones too."""
+        """All of them, in order, those of a task together. on_done: gets each, stored ones too.
+
+        Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed.
+        """
         scorer = load_scorer(Path())
         pool = SandboxPool(backend)
         guess = scorer.guess if scorer else None
@@ -173,7 +178,8 @@ class SuiteRun:
         finally:
             await pool.close()
         attempts = [done[episode.id] for _, episode in planned if episode.id in done]
-        refuse_broken(attempts)
+        if len(attempts) < len(planned):  # the first ones showed that no other can succeed
+            refuse_broken(attempts)
         return Results(self.stage, tuple(attempts))
 
     def _planned(self, task: Task, trial: int) -> Planned:
