@@ -76,9 +76,12 @@ def _exchange(text: bytes) -> Exchange | None:
         row = json.loads(text)
         sha256 = row.pop("sha256")
         exchange = Exchange(**{**row, "scope": tuple(row["scope"])})
-        return exchange if digest(row) == sha256 else None
+        is_as_written = digest(row) == sha256
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+    if not is_as_written:
+        return None
+    return exchange
 
 
 class Replies(Generic[Reply]):
@@ -97,8 +100,11 @@ class Replies(Generic[Reply]):
 
     def next(self, asks: str) -> Reply | None:
         """None where nothing, or no more, was recorded for this request."""
+        n_before = self._n_asked[asks]
         self._n_asked[asks] += 1
-        return self._replies[asks][self._n_asked[asks] - 1] if self._n_asked[asks] <= self.n_recorded(asks) else None
+        if n_before >= self.n_recorded(asks):
+            return None
+        return self._replies[asks][n_before]
 
     def n_recorded(self, asks: str) -> int:
         """How often this request was recorded."""

@@ -53,13 +53,14 @@ def final_decision(versions: Versions, *, alpha: float, n_min: int) -> Action | 
 
     When no version was promoted, it is the newest version's decision.
     """
-    first, live = versions.first, versions.live
+    first = versions.first
+    live = versions.live
     if live.number != first.number:
         reports = versions.reports
         now = live.created_at
         return decide(reports[first.number], reports[live.number], alpha=alpha, n_min=n_min, now=now).action
     actions = [versions.decisions[v.number].action for v in versions.all if v.number in versions.decisions]
-    return actions[-1] if actions else None
+    return next(reversed(actions), None)
 
 
 def control_arm(store: Store, versions: Versions, turns: Turns, suite_hash: str) -> Control | None:

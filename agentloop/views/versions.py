@@ -42,7 +42,7 @@ class Versions:
                 f"{store.name}: no version has a result on the suite as it is now; run `agentloop loop` in the project"
             )
         live = [version for version in self.all if version.state is PolicyState.live]
-        self.live: PolicyVersion = live[-1] if live else self.first
+        self.live: PolicyVersion = [self.first, *live][-1]
 
     @property
     def first(self) -> PolicyVersion:
@@ -67,17 +67,21 @@ class Versions:
 
     def document(self, version: PolicyVersion, *, n_infra_failed: int) -> dict[str, Any]:
         """One version for `--json`. n_infra_failed: its attempts that infrastructure lost."""
-        decision = self.decisions.get(version.number)
         report = self.reports[version.number]
+        proof: dict[str, Any] = {"decision": None, "reasons": [], "p_better": None}
+        if decision := self.decisions.get(version.number):
+            proof = {
+                "decision": decision.action.value,
+                "reasons": list(decision.reasons),
+                "p_better": decision.p_better,
+            }
         return {
             "number": version.number,
             "parent": version.parent,
             "state": version.state.value,
             "sha256": version.sha256,
             "note": version.note,
-            "decision": decision.action.value if decision else None,
-            "reasons": list(decision.reasons) if decision else [],
-            "p_better": decision.p_better if decision else None,
+            **proof,
             "failures": report.failures,
             "infra_failed": n_infra_failed,
             **success_document(report),
