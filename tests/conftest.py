@@ -65,12 +65,37 @@ def slice_of(text: str) -> tuple[int, int]:
     return int(number), int(count)
 
 
-def is_past_first(item: pytest.Item) -> bool:
-    """`@pytest.mark.first(case=2, backend=1)`: is this neither one of the first two cases nor on the first backend?"""
-    indices = item.callspec.indices if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return any(
-        all(indices.get(name, 0) >= count for name, count in mark.kwargs.items()) for mark in item.iter_markers("first")
-    )
+def names_together(item: pytest.Item, name: str) -> tuple[str, ...]:
+    """The parameters that one `parametrize` sets together with `name`; `name` alone where a fixture sets it."""
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        if name in [one.strip() for one in names]:
+            return tuple(one.strip() for one in names)
+    return (name,)
+
+
+class Places:
+    """Which value of a parameter a test has, counted from 0 in the order of collection.
+
+    Pytest's own count is that of the test, where more than one `parametrize` is on a function.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[str, tuple[str, ...]], dict[tuple[int, ...], int]] = {}
+
+    def place(self, item: pytest.Item, name: str) -> int:
+        if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or name not in item.callspec.params:
+            return 0
+        names = names_together(item, name)
+        seen = self._ids.setdefault((item.nodeid.partition("[")[0], names), {})
+        values = tuple(id(item.callspec.params[one]) for one in names)  # the same objects in every test
+        return seen.setdefault(values, len(seen))
+
+    def is_past_first(self, item: pytest.Item) -> bool:
+        """`@pytest.mark.first(case=2, backend=1)`: is this neither one of the first two cases nor on backend 1?"""
+        marks = list(item.iter_markers("first"))
+        places = {name: self.place(item, name) for mark in marks for name in mark.kwargs}
+        return any(all(places[name] >= count for name, count in mark.kwargs.items()) for mark in marks)
 
 
 def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item]:
@@ -82,12 +107,14 @@ def part_of(items: list[pytest.Item], part: tuple[int, int]) -> list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before those that are asked for by their marks are chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever starts a process is slow, past the first values of a parameter all is soak; the longest come first."""
+    places = Places()
+    repeated = {item.nodeid for item in items if places.is_past_first(item)}
     if part := config.getoption("--slice"):
         chosen = part_of(items, part)
         config.hook.pytest_deselected(items=list(set(items) - set(chosen)))
         items[:] = chosen
     for item in items:
-        if is_past_first(item) or SOAKS & set(getattr(item, "fixturenames", ())):
+        if item.nodeid in repeated or SOAKS & set(getattr(item, "fixturenames", ())):
             item.add_marker("soak")
         if STARTS_PROCESSES & set(getattr(item, "fixturenames", ())):
             item.add_marker("slow")

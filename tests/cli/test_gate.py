@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from conftest import need
 from harbor.folders import make_task
 from sandbox.roots import busybox_root
 
@@ -74,6 +75,7 @@ def lay(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def banked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite with a bank, made once by the command."""
+    need("bubblewrap")
     folder = tmp_path_factory.mktemp("banked")
     lay(folder)
     command = [Path(sys.executable).with_name("agentloop"), "bank", "evals/read", "--policy", "scripted:p.py:good"]

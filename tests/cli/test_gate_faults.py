@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import need
 from harbor.folders import make_task
 from sandbox.roots import busybox_root
 
@@ -88,6 +89,7 @@ def lay(folder: Path, *, must_pass: int = 0, verifier: dict[str, Any] | None = N
 
 
 def bank(folder: Path, ref: str) -> None:
+    need("bubblewrap")
     command = [Path(sys.executable).with_name("agentloop"), "bank", "evals/read", "--policy", ref, "--as", "main"]
     done = subprocess.run(
         [*command, "--trials", str(TRIALS), "--sandbox", "bubblewrap"],
