@@ -69,7 +69,7 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
         assert second is not None
         assert (second.number, second.parent, second.sha256) == (2, 1, sha256)
         assert second.state is PolicyState.candidate, "the gate compares it with v1"
-        assert "validation" in project.store.stages()[stage_of(2)].metrics
+        assert "validation" in project.store.stages()[stage_of(2).name].metrics
         assert third is None, "its agent is the project's, and the turns are used up"
         with pytest.raises(ConfigError, match=r"v1 acted under other \[policy\] or \[agent\] settings"):
             after.policy(first)
