@@ -137,5 +137,5 @@ def test_the_steps_for_ci_fit_the_action_and_the_page() -> None:
     github, gitlab = (yaml.safe_load(block["text"]) for block in BLOCK.finditer(PAGE) if block["language"] == "yaml")
     assert set(github[0]["with"]) <= set(action()["inputs"])
     install, gate = gitlab["gate"]["script"][1:]
-    assert install.split("[", 1)[1] in PAGE.partition("## 2.")[0], "the same packages as in step 1"
+    assert install.rsplit("/agentloop ", 1)[1] in PAGE.partition("## 2.")[0], "the same packages as in step 1"
     assert gate.partition(" --junit")[0] in PAGE.partition("## 8.")[0]
