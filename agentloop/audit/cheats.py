@@ -58,15 +58,15 @@ def patience_s(attempts_s: Sequence[float]) -> float:
 
 
 async def start_one_of_each(backend: SandboxBackend, specs: Sequence[tuple[str, SandboxSpec]]) -> None:
-    """See that a sandbox starts for each task; specs: (task, spec), of which equal ones are tried once.
+    """Check that a sandbox starts for each task. specs: (task, spec); equal specs are started once.
 
-    Raises SandboxError with the task's name: an image that is missing says nothing about the task's reward.
+    Raises SandboxError with the task's name: a missing image says nothing about the task's reward.
     """
-    tried: list[SandboxSpec] = []
+    started: list[SandboxSpec] = []
     for task, spec in specs:
-        if spec in tried:
+        if spec in started:
             continue
-        tried.append(spec)
+        started.append(spec)
         try:
             box = await backend.create(spec)
         except SandboxError as error:
@@ -75,27 +75,28 @@ async def start_one_of_each(backend: SandboxBackend, specs: Sequence[tuple[str, 
 
 
 def infrastructure(verdict: Verdict, error: str | None) -> str | None:
-    """Why an attempt ended, where that was infrastructure. error: of its trace, which begins with a class's name."""
+    """The error of an attempt that infrastructure ended; else None. error: its trace's, which begins with a class."""
     kind = getattr(errors, (error or "").partition(":")[0], None)
-    is_ours = isinstance(kind, type) and issubclass(kind, SandboxError)
-    return error if is_ours and verdict.state is RewardState.infra_failed else None
+    if isinstance(kind, type) and issubclass(kind, SandboxError) and verdict.state is RewardState.infra_failed:
+        return error
+    return None
 
 
 @cache
 def known_cheats() -> tuple[Cheat, ...]:
-    """Those of cheats.toml, in its order."""
+    """The cheats of cheats.toml, in its order."""
     return tuple(Cheat(**fields) for fields in tomllib.loads(CHEATS.read_text())["cheat"])
 
 
 @dataclass
 class TaskAudit:
-    """What the trials of one task came to."""
+    """The results of one task's attempts."""
 
     task: str
     oracle: list[float | None] = field(default_factory=list)
-    """Its rewards; None for a trial without one."""
+    """The solution's rewards; None for an attempt without one."""
     why: str | None = None
-    """What stood in the way of the first of them that is not 1, or of all."""
+    """Why the first of them is not 1, or why the solution did not run."""
     empty: float | None = None
     random: float | None = None
     fooled_by: dict[str, float] = field(default_factory=dict)
@@ -103,30 +104,35 @@ class TaskAudit:
     no_reward: dict[str, str] = field(default_factory=dict)
     """Agent -> why its trial gave no reward."""
     flagged: list[str] = field(default_factory=list)
-    """Cheats that were found out, whatever their reward."""
+    """Cheats that a detector recognised, whatever their reward."""
     n_cheats: int = 0
     """How many cheats got a verdict."""
     cut_off: dict[str, float] = field(default_factory=dict)
     """Cheat -> the seconds after which its attempt was cut off; it got no verdict."""
     untested: dict[str, str] = field(default_factory=dict)
-    """Cheat -> why it got no verdict, where nothing excuses that: the rewards may not hold against it."""
+    """Cheat -> why it got no verdict, without an excuse: the rewards may not hold against it."""
     excused: dict[str, str] = field(default_factory=dict)
     """Cheat -> why it got no verdict, where the cheat can cause that or the sandbox failed."""
     infrastructure: str | None = None
-    """Why the solution, nobody or chance could not be tried; None when they could."""
+    """Why the sandbox failed for the solution, for doing nothing or for random commands; None if it did not."""
     waits: str | None = None
-    """Whom its verifier waits for, so that no trial here says anything of it; None for others."""
+    """The person or event that its verifier waits for, which an audit cannot test; None for others."""
 
     def cut(self, agent: str, after_s: float, *, reached_tests: bool) -> None:
-        """Take in a cheat whose attempt was cut off. reached_tests: whether its verification had begun."""
+        """Record a cheat whose attempt was cut off. reached_tests: whether its verification had begun."""
         self.cut_off[agent] = after_s
-        why = f"{after_s:.0f} s" if reached_tests else f"{after_s:.0f} s, before its verification began"
+        why = f"{after_s:.0f} s"
+        if not reached_tests:
+            why += ", before its verification began"
         self.no_reward[agent] = f"cut off after {why}"
         is_endless = any(cheat.endless for cheat in known_cheats() if cheat.name == agent)
-        (self.excused if is_endless and reached_tests else self.untested)[agent] = why
+        if is_endless and reached_tests:
+            self.excused[agent] = why
+        else:
+            self.untested[agent] = why
 
     def note(self, agent: str, verdict: Verdict, why: str | None, *, infrastructure: str | None = None) -> None:
-        """Take in one attempt. why: what stood in the way of its whole reward. infrastructure: why it ended."""
+        """Record one attempt. why: the reason for less than the full reward. infrastructure: why it ended."""
         reward = verdict.reward
         if infrastructure is not None and agent in (ORACLE, NOBODY, RANDOM):
             self.infrastructure = self.infrastructure or infrastructure
@@ -139,7 +145,10 @@ class TaskAudit:
         if agent == ORACLE:
             self.oracle.append(reward)
             if reward != 1.0 and self.why is None:
-                self.why = why or (f"it is {verdict.state}" if reward is None else f"it scores {reward:g}")
+                result = f"it is {verdict.state}"
+                if reward is not None:
+                    result = f"it scores {reward:g}"
+                self.why = why or result
             return
         if verdict.state is not RewardState.scored:
             self.no_reward[agent] = why or ""
@@ -156,7 +165,7 @@ class TaskAudit:
 
     @property
     def problems(self) -> list[str]:
-        """A line each; none for a task whose reward can be believed, or that was not audited."""
+        """One line each; empty for a task whose reward can be trusted, or that was not audited."""
         if self.waits or self.infrastructure:
             return []
         problems = []
@@ -179,7 +188,7 @@ class TaskAudit:
                 "run the audit again with less load; if they end this way again, give the verifier a time limit"
             )
         for name, doing in ((NOBODY, "doing nothing"), (RANDOM, "random commands")):
-            if name in self.no_reward:  # a cheat that wrecks its box says nothing against the task
+            if name in self.no_reward:  # a cheat without a reward is no fault of the task
                 problems.append(f"no reward for {doing}, where it should be 0: {self.no_reward[name]}")
         return problems
 
@@ -195,10 +204,12 @@ class Quick:
 
     @classmethod
     def of(cls, whole: TaskAudit) -> Quick:
-        """What a quick check says of an audit without cheats. A task that waits for somebody is unscored."""
+        """The quick check from an audit without cheats. A task that waits for a person is unscored."""
         if whole.infrastructure:
             return cls(whole.task, None, whole.infrastructure)
-        problems = [f"unscored: {whole.waits}"] if whole.waits else whole.problems
+        problems = whole.problems
+        if whole.waits:
+            problems = [f"unscored: {whole.waits}"]
         return cls(whole.task, "; ".join(problems) or None)
 
 

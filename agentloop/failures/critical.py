@@ -70,8 +70,8 @@ def classify(
     not be graded (a score with an error); none for a success, and none where nobody knows.
     `unclassified` stands in when the rules found nothing that was left unrecovered.
     rules: every detector that is on by default.
-    guess: asked of a run that lost where the rules leave open why: they found no failure that was left unrecovered,
-    or only that the outcome was bad. What it finds is critical (`learned.Scorer.guess`).
+    guess: called for a run that lost where the rules do not explain it: they found no unrecovered failure, or only
+    a bad outcome. Its first failure is critical (`learned.Scorer.guess`).
     """
     return label(Reading(task, trace, reward, scores, expected=expected_actions(task)), state, rules=rules, guess=guess)
 
@@ -79,8 +79,9 @@ def classify(
 def label(
     reading: Reading, state: RewardState, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
-    """As `classify`, of a trace that was read already."""
-    rules = rules_on() if rules is None else rules
+    """As `classify`, for a trace that was read already."""
+    if rules is None:
+        rules = rules_on()
     failures = [failure for rule in rules for failure in rule(reading)]
     for child in reading.trace.children:
         failures += _below(reading, child, rules, 1)
@@ -89,8 +90,10 @@ def label(
     if not (reading.lost or state is RewardState.infra_failed or any(score.error for score in reading.scores)):
         return tuple(failures)
     after = _After(reading)
-    fault = None if reading.foreign else fault_in(reading.trace)
-    # Of a run of ours that has a reward, infrastructure decided nothing.
+    fault = None
+    if not reading.foreign:
+        fault = fault_in(reading.trace)
+    # Infrastructure did not decide a run of ours that has a reward.
     spared = state is RewardState.scored and not reading.foreign and not (fault and fault.ours)
     causes = (i for i, f in enumerate(failures) if not (spared and f.type.is_infra) and not after.recovered(f))
     position = next(causes, len(failures))
@@ -99,51 +102,60 @@ def label(
         position = next(ended, position)
         if position < len(failures):
             return _marked(failures, position)
-    cause = failures[position] if position < len(failures) else None
+    cause = next(iter(failures[position:]), None)
     if reading.lost and (leads := _leads(reading, cause, guess)):
-        failures, position = [*leads, *failures], 0
+        failures = [*leads, *failures]
+        position = 0
     if position == len(failures):
         failures.append(_unclassified(reading.trace))
     return _marked(failures, position)
 
 
 def _marked(failures: Sequence[Failure], position: int) -> tuple[Failure, ...]:
-    """`found`, the one at `position` critical."""
-    return tuple(f.model_copy(update={"critical": True}) if i == position else f for i, f in enumerate(failures))
+    """`failures`, with the one at `position` critical."""
+    critical = failures[position].model_copy(update={"critical": True})
+    return (*failures[:position], critical, *failures[position + 1 :])
 
 
 def _leads(reading: Reading, cause: Failure | None, guess: Rule | None) -> list[Failure]:
-    """What may explain a run that lost, where the rules say no more than `cause`; the critical one first.
+    """Failures that may explain a run that lost, where the rules have no more than `cause`; the critical one first.
 
-    A guess stands above a sign and above a rule's candidate, because it was measured on labelled runs. Where it names
-    a step and no type, it stays `unclassified`: a sign at its step is listed beside it, and no label said how often
-    such a sign is right there.
+    A guess ranks above a sign and above a rule's candidate, because it was measured on labelled runs. A guess with a
+    step and no type stays `unclassified`: a sign at its step is listed beside it, because no label measured how often
+    such a sign is right.
     """
     says_nothing = cause is None or cause.type is FailureType.outcome_wrong_or_unverified
     is_open = cause is None or cause.confidence < 1.0 or cause.type in _CONSEQUENCES
-    guessed = guess(reading) if is_open and guess is not None else []
-    signs = (failure for sign in SIGNS for failure in sign(reading)) if reading.by_words else iter(())
+    guessed = []
+    if is_open and guess is not None:
+        guessed = guess(reading)
+    signs = (failure for sign in SIGNS if reading.by_words for failure in sign(reading))
     if not guessed or guessed[0].type is not FailureType.unclassified:
-        return [*guessed, *islice(signs, 1 if says_nothing else 0)]
-    leads = [] if says_nothing or cause is None else [cause]
+        return [*guessed, *islice(signs, int(says_nothing))]
+    leads = []
+    if cause is not None and not says_nothing:
+        leads.append(cause)
     all_signs = [*signs]
     leads += [*all_signs, *(failure for sign in OF_A_STEP if reading.by_words for failure in sign(reading))]
     same = next((failure for failure in leads if failure.step == guessed[0].step), None)
     if same is None:
-        return [*guessed, *(all_signs[:1] if says_nothing else ())]
-    return [*guessed] if same is cause else [*guessed, same]
+        return [*guessed, *all_signs[: int(says_nothing)]]
+    if same is cause:
+        return [*guessed]
+    return [*guessed, same]
 
 
 def _below(reading: Reading, child: SubTrace, rules: Sequence[Rule], depth: int) -> list[Failure]:
-    """What a sub-agent did not recover from, at the step of its parent's that asked for it."""
-    # Only the whole run's outcome is known; a sub-agent of a success is none the worse for its errors.
+    """The failures that a sub-agent did not recover from, at the step of its parent that called it."""
+    # Only the whole run's outcome is known; errors of a sub-agent did no harm to a success.
     below = Reading(reading.task, child.trace, 1.0 if reading.won else None)
     failures = [failure for rule in rules for failure in rule(below)]
     if depth < MAX_DEPTH:
         for grandchild in child.trace.children:
             failures += _below(below, grandchild, rules, depth + 1)
-    after, indexes = _After(below), {step.index for step in reading.trace.steps}
-    step = child.step if child.step in indexes else None
+    after = _After(below)
+    indexes = {step.index for step in reading.trace.steps}
+    step = next((index for index in indexes if index == child.step), None)
     return [
         failure.model_copy(update={"step": step})
         for failure in failures
@@ -194,10 +206,12 @@ class _After:
 
     def _called_again(self, failure: Failure) -> bool:
         step = failure.step
-        names = self._names.get(step, set()) if step is not None else set()
+        if step is None:
+            return False
+        names = self._names.get(step, set())
         if not self.reading.by_words or failure.type in _BY_ANY_CALL or not names:
-            return step is not None and self._last_any > step
-        return step is not None and all(self._last_success.get(name, -1) > step for name in names)
+            return self._last_any > step
+        return all(self._last_success.get(name, -1) > step for name in names)
 
     def _submitted_without(self, step: int) -> bool:
         """True when the submission did not need the call that failed.
@@ -213,13 +227,18 @@ class _After:
 
 
 def _order(failure: Failure) -> tuple[float, int]:
-    """First by step; what has none broke after the last step that was recorded."""
-    return (math.inf if failure.step is None else failure.step, precedence(failure.type))
+    """First by step; a failure without one came after the last recorded step."""
+    step = math.inf
+    if failure.step is not None:
+        step = failure.step
+    return step, precedence(failure.type)
 
 
 def _sources(reading: Reading) -> tuple[bool, set[int]]:
     """(a successful call printed the answer and nothing else; steps of failing calls that have it as a line)."""
-    answer, good, errors = reading.answer, False, set[int]()
+    answer = reading.answer
+    good = False
+    errors = set[int]()
     if answer:
         for step, _, result in reading.calls:
             if result is not None and answer in result.content:

@@ -40,9 +40,11 @@ def texts(trace: Trace) -> Iterator[str]:
 
 
 def texts_at(trace: Trace, step: int) -> Iterator[str]:
-    """Everything at the step of that index that may be quoted; nothing where the trace has no such step."""
+    """Everything at the step of that index that may be quoted; empty if the trace has no such step."""
     place = _place(trace, step)
-    return iter(()) if place is None else _of_step(trace, place)
+    if place is None:
+        return iter(())
+    return _of_step(trace, place)
 
 
 def quote_at(trace: Trace, step: int | None, words: str) -> tuple[int | None, str]:
@@ -51,7 +53,9 @@ def quote_at(trace: Trace, step: int | None, words: str) -> tuple[int | None, st
     A step that has no words at all is left for the nearest one before it that has some, and a failure of the whole is
     quoted by `words` wherever they stand. The quote is empty only of a trace without any words.
     """
-    named = None if step is None else _place(trace, step)
+    named = None
+    if step is not None:
+        named = _place(trace, step)
     if named is None:
         return step, words or last_words(trace)
     for place in range(named, -1, -1):
@@ -74,9 +78,9 @@ def _of_step(trace: Trace, place: int) -> Iterator[str]:
     step = trace.steps[place]
     yield from _texts_of(step.completion.message)
     yield from (result.content for result in step.results)
-    following = trace.steps[place + 1].heard if place + 1 < len(trace.steps) else ()
-    for message in (*following, *step.heard):
-        yield message.content
+    for following in trace.steps[place + 1 : place + 2]:
+        yield from (message.content for message in following.heard)
+    yield from (message.content for message in step.heard)
     for child in trace.children:
         if child.step == step.index:
             yield from texts(child.trace)

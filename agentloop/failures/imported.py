@@ -14,6 +14,7 @@ from agentloop.failures.detectors import schemas
 from agentloop.failures.detectors.rules import Rule
 from agentloop.failures.reading import Reading
 from agentloop.failures.vocabularies import leaf_of
+from agentloop.formats.fields import at
 from agentloop.store.verdicts import reward_of
 from agentloop.types import Failure, FailureType, Imported, RewardState, Task
 
@@ -44,15 +45,18 @@ MAX_INSTRUCTION = 10_000
 def classify_imported(
     imported: Imported, *, rules: Sequence[Rule] | None = None, guess: Rule | None = None
 ) -> tuple[Failure, ...]:
-    """Every failure of a trace from elsewhere, as `critical.classify` gives them for one of ours."""
+    """Every failure of an imported trace, as `critical.classify` returns them for one of ours."""
     reading = read_imported(imported)
-    state = RewardState.unscored if reading.reward is None else RewardState.scored
+    state = RewardState.unscored
+    if reading.reward is not None:
+        state = RewardState.scored
     return label(reading, state, rules=rules, guess=guess)
 
 
 def read_imported(imported: Imported, task: Task | None = None) -> Reading:
     """What detectors are given. task: in place of the one that can be made of the trace."""
-    trace, task = imported.trace, task or task_of(imported)
+    trace = imported.trace
+    task = task or task_of(imported)
     return Reading(
         task,
         trace,
@@ -86,7 +90,9 @@ def _ended(source: str, raw: Mapping[str, Any]) -> FailureType | None:
 
 def _plain(value: object) -> str | None:
     """A short answer as text; one digit is in every text, and says nothing."""
-    text = str(value).strip() if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return None
+    text = str(value).strip()
     return text if 1 < len(text) <= MAX_WANTED else None
 
 
@@ -97,12 +103,9 @@ def _offered(raw: Mapping[str, Any]) -> schemas.Offered | None:
 
 def _expected(raw: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...] | None:
     """tau-bench has `info.task.actions`, `{name, kwargs}`; tau2 `task.evaluation_criteria.actions`."""
-    info, task = raw.get("info"), raw.get("task")
-    info_task = info.get("task") if isinstance(info, dict) else None
-    actions = info_task.get("actions") if isinstance(info_task, dict) else None
-    if actions is None and isinstance(task, dict):
-        criteria = task.get("evaluation_criteria")
-        actions = criteria.get("actions") if isinstance(criteria, dict) else None
+    actions = at(raw, "info", "task", "actions")
+    if actions is None:
+        actions = at(raw, "task", "evaluation_criteria", "actions")
     if not isinstance(actions, list):
         return None
     calls = []

@@ -37,8 +37,13 @@ class Call(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The tool's name; "" for a terminal that nobody called."""
+        """The tool's name; "" for a terminal without a call."""
         return self.call.name if self.call else ""
+
+    @property
+    def arguments(self) -> str | None:
+        """The call's arguments; None for a terminal without a call."""
+        return self.call.arguments if self.call else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +79,9 @@ class Reading:
         object.__setattr__(self, "acts", acts)
         calls = [(act.step, act.call, act.result) for act in acts if act.call is not None]
         object.__setattr__(self, "calls", calls)
-        failed = [act for act in acts if act.failed] if self.by_words else []
-        causes = {text: cause(text) for text in {act.text for act in failed}}  # who repeats an error repeats its words
-        errors = [(act, *causes[act.text]) for act in failed]
+        failures = [act for act in acts if act.failed and self.by_words]
+        causes = {text: cause(text) for text in {act.text for act in failures}}  # repeated errors have equal texts
+        errors = [(act, *causes[act.text]) for act in failures]
         object.__setattr__(self, "errors", errors)
 
     @property
@@ -119,13 +124,13 @@ class Reading:
 
     @property
     def last_step(self) -> int | None:
-        """Index of the last step that says or does something: a message such as `TERMINATE` decided nothing."""
+        """Index of the last step with text or calls: a message such as `TERMINATE` decided nothing."""
         last = self.closing
         return last.step if last else None
 
     @property
     def last_said(self) -> str:
-        """What the agent said in that step."""
+        """The agent's text in that step."""
         last = self.closing
         return last.text if last else ""
 

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentloop.failures.reading import Reading
+from agentloop.formats.fields import text_at
 from agentloop.types import Task, ToolCall
 
 _WORD = re.compile(
@@ -48,11 +49,9 @@ def _command(call: ToolCall) -> str | None:
     if call.name != "shell":
         return None
     try:
-        arguments = json.loads(call.arguments)
+        return text_at(json.loads(call.arguments), "command")
     except (ValueError, RecursionError):
         return None
-    command = arguments.get("command") if isinstance(arguments, dict) else None
-    return command if isinstance(command, str) else None
 
 
 def _same(command: str, solution_command: str) -> bool:

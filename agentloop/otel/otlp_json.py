@@ -123,8 +123,10 @@ def _span(span: dict[str, Any], lost: Lost) -> SpanFields:
     _add(more, "trace_state", _text(span, "traceState"))
     counted = _counted(span, lost)
     _add(more, "dropped_attributes_count", counted["dropped_attributes_count"])
-    events, links = _list(span, "events"), _list(span, "links")
-    n_events, n_links = lost.within("events", len(events), MAX_EVENTS), lost.within("links", len(links), MAX_LINKS)
+    events = _list(span, "events")
+    links = _list(span, "links")
+    n_events = lost.within("events", len(events), MAX_EVENTS)
+    n_links = lost.within("links", len(links), MAX_LINKS)
     _add(more, "dropped_events_count", dropped(_int(span, "droppedEventsCount", UINT32), len(events) - n_events))
     _add(more, "dropped_links_count", dropped(_int(span, "droppedLinksCount", UINT32), len(links) - n_links))
     return SpanFields(

@@ -59,32 +59,40 @@ class RunSteps:
     def chat(self, node: Node) -> None:
         """A call of a model: new messages in its context are input or tool results, and its answer is a step."""
         fields = node.fields()
-        chat, attributes = chat_of(fields), fields["attributes"]
+        chat = chat_of(fields)
+        attributes = fields["attributes"]
         for twin in node.twins:
             chat = completed(chat, chat_of(twin.fields()))
         # Only the gateway records the answer of a call that broke off, which is no step. Other libraries may set an
         # error on a call that has a full answer, so there an answer counts more than an error.
         error = node.span.error if not chat.outputs or DIALECT in attributes else None
         new, shortened = self._hear(chat, attributes, is_answered=error is None)
-        heard, compacted = self._unanswered[0] + new, self._unanswered[1] or shortened
+        heard = self._unanswered[0] + new
+        compacted = self._unanswered[1] or shortened
         self._unanswered = (heard, compacted) if error else ([], False)
         if error and self.error and node.span.start_ns < self._failed_ns and len(error) < len(self.error):
             return  # the same failure in another library's span, with less detail
-        self.error, self._failed_ns = error, node.span.end_ns
+        self.error = error
+        self._failed_ns = node.span.end_ns
         if error is not None:
             self._broken = node, chat, attributes
         else:
             if not self._steps and "agentloop.n_heard" not in attributes:
-                self.first, heard, compacted = tuple(heard), [], False
+                self.first = tuple(heard)
+                heard = []
+                compacted = False
             self._answer(node, chat, attributes, heard, compacted, chat.finish_reason)
 
     def end(self) -> None:
         """No more calls follow. If the last one failed, its messages and its partial answer become a step."""
         if self.error is None or self._broken is None:
             return
-        (node, chat, attributes), (heard, compacted) = self._broken, self._unanswered
+        node, chat, attributes = self._broken
+        heard, compacted = self._unanswered
         if not self._steps:
-            self.first, heard, compacted = tuple(heard), [], False
+            self.first = tuple(heard)
+            heard = []
+            compacted = False
         if chat.outputs or heard:
             self._answer(node, chat, attributes, heard, compacted, BROKEN)
 
@@ -99,7 +107,8 @@ class RunSteps:
     ) -> None:
         message = merged(chat.outputs)
         tools = tools_of(attributes)
-        is_new, self._tools = tools != self._tools, tools or self._tools
+        is_new = tools != self._tools
+        self._tools = tools or self._tools
         ids = array(attributes.get("agentloop.token_ids.completion"), int)
         self._add(
             message.model_copy(update={"token_ids": ids}) if ids else message,
@@ -118,7 +127,9 @@ class RunSteps:
         Returns the call's id. If no recorded answer can have made the call, a call is built from the tool's span.
         """
         fields = node.fields()
-        span, attributes, use = node.span, fields["attributes"], tool_of(fields)
+        span = node.span
+        attributes = fields["attributes"]
+        use = tool_of(fields)
         name = span.tool or span.name
         result = {
             "name": name,

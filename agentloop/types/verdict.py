@@ -57,7 +57,8 @@ class FailureType(StrEnum):
         if not isinstance(value, str) or not OWN_LEAF.fullmatch(value):
             return None
         own = str.__new__(cls, value)
-        own._name_, own._value_ = value.replace(".", "_"), value
+        own._name_ = value.replace(".", "_")
+        own._value_ = value
         return own
 
     @property

@@ -96,7 +96,8 @@ class Clusters:
     """Fed one label after another; only the tallies are in memory."""
 
     def __init__(self, rank: Callable[[Labelled], int] = lambda _: 0) -> None:
-        self._rank, self._templates = rank, Templates()
+        self._rank = rank
+        self._templates = Templates()
         self._tallies: dict[tuple[Kind, int], Tally] = {}
         self._last: dict[tuple[Kind, int], int] = {}
 

@@ -20,6 +20,7 @@ from agentloop.errors import FormatError
 from agentloop.failures.detectors.rules import ALL, is_on
 from agentloop.failures.imported import read_imported
 from agentloop.failures.vocabularies import AGENTRX, leaf_of
+from agentloop.formats.fields import list_at, text_at
 from agentloop.formats.importing import load_formats, take, walk
 from agentloop.formats.source import SourceFile
 from agentloop.types import FailureType, Imported
@@ -82,6 +83,9 @@ def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = S
         had_word = bool(sayable.intersection(detector.types))
         looked = [(types_found, types) for types_found, _, types in answers if types is not None and had_word]
         wrong = sum(bool(types_found) for types_found, reading, _ in answers if reading.won)
+        n_judged = 0
+        if had_word:
+            n_judged = sum(bool(types_found) for types_found, _ in looked) + wrong
         failed = [types_found for types_found, reading, _ in answers if reading.lost]
         rows.append(
             Row(
@@ -91,7 +95,7 @@ def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = S
                 n_labels=sum(bool(types_found) for types_found, _, _ in answers),
                 n_wrong_on_success=wrong,
                 n_right=sum(bool(types_found & types) for types_found, types in looked),
-                n_judged=sum(bool(types_found) for types_found, _ in looked) + wrong if had_word else 0,
+                n_judged=n_judged,
                 n_found=sum(bool(types_found & types) for types_found, types in looked),
                 n_to_find=sum(bool(types.intersection(detector.types)) for _, types in looked),
                 n_silent=sum(not types_found for types_found in failed),
@@ -109,11 +113,8 @@ def _labels(path: Path) -> dict[str, frozenset[FailureType]]:
         return {}
     labels = {}
     for record in records:
-        failures = record.get("failures")
-        words = (
-            [f.get("failure_category") for f in failures if isinstance(f, dict)] if isinstance(failures, list) else []
-        )
-        types = (leaf_of("agentrx", word) for word in words if isinstance(word, str))
+        words = [text_at(failure, "failure_category") for failure in list_at(record, "failures")]
+        types = (leaf_of("agentrx", word) for word in words if word is not None)
         labels[str(record.get("trajectory_id"))] = frozenset(kind for kind in types if kind is not None)
     return labels
 
@@ -122,6 +123,6 @@ def _types(item: Imported, labels: dict[str, frozenset[FailureType]]) -> frozens
     trace = item.trace
     if trace.source != "agentrx" or not trace.steps:
         return None
-    failed = not item.scores or item.scores[0].value == 0.0
-    key = trace.source_id or trace.task_id or ""
-    return labels.get(key) if failed else None
+    if item.scores and item.scores[0].value != 0.0:
+        return None
+    return labels.get(trace.source_id or trace.task_id or "")

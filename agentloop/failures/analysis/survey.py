@@ -43,17 +43,20 @@ def survey(
     population = store.population(filter, project=project)
     versions = {v: n for v, n in store.n_by("version", filter, project=project).items() if v is not None}
     edge = _edge(versions, since)
-    rank = 0 if since is None else since
-    clusters = Clusters(lambda row: int(row.version is None or row.version < rank))
+    first = since or 0
+    clusters = Clusters(lambda row: int(row.version is None or row.version < first))
     tallies: dict[str, Tally] = {}
-    seen: tuple[int, set[str]] = (0, set())
+    trace_key = 0
+    values: set[str] = set()
     n = 0
     for label in store.labelled(filter, project=project, every=every):
         clusters.add(label)
-        seen = seen if seen[0] == label.key else (label.key, set())
+        if trace_key != label.key:
+            trace_key = label.key
+            values = set()
         value = _value(label, by)
-        if value not in seen[1]:  # several detectors, or steps, of one value are one failure of a trace
-            seen[1].add(value)
+        if value not in values:  # several detectors, or steps, of one value are one failure of a trace
+            values.add(value)
             n += 1
             tallies.setdefault(value, Tally()).add(label)
     alike = clusters.done()
@@ -61,7 +64,9 @@ def survey(
         alike = [_named(alike, cluster)]
     elif since is not None:
         alike = [one for one in alike if _is_new(one.tally, edge)]
-    of = None if by in ("type", "group") else store.n_by(by, filter, project=project)
+    of = None
+    if by not in ("type", "group"):
+        of = store.n_by(by, filter, project=project)
     rows = _rows(tallies, n, versions, edge, of, by)
     return Survey(
         by=by,
@@ -78,7 +83,7 @@ def survey(
 
 
 def trend(before: Rate, since: Rate) -> Trend:
-    """What can be said of two rates: nothing while their intervals overlap."""
+    """The direction of two rates; empty while their intervals overlap."""
     if since.low > before.high:
         return "growing" if before.n else "new"
     if since.high < before.low:
@@ -87,15 +92,20 @@ def trend(before: Rate, since: Rate) -> Trend:
 
 
 def rate(n: int, of: int) -> Rate:
-    """With an interval that says nothing where there are no traces."""
-    low, high = wilson(n, of) if of else (0.0, 1.0)
+    """A rate with its interval; without traces that is everything from 0 to 1."""
+    low = 0.0
+    high = 1.0
+    if of:
+        low, high = wilson(n, of)
     return Rate(n=n, of=of, low=low, high=high)
 
 
 def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
     """The first version that counts as later; None where there is nothing to compare."""
     if since is None:
-        return max(versions) if len(versions) > 1 else None
+        if len(versions) < 2:
+            return None
+        return max(versions)
     if not any(version < since for version in versions) or not any(version >= since for version in versions):
         names = ", ".join(f"v{version}" for version in sorted(versions)) or "none"
         raise ConfigError(f"--since: v{since} has no traces on both sides of it (versions with traces: {names})")
@@ -105,10 +115,16 @@ def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
 def _value(label: Labelled, by: str) -> str:
     if by == "group":
         return label.type.partition(".")[0]
+    return _value_name(getattr(label, by), by)
+
+
+def _value_name(value: object, by: str) -> str:
+    """The value of a dimension as a row has it."""
+    if value is None:
+        return NONE
     if by == "version":
-        return NONE if label.version is None else f"v{label.version}"
-    value = getattr(label, by)
-    return NONE if value is None else str(value)
+        return f"v{value}"
+    return str(value)
 
 
 def _rows(
@@ -119,12 +135,18 @@ def _rows(
     of: Mapping[Any, int] | None,
     by: str,
 ) -> list[Row]:
-    sizes = {NONE if value is None else f"v{value}" if by == "version" else str(value): m
-             for value, m in (of or {}).items()}  # fmt: skip
-    rows, above = [], 0
+    sizes = {_value_name(value, by): m for value, m in (of or {}).items()}
+    if by == "tool":  # a failure without a tool has no calls to be a share of
+        sizes.pop(NONE, None)
+    rows = []
+    above = 0
     for value, tally in sorted(tallies.items(), key=lambda item: (-item[1].n, item[0])):
         above += tally.n
-        size = None if by == "tool" and value == NONE else sizes.get(value)
+        share = change = None
+        if (size := sizes.get(value)) is not None:
+            share = rate(min(tally.n, size), size)
+        if of is None:
+            change = _change(tally, versions, edge)
         rows.append(
             Row(
                 value=value,
@@ -132,9 +154,9 @@ def _rows(
                 share=tally.n / n,
                 cumulative=above / n,
                 n_tasks=len(tally.tasks),
-                rate=None if size is None else rate(min(tally.n, size), size),
+                rate=share,
                 mostly=tally.mostly,
-                change=None if of is not None else _change(tally, versions, edge),
+                change=change,
                 example=_example(tally),
                 next=remedy(tally.mostly),
             )
@@ -184,8 +206,10 @@ def _example(tally: Tally) -> Example:
 def _named(alike: Iterable[Alike], prefix: str) -> Alike:
     matches = [one for one in alike if one.id.startswith(prefix)]
     if len(matches) != 1:
-        what = f"{len(matches)} clusters" if matches else "no cluster"
-        raise ConfigError(f"--cluster: {what} of an id that begins with {prefix!r}; name one of the list without it")
+        number = "no cluster"
+        if matches:
+            number = f"{len(matches)} clusters"
+        raise ConfigError(f"--cluster: {number} of an id that begins with {prefix!r}; see the list without --cluster")
     return matches[0]
 
 

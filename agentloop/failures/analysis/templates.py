@@ -50,18 +50,21 @@ def _only_argument(text: str) -> str:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return _LIST.sub("<list>", text)  # cut off, as long quotes are
-    only = list(value.values()) if isinstance(value, dict) else []
-    return (
-        only[0] if len(only) == 1 and isinstance(only[0], str) and not only[0].isalnum() else _LIST.sub("<list>", text)
-    )
+    if isinstance(value, dict) and len(value) == 1:
+        [only] = value.values()
+        if isinstance(only, str) and not only.isalnum():
+            return only
+    return _LIST.sub("<list>", text)
 
 
 def _unquoted(match: re.Match[str]) -> str:
-    """A key stays what it is; what else is quoted varies, unless it is a sentence or a command."""
-    inside = match[0][1:-1] if match["key"] is None else match[0].rstrip(" :")[1:-1]
+    """A key stays; any other quoted text varies, unless it is a sentence or a command."""
     if match["key"] is not None:
-        return f" {inside}: "
-    return f" {inside} " if " " in inside.strip() else " <text> "
+        return f" {match[0].rstrip(' :')[1:-1]}: "
+    inside = match[0][1:-1]
+    if " " in inside.strip():
+        return f" {inside} "
+    return " <text> "
 
 
 def _placeholder(match: re.Match[str]) -> str:
@@ -91,7 +94,9 @@ class Templates:
                 leaders.append(number)
         else:
             mine = self._words[number]
-            mine[:] = [a if a == b else ANY for a, b in zip(mine, words, strict=True)]
+            for n, (own, new) in enumerate(zip(mine, words, strict=True)):
+                if own != new:
+                    mine[n] = ANY
         self._numbers[kind, words] = number
         return number
 
@@ -101,4 +106,6 @@ class Templates:
 
 
 def _agreement(template: list[str], words: tuple[str, ...]) -> float:
-    return sum(a == b for a, b in zip(template, words, strict=True)) / len(words) if words else 1.0
+    if not words:
+        return 1.0
+    return sum(a == b for a, b in zip(template, words, strict=True)) / len(words)

@@ -74,7 +74,8 @@ def slow_call(reading: Reading) -> Iterator[Finding]:
 )
 def ended(reading: Reading) -> Iterator[Finding]:
     """The word with which a foreign run ended (`vocabularies.EXITS`), where the stop reason does not say it already."""
-    kind, stop = reading.ended, reading.trace.stop_reason
+    kind = reading.ended
+    stop = reading.trace.stop_reason
     is_limit = (kind is FailureType.budget_limit_reached and stop in _LIMITS) or (
         kind is FailureType.budget_context_overflow and stop is StopReason.context_limit
     )

@@ -18,13 +18,15 @@ from agentloop.types import FailureType, ToolResult
 def malformed(reading: Reading) -> Iterator[Finding]:
     """The policy's text could not be read as a call, or the tool refused its shape.
 
-    What a foreign recorder cut short was read by its tool all the same: a result that went well says so.
+    A foreign recorder may cut arguments that its tool got whole: then the result is a success.
     """
     for index, call, result in reading.calls:
         if call.error is not None or _refused(result, "malformed call"):
-            if not (reading.by_words and result is not None and result.ok):
-                sure = 1.0 if result is not None or not reading.by_words else LIKELY
-                yield Finding(index, (call.arguments, result.content if result else None, call.error), sure)
+            if result is None:
+                sure = LIKELY if reading.by_words else 1.0
+                yield Finding(index, (call.arguments, call.error), sure)
+            elif not (reading.by_words and result.ok):
+                yield Finding(index, (call.arguments, result.content, call.error), 1.0)
         elif reading.by_words and result is not None and not result.ok and broken(call.arguments):
             yield Finding(index, (call.arguments,))
     for act, reported, at in reading.errors:
@@ -34,10 +36,10 @@ def malformed(reading: Reading) -> Iterator[Finding]:
 
 @detector("schema", FailureType.call_malformed, version="2")
 def schema(reading: Reading) -> Iterator[Finding]:
-    """The arguments of a call do not fit the schema of the tool that was offered.
+    """The arguments of a call do not fit the schema of the tool.
 
-    The detector's name says what the tool did: `.refused` where it failed or no result was recorded, `.accepted` where
-    it answered all the same. That is a candidate: the tool was less strict than its schema.
+    The detector's name has the tool's reaction: `.refused` for a failure or no recorded result, `.accepted` for an
+    answer. The latter is a candidate: the tool was less strict than its schema.
     """
     if reading.offered is None:
         return
@@ -46,18 +48,22 @@ def schema(reading: Reading) -> Iterator[Finding]:
         if call is None or call.error is not None:
             continue
         if misfit(reading.offered.schemas.get(call.name, {}), call.arguments) is not None:
-            sure, flavour = (LIKELY, ".accepted") if act.ok else (1.0, ".refused")
-            yield Finding(act.step, (call.arguments, call.name), sure, flavour=flavour)
+            texts = (call.arguments, call.name)
+            if act.ok:
+                yield Finding(act.step, texts, LIKELY, flavour=".accepted")
+            else:
+                yield Finding(act.step, texts, 1.0, flavour=".refused")
 
 
 @detector("unknown_tool", FailureType.call_unknown_tool)
 def unknown_tool(reading: Reading) -> Iterator[Finding]:
-    """The agent or the tool's server answered that there is no such tool, or it was not among those offered."""
+    """The agent or the tool's server answered that the tool does not exist, or the request did not offer it."""
     for index, call, result in reading.calls:
         if call.error is None and result is not None and _refused(result, "no tool "):
             yield Finding(index, (result.content,))
         elif reading.offered is not None and call.name and reading.offered.lacks(call.name):
-            yield Finding(index, (call.name,), 1.0 if result is None or not result.ok else LIKELY)
+            answered = result is not None and result.ok
+            yield Finding(index, (call.name,), LIKELY if answered else 1.0)
     for act, reported, at in reading.errors:
         is_not_offered = reading.offered is not None and reading.offered.lacks(act.name)
         if (
@@ -71,19 +77,19 @@ def unknown_tool(reading: Reading) -> Iterator[Finding]:
 
 @detector("failing_call", FailureType.call_wrong_arguments, min_precision=0.5)
 def failing_call(reading: Reading) -> Iterator[Finding]:
-    """A call that was made and failed: wrong values, or not the tool for the goal.
+    """A call that failed: wrong values, or the wrong tool for the goal.
 
-    A command of the agent's own that overran its limit is among them, because whoever writes
-    `sleep 999` chose it. Only a reference command that timed out is left to `slow_call`. Certain
-    when the result says that something is missing or invalid. Of a
-    foreign tool it is a candidate, and not even that where expected actions decide.
+    A command that overran its limit is included, because the agent chose to write `sleep 999`; a reference
+    command that timed out belongs to `slow_call`. The failure is certain when the result says that something
+    is missing or invalid. For a foreign tool it is a candidate, and none where expected actions decide.
     """
     if reading.by_words:
         if reading.expected is None:
             for act, reported, _ in reading.errors:
                 if reported is None and not (act.call and act.call.error is not None):
-                    at = match.start() if (match := NOT_FOUND.search(act.text[:2000].lower())) else 0
-                    yield Finding(act.step, (act.text, act.call.arguments if act.call else None), LIKELY, at)
+                    match = NOT_FOUND.search(act.text[:2000].lower())
+                    at = match.start() if match else 0
+                    yield Finding(act.step, (act.text, act.arguments), LIKELY, at)
         return
     for index, call, result in reading.calls:
         if result is None or (result.ok and not result.timed_out) or call.error is not None or _refused(result):

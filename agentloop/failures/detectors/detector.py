@@ -56,15 +56,16 @@ class Detector:
         return f"rules.{self.name}@{self.version}"
 
     def __call__(self, reading: Reading) -> list[Failure]:
-        """What it finds, quoted; what a success refutes is left out."""
+        """The failures, with quotes. A success refutes an uncertain finding."""
         won = reading.won
         return [
             self._failure(reading, finding) for finding in self.find(reading) if not (won and finding.confidence < 1.0)
         ]
 
     def _failure(self, reading: Reading, finding: Finding) -> Failure:
-        first = finding.texts[0] if finding.texts else None
-        words = around(first, finding.at) if first and finding.at >= 0 else ""
+        words = ""
+        if finding.at >= 0 and (first := next(iter(finding.texts), None)):
+            words = around(first, finding.at)
         step, evidence = quote_at(reading.trace, finding.step, quote(words, *finding.texts))
         return Failure(
             type=finding.type or self.types[0],

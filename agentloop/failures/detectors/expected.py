@@ -46,9 +46,15 @@ def difference(reading: Reading) -> tuple[str, Call | None]:
         if act.call is not None and not act.failed and act.call.error is None and not READS.match(act.name)
     ]
     any_will_do = {name for name, arguments in wanted if arguments is None}
-    calls = [(act, (name, None if name in any_will_do else arguments)) for act, (name, arguments) in calls]
-    wanted = [(name, None if name in any_will_do else arguments) for name, arguments in wanted]
-    left, spare = Counter(wanted), []
+
+    def comparable(key: tuple[str, Any]) -> tuple[str, Any]:
+        """A call without its arguments, where any will do."""
+        return (key[0], None) if key[0] in any_will_do else key
+
+    calls = [(act, comparable(key)) for act, key in calls]
+    wanted = [comparable(key) for key in wanted]
+    left = Counter(wanted)
+    spare = []
     for act, key in calls:
         if left[key] > 0:
             left[key] -= 1
@@ -59,7 +65,8 @@ def difference(reading: Reading) -> tuple[str, Call | None]:
         return "output", None
     if not calls:
         return "no_write", None
-    names, n_made = Counter(name for name, _ in wanted), Counter(key[0] for _, key in calls)
+    names = Counter(name for name, _ in wanted)
+    n_made = Counter(key[0] for _, key in calls)
     for act, name in spare:
         if name not in names:
             return "unexpected_tool", act

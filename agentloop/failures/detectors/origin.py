@@ -53,8 +53,8 @@ class Origin(NamedTuple):
 def origin_of(reading: Reading) -> Origin | None:
     """None where no tool gave anything, or the answer has no names and numbers that the task does not have."""
     results = [act for act in reading.acts if act.ok and act.text]
-    words = answer_words(reading) if results else []
-    if not words:
+    words = answer_words(reading)
+    if not words or not results:
         return None
     best = max(results, key=lambda act: sum(has(act.text, word) for word in words))
     word = next((word for word in words if has(best.text, word)), None)
@@ -73,7 +73,9 @@ def answer_words(reading: Reading) -> list[str]:
     last = closing(reading.trace)
     answer = reading.trace.answer or (last.text or "\n".join(last.calls) if last is not None else "")
     stated = [*STATED.finditer(answer)] or [*BOLD.finditer(answer)]
-    text = next((group for group in stated[-1].groups() if group), "") if stated else answer[-MAX_ANSWER:]
+    text = answer[-MAX_ANSWER:]
+    if stated:
+        text = next((group for group in stated[-1].groups() if group), "")
     question = "\n".join(message.content for message in reading.trace.messages)
     words = (match[0] for match in WORD.finditer(text))
     named = (word for word in words if word.lower() not in COMMON and not word.islower())
@@ -84,9 +86,11 @@ def answer_words(reading: Reading) -> list[str]:
 
 def restated(reading: Reading, question: str) -> str:
     """The first message where it repeats the task, as a manager's plan does: its headings are no part of an answer."""
-    first = reading.trace.steps[0].completion.message.content if reading.trace.steps else ""
+    first = next((step.completion.message.content for step in reading.trace.steps), "")
     words = set(question.lower().split())
-    return first if words and len(words & set(first.lower().split())) >= RESTATED * len(words) else ""
+    if words and len(words & set(first.lower().split())) >= RESTATED * len(words):
+        return first
+    return ""
 
 
 def facts(text: str) -> list[str]:

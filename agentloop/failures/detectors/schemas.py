@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, NamedTuple
 
+from agentloop.formats.fields import object_at, text_at
 from agentloop.types import content_hash
 
 MAX_COMPILED = 256
@@ -56,18 +57,22 @@ class Offered(NamedTuple):
 
 
 def offered(tools: Sequence[object]) -> Offered | None:
-    """The tools of a request or of several; None when there are none."""
+    """The tools of a request or of several; None without any."""
+    if not tools:
+        return None
     schemas: dict[str, Schema] = {}
     n_unnamed = 0
     for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, dict) else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(function, dict) or not isinstance(name, str):
+        function = object_at(tool)
+        function = object_at(function.get("function", function))
+        name = text_at(function, "name")
+        if name is None:
             n_unnamed += 1
             continue
         schema = next((value for key in PARAMETERS if isinstance(value := function.get(key), dict)), {})
-        schemas[name] = schema if schemas.get(name, schema) == schema else {}
-    return Offered(schemas, n_unnamed == 0) if tools else None
+        if schemas.setdefault(name, schema) != schema:
+            schemas[name] = {}
+    return Offered(schemas, n_unnamed == 0)
 
 
 def misfit(schema: Schema, arguments: str) -> str | None:
@@ -83,7 +88,7 @@ def misfit(schema: Schema, arguments: str) -> str | None:
         wrong = next(_validator(schema).iter_errors(value), None)
     except Exception:  # a schema from elsewhere may be malformed, or refer to what is missing or to itself
         return None
-    return None if wrong is None else str(wrong.message)
+    return wrong and str(wrong.message)
 
 
 def standard(schema: object) -> object:
@@ -112,7 +117,9 @@ def standard(schema: object) -> object:
 def _type(name: object) -> object:
     if isinstance(name, list):
         names = [_type(item) for item in name]
-        return None if None in names else names
+        if None in names:
+            return None
+        return names
     if not isinstance(name, str):
         return None
     lower = name.lower()

@@ -148,7 +148,7 @@ def stuck(reading: Reading) -> Iterator[Finding]:
         if in_a_row[act.name] == N_ALIKE:
             third[act.name] = act
     for act in third.values():
-        yield Finding(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+        yield Finding(act.step, (act.text, act.arguments), SIGN)
         return
 
 
@@ -207,7 +207,7 @@ def error(reading: Reading) -> Iterator[Finding]:
     """A call of the step failed, whatever was done about it later."""
     for act in reading.acts:
         if act.failed:
-            yield Finding(act.step, (act.text, act.call.arguments if act.call else None), SIGN)
+            yield Finding(act.step, (act.text, act.arguments), SIGN)
 
 
 @detector("sign.new_facts", FailureType.obs_fabrication, version="1", min_precision=SIGN)

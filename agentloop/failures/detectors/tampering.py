@@ -154,7 +154,8 @@ def changed_files(trace: Trace, paths: tuple[str, ...]) -> Failure:
 def _weakened(call: ToolCall) -> re.Match[str] | None:
     """A test that an edit makes skip."""
     arguments = _arguments(call)
-    old, new = _first(arguments, {"old_str", "old_string"}), _first(arguments, {"new_str", "new_string"})
+    old = _first(arguments, {"old_str", "old_string"})
+    new = _first(arguments, {"new_str", "new_string"})
     if _TEST_FILE.search(_first(arguments, PATHS)) and not _WEAKENED.search(old):
         return _WEAKENED.search(new)
     return None
@@ -189,7 +190,8 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 def _strings(value: object) -> list[str]:
     """Its texts in order, however deep they lie; a list of words is one."""
-    strings, waiting = [], [value]
+    strings = []
+    waiting = [value]
     while waiting:
         one = waiting.pop()
         if isinstance(one, str):

@@ -147,10 +147,14 @@ _CODE_RAN = re.compile(
 
 def cause(text: str) -> tuple[FailureType | None, int]:
     """(type, place) that the words of a failed result name; (None, -1) when they name none that we know."""
-    parts = [(0, text)] if len(text) <= HEAD + TAIL else [(0, text[:HEAD]), (len(text) - TAIL, text[-TAIL:])]
-    ran = _CODE_RAN.match(text) is not None or any(_TRACEBACK in part for _, part in parts)
+    parts = [(0, text)]
+    if len(text) > HEAD + TAIL:
+        parts = [(0, text[:HEAD]), (len(text) - TAIL, text[-TAIL:])]
+    first = 0
+    if _CODE_RAN.match(text) is not None or any(_TRACEBACK in part for _, part in parts):
+        first = 2
     lowered = [(start, part, part.lower()) for start, part in parts]
-    for keys, pattern, kind in _CAUSES[2:] if ran else _CAUSES:
+    for keys, pattern, kind in _CAUSES[first:]:
         for start, _part, low in lowered:
             if any(key in low for key in keys) and (match := pattern.search(low)):
                 return kind, start + match.start()

@@ -93,7 +93,8 @@ def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Tru
     """
     curve = fit_curve(p, right)
     ranked = sorted(((curve(one), bool(was)) for one, was in zip(p, right, strict=True)), reverse=True)
-    cut, n_right = None, 0
+    cut = None
+    n_right = 0
     for n, (sure, was) in enumerate(ranked, start=1):
         n_right += was
         last = n == len(ranked) or ranked[n][0] < sure  # equal guesses stand or fall together

@@ -83,7 +83,8 @@ def _of_places(n: int) -> Columns:
 
 def _of_speakers(spoken: Sequence[Turn]) -> Columns:
     """Who speaks how often, and who tells others what to do."""
-    names, n = [turn.speaker for turn in spoken], len(spoken)
+    names = [turn.speaker for turn in spoken]
+    n = len(spoken)
     counts: Counter[str] = Counter()
     before = []
     for name in names:
@@ -118,7 +119,8 @@ def _of_texts(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     heard = {text for turn in spoken for text in (turn.heard_words, turn.back)}
     has = phrases({*heard, *(text for turn in spoken for text in (turn.own_words, turn.answered))})
     hard = {text for text in heard if "error" in has[text] and HARD.search(text)}
-    lengths, words = [len(turn.own_words) for turn in spoken], [has[turn.own_words] for turn in spoken]
+    lengths = [len(turn.own_words) for turn in spoken]
+    words = [has[turn.own_words] for turn in spoken]
     longest = max(lengths)
     failed = [any(not result.ok for result in step.results) for step in trace.steps]
     messages = [step.completion.message for step in trace.steps]
@@ -144,7 +146,10 @@ def _of_novelty(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     facts_before = {fact for m in trace.messages if m.role == "system" for fact in _facts(cut([m.content]))}
     words: deque[set[str]] = deque(maxlen=N_COMPARED)
     own: dict[str, set[str]] = {}
-    n_facts, new, echo, echo_self = [], [], [], []
+    n_facts = []
+    new = []
+    echo = []
+    echo_self = []
     for turn in spoken:
         facts_before.update(_facts(turn.heard_words))
         facts = set(_facts(turn.own_words))
@@ -168,7 +173,8 @@ def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
     """Tool calls: those that change something, and those made before."""
     keys_before: set[tuple[str, str]] = set()
     calls = [step.completion.message.tool_calls for step in trace.steps]
-    repeats, n = [], len(calls)
+    repeats = []
+    n = len(calls)
     for some in calls:
         keys = {(call.name, call.arguments) for call in some}
         repeats.append(not keys.isdisjoint(keys_before))
@@ -188,9 +194,11 @@ def _of_calls(trace: Trace, new_facts: Sequence[float]) -> Columns:
 
 def _of_errors(columns: Columns) -> Columns:
     """Where the errors of a trace are, seen from each step."""
-    hard, soft, n = columns["hard"], columns["soft"], len(columns["hard"])
+    hard = columns["hard"]
+    soft = columns["soft"]
+    n = len(columns["hard"])
     first, last = _ends(hard)
-    far = [] if first is None else [place - first for place in range(n)]
+    far = [place - first for place in range(n) if first is not None]
     return {
         "first_hard": _only(first, n),
         "last_hard": _only(last, n),
@@ -210,8 +218,11 @@ def _of_answer(trace: Trace, spoken: Sequence[Turn]) -> Columns:
     last = next((turn.own_words for turn in reversed(spoken) if turn.own_words.strip()), "")[-MAX_ANSWER:]
     words = dict.fromkeys(word.strip(".,;:!?()[]{}*`'\"") for word in last.split() if not word.islower())
     left = list(islice((word for word in words if len(word) > 2 and word not in question), N_TRACED))
-    answer, n = left, max(1, len(left))
-    firsts, alls, waiting = [], [], []
+    answer = left
+    n = max(1, len(left))
+    firsts = []
+    alls = []
+    waiting = []
     for turn in spoken:
         here = list(filter(turn.own_words.__contains__, answer))
         n_left = len(left)
@@ -230,7 +241,7 @@ def _only(place: int | None, n: int) -> list[bool]:
 def _ends(column: Sequence[float]) -> tuple[int | None, int | None]:
     """The first and the last place where it is true."""
     places = [place for place, value in enumerate(column) if value]
-    return (places[0], places[-1]) if places else (None, None)
+    return next(iter(places), None), next(reversed(places), None)
 
 
 def _facts(text: str) -> list[str]:

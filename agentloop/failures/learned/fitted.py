@@ -104,13 +104,16 @@ class Forest(Frozen):
         cells = x.astype(np.float32).astype(float).ravel()  # as scikit-learn rounds before it compares
         row = np.repeat(np.arange(len(x)) * x.shape[1], len(self.roots))
         node = np.tile(np.arange(len(self.roots)), len(x))
-        leaf, going = node.copy(), np.arange(len(node))
+        leaf = node.copy()
+        going = np.arange(len(node))
         while len(going):
             for _ in range(N_LEVELS):
                 node = child.take(node) + (cells.take(row + feature.take(node)) > threshold.take(node))
             leaf[going] = node
             inner = np.flatnonzero(child.take(node) != node)
-            going, row, node = going.take(inner), row.take(inner), node.take(inner)
+            going = going.take(inner)
+            row = row.take(inner)
+            node = node.take(inner)
         return value.take(leaf).reshape(len(x), len(self.roots))
 
     def beside(self, other: Forest) -> Forest:
@@ -133,13 +136,17 @@ class Forest(Frozen):
     def _arrays(self) -> tuple[Any, ...]:
         """Feature, threshold, left child and value of each node, level by level: a right child is beside the left."""
         np = library("numpy")
-        left, right, level, levels = np.array(self.left), np.array(self.right), np.array(self.roots), []
+        left = np.array(self.left)
+        right = np.array(self.right)
+        level = np.array(self.roots)
+        levels = []
         while len(level):
             levels.append(level)
             inner = level[left[level] >= 0]
             level = np.stack([left[inner], right[inner]], axis=1).ravel()
         order = np.concatenate(levels)
-        is_inner, child = left[order] >= 0, np.arange(len(order))
+        is_inner = left[order] >= 0
+        child = np.arange(len(order))
         child[is_inner] = len(self.roots) + 2 * np.arange(is_inner.sum())
         threshold = np.where(is_inner, np.array(self.threshold)[order], np.inf)  # a leaf is its own child
         return np.where(is_inner, np.array(self.feature)[order], 0), threshold, child, np.array(self.value)[order]
@@ -163,8 +170,10 @@ class StepModel(Frozen):
             return []
         np = library("numpy")
         x = np.asarray(table, dtype=float)
-        opinions, n = self._forests.opinions(x), len(self.forest.roots)
-        forest, first_forest = _log_odds(opinions[:, :n]), _log_odds(opinions[:, n:])
+        opinions = self._forests.opinions(x)
+        n = len(self.forest.roots)
+        forest = _log_odds(opinions[:, :n])
+        first_forest = _log_odds(opinions[:, n:])
         z = np.stack([self.linear.log_odds(x), forest, self.first_linear.log_odds(x), first_forest])
         z[2:] -= np.cumsum(np.logaddexp(0, z[2:]), axis=1)  # log of: it is the one, and none before was
         p: list[float] = softmax(z).mean(axis=0).tolist()
@@ -198,8 +207,10 @@ def fit_steps(tables: Sequence[Rows], critical: Sequence[int], seed: int) -> Ste
     x = np.concatenate([np.asarray(table, dtype=float) for table in tables])
     off = np.concatenate([np.arange(len(table)) - at for table, at in zip(tables, critical, strict=True)])
     others = np.concatenate([np.full(len(table), 1 / max(1, len(table) - 1)) for table in tables])
-    weight, until = np.where(off == 0, 1.0, others), off <= 0
-    first, y = x[until], np.where(off == 0, "critical", "")
+    weight = np.where(off == 0, 1.0, others)
+    until = off <= 0
+    first = x[until]
+    y = np.where(off == 0, "critical", "")
     return StepModel(
         linear=fit_linear(x, y, STEP_C, weight),
         forest=fit_forest(x, off == 0, seed, weight),

@@ -32,13 +32,16 @@ def run_row(trace: Trace, steps: Sequence[Sequence[float]] | None = None) -> lis
 
     steps: `rows(trace)`, where it was computed already.
     """
-    table = rows(trace) if steps is None else steps
-    column = dict(zip(FEATURES, zip(*table, strict=True), strict=True)) if table else {}
+    if steps is None:
+        steps = rows(trace)
+    # A run without steps counts as one step with zeros.
+    table = steps or [[0.0] * len(FEATURES)]
+    column = dict(zip(FEATURES, zip(*table, strict=True), strict=True))
     own = changes(trace)
-    row = [fmean(column[name]) if column else 0.0 for name in MEAN]
-    row += [column[name][-1] if column else 0.0 for name in LAST]
-    row += [float(max(column[name]) > 0) if column else 0.0 for name in ANY]
-    row += [column[name][0] if column else 0.0 for name in ONCE]
+    row = [fmean(column[name]) for name in MEAN]
+    row += [column[name][-1] for name in LAST]
+    row += [float(max(column[name]) > 0) for name in ANY]
+    row += [column[name][0] for name in ONCE]
     row += [math.log1p(len(own)), float(not own)]
     return row
 

@@ -90,7 +90,8 @@ class Scorer(Frozen):
             raise ValueError("fitted on other columns than this version of agentloop makes")
         if self.steps is not None:
             model = self.steps.model
-            linears, forests = (model.linear, model.first_linear), (model.forest, model.first_forest)
+            linears = (model.linear, model.first_linear)
+            forests = (model.forest, model.first_forest)
             widest = max(max(forest.feature) for forest in forests)
             if any(len(linear.mean) != len(FEATURES) for linear in linears) or widest >= len(FEATURES):
                 raise ValueError(f"a step has {len(FEATURES)} columns, and the models ask for others")
@@ -180,7 +181,7 @@ def only(p: Sequence[float], allowed: Sequence[bool]) -> list[float]:
     total = sum(one for one, may in zip(p, allowed, strict=True) if may)
     if not total:
         return list(p)
-    return [one / total if may else 0.0 for one, may in zip(p, allowed, strict=True)]
+    return [may * one / total for one, may in zip(p, allowed, strict=True)]
 
 
 def likeliest(p: Sequence[float]) -> int:

@@ -26,8 +26,10 @@ class Turn(NamedTuple):
 
 def turns(trace: Trace) -> list[Turn]:
     """The steps with what was said around them."""
-    steps, all_turns = trace.steps, []
-    heard, results = trace.messages, list[str]()
+    steps = trace.steps
+    all_turns = []
+    heard = trace.messages
+    results = list[str]()
     for place, step in enumerate(steps):
         following = steps[place + 1].heard if place + 1 < len(steps) else ()
         gave = [result.content for result in step.results]
@@ -40,7 +42,8 @@ def turns(trace: Trace) -> list[Turn]:
                 answered=cut([m.content for m in following if m.role != "tool"]),
             )
         )
-        heard, results = following, gave
+        heard = following
+        results = gave
     return all_turns
 
 
