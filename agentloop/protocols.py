@@ -246,7 +246,7 @@ class Format(Protocol):
         ...
 
 
-class Stored(Protocol):
+class ExportedTrace(Protocol):
     """A trace in the store, read as far as it is asked for; `otel/stored.py` is one."""
 
     facts: Mapping[str, Any]
@@ -282,6 +282,6 @@ class Exporter(Protocol):
     one_each: bool
     """Whether each trace is a file of its own, in a folder."""
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """The parts of a file, in order. Asks for the next trace only when it has room for it."""
         ...

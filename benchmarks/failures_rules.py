@@ -12,7 +12,7 @@ from typing import Any
 
 from failures_faults import Scene, endpoint, run, scenes
 
-from agentloop.failures.analysis.measure import Labelled, Row, read_folder
+from agentloop.failures.analysis.measure import DetectorCase, DetectorCounts, read_folder
 from agentloop.failures.analysis.measure import measure as measure_detectors
 from agentloop.failures.detectors.expected import difference
 from agentloop.failures.evidence import texts
@@ -176,7 +176,7 @@ def cost(items: Sequence[Imported]) -> dict[str, Any]:
     }
 
 
-def detectors(labelled: Sequence[Labelled]) -> dict[str, Any]:
+def detectors(labelled: Sequence[DetectorCase]) -> dict[str, Any]:
     """Each detector on labelled data; it is off where it is known to be below what it promises."""
     rows = measure_detectors(labelled)
     head = ("detector", "on", "promise", "labelled", "on successes", "precision", "recall", "says nothing")
@@ -184,7 +184,7 @@ def detectors(labelled: Sequence[Labelled]) -> dict[str, Any]:
     return {row.detector: {**{name: getattr(row, name) for name in row.__slots__}} for row in rows}
 
 
-def _detector(row: Row) -> tuple[str, ...]:
+def _detector(row: DetectorCounts) -> tuple[str, ...]:
     on, promise = "on" if row.on else "off", f"{row.min_precision:.2f}"
     shares = ((row.n_right, row.n_judged), (row.n_found, row.n_to_find), (row.n_silent, row.n_failed))
     return (

@@ -25,7 +25,7 @@ from pathlib import Path
 from episodes import Looker, NoBoxes, Nowhere, tasks
 
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, roll_out
+from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.outcomes import Header, Outcome, Settings, Side, SuitePart
 from agentloop.gate.result import result_of
 from agentloop.gate.run import Run
@@ -82,7 +82,7 @@ def gate(folder: Path, all_tasks: Sequence[Task], seed: int) -> int:
     for outcome in run.outcomes:
         fold.add(outcome)
     trials = Trials(all_tasks, dict.fromkeys(Side, acting()), NoBoxes(), run=str(seed), storage=Storage(keep))
-    asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=Budget()))
+    asyncio.run(roll_out(fold, trials, run, n_concurrent=N_CONCURRENT, budget=GateBudget()))
     run.close()
     store.close()
     result = result_of(fold)

@@ -16,14 +16,14 @@ from agentloop_research_formats.agentrx import AgentRxFormat
 from agentloop_research_formats.who_when import WhoWhenFormat
 
 from agentloop.errors import FormatError
-from agentloop.failures.learned.fitting import Labelled
+from agentloop.failures.learned.fitting import ScorerExample
 from agentloop.failures.learned.turns import speaker
 from agentloop.formats.source import SourceFile
 from agentloop.types import Imported, Trace
 
 
 @dataclass(frozen=True)
-class Case(Labelled):
+class Case(ScorerExample):
     """A labelled trace, and its label as it was written: counted in messages."""
 
     message: int = 0

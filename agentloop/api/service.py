@@ -21,7 +21,7 @@ from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
 from agentloop.registry.versions import Registry, versions_of
-from agentloop.store.pruning import Limits, pruning
+from agentloop.store.pruning import RetentionLimits, pruning
 from agentloop.store.store import Store
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -36,7 +36,7 @@ class ServiceOptions:
     upstreams: Sequence[str]
     """URLs of OpenAI-compatible endpoints whose models it serves, beside those of the settings."""
     only_models: bool
-    limits: Limits
+    limits: RetentionLimits
     """What traces may stay."""
 
     @property

@@ -68,7 +68,7 @@ NOTHING: Turns = (Message(role="assistant", content=""),)
 
 
 @dataclass(frozen=True)
-class Trial:
+class TimedAttempt:
     """One agent's attempt at a task, within its time or not."""
 
     agent: str
@@ -127,7 +127,7 @@ class _Trials:
 
     async def run(
         self, task: Task, agent: str, policy: ScriptedPolicy, n: int = 0, limit_s: float | None = None
-    ) -> Trial:
+    ) -> TimedAttempt:
         """One attempt, judged as the loop does. limit_s: seconds after which it is cut off."""
         attempt: Attempt | None = None
         reached = asyncio.Event()
@@ -139,13 +139,13 @@ class _Trials:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit_s):
                     attempt = await run_attempt(task, episode, crew, pauses_s=ONCE)
-        return Trial(agent, attempt, time.monotonic() - began, reached.is_set())
+        return TimedAttempt(agent, attempt, time.monotonic() - began, reached.is_set())
 
 
 async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[Cheat] | None) -> TaskAudit:
     """cheats: None tries nobody beside the solution and one that does nothing."""
     result = TaskAudit(task.id)
-    tried: list[Trial] = []
+    tried: list[TimedAttempt] = []
     if task.solution:
         tried += await together(trials.run(task, ORACLE, oracle([task]), n) for n in range(n_oracle))
     else:
@@ -168,7 +168,7 @@ async def _audited(task: Task, trials: _Trials, n_oracle: int, cheats: Sequence[
     return result
 
 
-def _note(result: TaskAudit, task: Task, trial: Trial, right: set[str | None], limit_s: float) -> None:
+def _note(result: TaskAudit, task: Task, trial: TimedAttempt, right: set[str | None], limit_s: float) -> None:
     attempt = trial.attempt
     if attempt is None:
         result.cut(trial.agent, limit_s, reached_tests=trial.reached_tests)

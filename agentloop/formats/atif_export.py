@@ -12,7 +12,7 @@ from typing import Any
 
 from agentloop.formats.fields import object_at
 from agentloop.formats.jsonl import line
-from agentloop.protocols import Stored
+from agentloop.protocols import ExportedTrace
 from agentloop.types import Message, Step, SubTrace, ToolCall, ToolResult, Trace
 
 VERSION = "ATIF-v1.8"
@@ -32,7 +32,7 @@ class AtifFiles:
     media_type = "application/x-ndjson"
     one_each = True
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """See `Exporter`."""
         for stored in traces:
             document = write(stored.trace)

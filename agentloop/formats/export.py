@@ -16,7 +16,7 @@ from typing import IO
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.plugins import installed, load_part
-from agentloop.protocols import Exporter, Stored
+from agentloop.protocols import ExportedTrace, Exporter
 
 GROUP = "exporters"
 DEFAULT = "jsonl"
@@ -39,7 +39,7 @@ def load_exporter(name: str | None, out: Path | None = None) -> Exporter:
     return exporter
 
 
-def save(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
+def save(exporter: Exporter, traces: Iterable[ExportedTrace], out: Path) -> int:
     """Write a file, or a folder of files, that appears only when it is complete; the number of bytes.
 
     A file replaces an existing one. Raises ConfigError for a folder that exists and is not empty.
@@ -58,7 +58,7 @@ def save(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
     return n
 
 
-def _save_folder(exporter: Exporter, traces: Iterable[Stored], out: Path) -> int:
+def _save_folder(exporter: Exporter, traces: Iterable[ExportedTrace], out: Path) -> int:
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} exists already; --out needs the name of a new folder for {exporter.name}")
     n = 0

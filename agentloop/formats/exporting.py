@@ -12,7 +12,7 @@ from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.formats.export import save
 from agentloop.otel.stored import StoredTrace, read_each
 from agentloop.progress import Progress
-from agentloop.protocols import Exporter, Stored
+from agentloop.protocols import ExportedTrace, Exporter
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 
@@ -51,7 +51,7 @@ def export(
     store: Store,
     choice: Choice,
     out: Path,
-    to_stdout: Callable[[Exporter, Iterator[Stored]], int],
+    to_stdout: Callable[[Exporter, Iterator[ExportedTrace]], int],
     progress: Progress,
 ) -> ExportReport | None:
     """Write the traces to `out`, or with `to_stdout` if that is `-`; None if no trace matches."""

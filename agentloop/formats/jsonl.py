@@ -16,7 +16,7 @@ import orjson
 
 from agentloop.errors import FormatError
 from agentloop.formats.fields import Fields, make, read_each
-from agentloop.protocols import Records, Stored
+from agentloop.protocols import ExportedTrace, Records
 from agentloop.types import Imported, Trace, Verdict
 
 EPISODE = ("episode_id", "stage", "n", "pool", "split", "purpose", "group", "seed", "episode_state")
@@ -33,7 +33,7 @@ class JsonLines:
     media_type = "application/x-ndjson"
     one_each = False
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """See `Exporter`."""
         for stored in traces:
             yield line(document(stored))
@@ -47,7 +47,7 @@ def line(document: dict[str, Any]) -> bytes:
     return data + b"\n"
 
 
-def document(stored: Stored) -> dict[str, Any]:
+def document(stored: ExportedTrace) -> dict[str, Any]:
     """One line's object."""
     values: dict[str, Any] = {
         "trace": stored.trace.model_dump(mode="json"),

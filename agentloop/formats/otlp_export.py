@@ -13,7 +13,7 @@ from agentloop.formats.jsonl import line
 from agentloop.otel.genai import EVENT
 from agentloop.otel.otlp_write import encode_json
 from agentloop.otel.spans_export import spans_of
-from agentloop.protocols import Stored
+from agentloop.protocols import ExportedTrace
 from agentloop.types import Span
 
 MAX_LINE = 2 << 20
@@ -28,7 +28,7 @@ class OtlpLines:
     media_type = "application/x-ndjson"
     one_each = False
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """See `Exporter`."""
         for stored in traces:
             for spans in _requests(list(stored.spans()) or spans_of(stored.trace, stored.verdict.reward)):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from agentloop.errors import ConfigError, extra
-from agentloop.protocols import Stored
+from agentloop.protocols import ExportedTrace
 from agentloop.store.documents import columns
 from agentloop.types import BROKEN, Completion, Message, Trace
 
@@ -41,7 +41,7 @@ class ParquetTable:
             raise ConfigError(f"parquet needs pyarrow; {extra('parquet')}") from error
         self._parquet = pyarrow.parquet
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         """See `Exporter`. Every row group goes out when it is full."""
         sink = _Sink()
         schema = _schema()
@@ -61,7 +61,7 @@ class ParquetTable:
         yield sink.take()
 
 
-def row(stored: Stored) -> dict[str, Any]:
+def row(stored: ExportedTrace) -> dict[str, Any]:
     """One trace. `messages` is the conversation in order, without sub-agents; the token lists have an item a step."""
     trace = stored.trace
     facts = stored.facts

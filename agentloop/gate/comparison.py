@@ -21,7 +21,7 @@ from agentloop.gate.drift import controls_for
 from agentloop.gate.environment import Change, Environment, compare
 from agentloop.gate.flaky import active, read_quarantine, said
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, roll_out
+from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
 from agentloop.gate.result import result_of
@@ -302,7 +302,7 @@ def _is_decided(path: Path) -> bool:
 
 async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> Stopped:
     options, header = prepared.options, prepared.header
-    budget = Budget(options.max_usd, options.max_minutes, spent_usd=run.spent_usd)
+    budget = GateBudget(options.max_usd, options.max_minutes, spent_usd=run.spent_usd)
     n_done = len(run.outcomes) - run.n_banked
     if prepared.taped:
         display.say("the candidate is the policy of the bank's tape: what it asks again is played")

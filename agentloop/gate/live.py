@@ -27,7 +27,7 @@ LOOKAHEAD = 4
 
 
 @dataclass
-class Budget:
+class GateBudget:
     """What a run may take; None is no limit. What runs out ends it without a verdict."""
 
     max_usd: float | None = None
@@ -59,7 +59,7 @@ async def roll_out(
     run: Run,
     *,
     n_concurrent: int,
-    budget: Budget,
+    budget: GateBudget,
     no_baseline: str | None = None,
     on_added: Callable[[Outcome], None] = lambda _: None,
 ) -> str | None:
@@ -88,7 +88,7 @@ class _Live:
     """The state of `roll_out`."""
 
     def __init__(
-        self, fold: Fold, runner: Runner, run: Run, n_concurrent: int, budget: Budget, no_baseline: str | None
+        self, fold: Fold, runner: Runner, run: Run, n_concurrent: int, budget: GateBudget, no_baseline: str | None
     ) -> None:
         self.fold, self.runner, self.run, self.budget = fold, runner, run, budget
         self.n_concurrent, self.no_baseline, self.asking = n_concurrent, no_baseline, NextTrials(fold)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, ValidationError
 from agentloop.errors import ConfigError
 from agentloop.failures.analysis import measure
 from agentloop.failures.evidence import quote_at
-from agentloop.failures.learned.fitting import Labelled
+from agentloop.failures.learned.fitting import ScorerExample
 from agentloop.input_files import place_of
 from agentloop.judge.settle import check_name
 from agentloop.judge.stored import MAX_SPANS, read
@@ -42,8 +42,8 @@ class Label(Frozen):
 class LabelledTrace(NamedTuple):
     """A labelled trace, for the learner and for the measurement."""
 
-    to_learn: Labelled
-    to_measure: measure.Labelled
+    to_learn: ScorerExample
+    to_measure: measure.DetectorCase
 
 
 def read_labels(path: Path) -> list[Label]:
@@ -135,10 +135,10 @@ def labelled(store: Store, labels: Sequence[Label], *, project: str) -> list[Lab
         if reward is None and (label.step is not None or types):
             reward = 0.0
         imported = Imported(trace=trace)
-        learn = Labelled(trace, label.task or trace.task_id or trace.id)
+        learn = ScorerExample(trace, label.task or trace.task_id or trace.id)
         if reward is not None:
             imported = Imported(trace=trace, scores=(Score(verifier=":reward", version="0", value=reward),))
         if reward is None or reward < 1.0:  # a success has no critical step
             learn = replace(learn, step=label.step, category=label.type)
-        rows.append(LabelledTrace(learn, measure.Labelled(imported, types or None)))
+        rows.append(LabelledTrace(learn, measure.DetectorCase(imported, types or None)))
     return rows

@@ -29,7 +29,7 @@ from agentloop.judge.reader import Reader, is_open, with_cause
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
 from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, SandboxVerifier, Verifier
-from agentloop.store.history import Stored
+from agentloop.store.history import JudgedTrace
 from agentloop.store.rewriting import New
 from agentloop.store.store import Store
 from agentloop.store.verdicts import JUDGE, reward_of
@@ -121,7 +121,7 @@ async def rejudge(
             else:
                 todo.append((stored, stamp))
 
-        async def one(stored: Stored, stamp: str) -> New | None:
+        async def one(stored: JudgedTrace, stamp: str) -> New | None:
             async with slots:
                 task = None
                 if is_ours(stored.row):
@@ -152,7 +152,7 @@ async def rejudge(
 async def _judged(
     task: Task | None,
     record: Found,
-    stored: Stored,
+    stored: JudgedTrace,
     verifiers: Mapping[str, Verifier],
     only: Collection[str],
     account: JudgingSummary,
@@ -259,7 +259,7 @@ class Groups:
         return {t.id: score for t, score in zip(traces, await rank(verifier, name, traces), strict=True)}
 
 
-def _outcome(stored: Stored) -> float | None:
+def _outcome(stored: JudgedTrace) -> float | None:
     """The reward of an imported or received trace: a person's verdict here, else the one its source reported."""
     if stored.by not in (None, JUDGE) and stored.row.reward is not None:
         return float(stored.row.reward)
@@ -269,7 +269,7 @@ def _outcome(stored: Stored) -> float | None:
     return reported
 
 
-def _is_settled(stored: Stored, before: Verdict) -> bool:
+def _is_settled(stored: JudgedTrace, before: Verdict) -> bool:
     """Whether a person or another system gave the reward, which no verifier of ours overrides."""
     return stored.by not in (None, JUDGE) and before.state is RewardState.scored
 
@@ -279,7 +279,7 @@ def _stamp(task: Task, verifiers: Mapping[str, Verifier], learned: Sequence[str]
     return content_hash([task.portable(), versions, VERSION, detectors_hash(), *learned])
 
 
-def _count(account: JudgingSummary, stored: Stored, state: str, reward: float | None) -> None:
+def _count(account: JudgingSummary, stored: JudgedTrace, state: str, reward: float | None) -> None:
     """Add a trace's result after judging."""
     worth = str(state)
     if reward is not None:

@@ -16,7 +16,7 @@ from agentloop.failures.analysis.clusters import Kind
 from agentloop.failures.analysis.templates import Templates
 from agentloop.judge.stored import is_ours, read
 from agentloop.mining.case import FULL, MinedCase, case_id
-from agentloop.store.failures import Labelled
+from agentloop.store.failures import FailureLabel
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, RewardState, Task, Trace, Verdict
 
@@ -86,7 +86,7 @@ def candidates(
 
     Raises ConfigError for a filter that is none.
     """
-    alike: dict[tuple[Kind, int], list[Labelled]] = {}
+    alike: dict[tuple[Kind, int], list[FailureLabel]] = {}
     wanted = set(ids)
     for row in store.labelled(f"{filter} reward<1".strip(), project=project):
         if not row.type.startswith("infra.") and (not ids or row.id in wanted):
@@ -114,7 +114,7 @@ def candidates(
 def _candidate(
     store: Store,
     tasks: Mapping[str, Task],
-    label: Labelled,
+    label: FailureLabel,
     signature: tuple[Kind, int],
     n_alike: int,
     project: str | None,

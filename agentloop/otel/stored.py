@@ -20,7 +20,7 @@ PAGE = 1000
 
 
 class StoredTrace:
-    """See `protocols.Stored`."""
+    """See `protocols.ExportedTrace`."""
 
     def __init__(self, store: Store, row: TraceSummary) -> None:
         """Raises NoSuchTrace if the trace was removed."""

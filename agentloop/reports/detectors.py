@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.errors import AgentLoopError, ConfigError
-from agentloop.failures.analysis.measure import Row, measure, read_folder
+from agentloop.failures.analysis.measure import DetectorCounts, measure, read_folder
 from agentloop.failures.detectors.rules import ALL, MEASURED, is_on
-from agentloop.failures.learned.calibration import Trust
+from agentloop.failures.learned.calibration import Calibration
 from agentloop.failures.learned.scorer import DETECTOR, Scorer
 from agentloop.intervals import wilson
 from agentloop.judge.labels import LabelledTrace, labelled, read_labels, stored_labels
@@ -66,7 +66,7 @@ def _unmeasured() -> list[dict[str, Any]]:
     return rows
 
 
-def _of_rule(row: Row) -> dict[str, Any]:
+def _of_rule(row: DetectorCounts) -> dict[str, Any]:
     judged = (row.n_right, row.n_judged)
     recalled = (row.n_found, row.n_to_find)
     return _row(row.detector, row.on, row.min_precision, judged, recalled, (row.n_silent, row.n_failed))
@@ -83,7 +83,7 @@ def scorer_rows(scorer: Scorer) -> list[dict[str, Any]]:
     return rows
 
 
-def _of_head(name: str, trust: Trust, on: bool, promised: float) -> dict[str, Any]:
+def _of_head(name: str, trust: Calibration, on: bool, promised: float) -> dict[str, Any]:
     judged = (trust.n_right, trust.n_said)
     silent = (trust.n - trust.n_said, trust.n)
     return _row(f"{DETECTOR} {name}", on, promised, judged, (trust.n_right, trust.n), silent)

@@ -42,7 +42,7 @@ _judged = exists().where(
 )
 
 
-class Labelled(NamedTuple):
+class FailureLabel(NamedTuple):
     """A label with what is known of its trace; the type alone where the label itself is gone."""
 
     key: int
@@ -113,7 +113,7 @@ class Failures:
 
     def labelled(
         self, filter: str = "", *, project: str | None = None, every: bool = False, tools: bool = True
-    ) -> Iterator[Labelled]:
+    ) -> Iterator[FailureLabel]:
         """The critical label of each failed trace, those first that were stored first; every: all labels of all traces.
 
         tools: say which tool's call failed. Raises ConfigError for a filter that is none.
@@ -139,7 +139,7 @@ class Failures:
                 part = part if last is None else part.where(col(TraceRow.key) <= last)
                 order = (col(TraceRow.key), col(LabelRow.step), col(LabelRow.type), col(LabelRow.detector))
                 found: Any = connection.execute(part.order_by(*order))
-                rows = [Labelled(*row)._replace(step=_step(row[10])) for row in found]
+                rows = [FailureLabel(*row)._replace(step=_step(row[10])) for row in found]
                 if tools:
                     named = _tools(connection, rows)
                     rows = [row._replace(tool=named.get((row.key, row.step))) for row in rows]
@@ -170,7 +170,7 @@ def _step(step: int | None) -> int | None:
     return None if step is None or step < 0 else step
 
 
-def _tools(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+def _tools(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
     """(trace, step) -> the tool whose call failed there; nothing where no call did, or nobody knows."""
     at_step = [row for row in rows if row.step is not None and row.type.startswith((*_OF_CALLS, *_OF_STEPS))]
     facets: dict[int, list[str]] = {}
@@ -186,9 +186,9 @@ def _tools(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | N
     return named | _named(connection, several)
 
 
-def _named(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+def _named(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
     found: dict[tuple[int, int | None], str] = {}
-    of: dict[int, list[Labelled]] = {}
+    of: dict[int, list[FailureLabel]] = {}
     for row in rows:
         of.setdefault(row.key, []).append(row)
     for part in chunks(sorted(of)):
@@ -219,7 +219,7 @@ def _ours(body: bytes) -> Any:
     return orjson.loads(zlib.decompress(body).partition(b"\n")[0])
 
 
-def _at_fault(row: Labelled, message: Any, results: Sequence[Any]) -> str | None:
+def _at_fault(row: FailureLabel, message: Any, results: Sequence[Any]) -> str | None:
     """Of the calls of a step the one that was quoted, else that which failed, else the first."""
     calls = message.get("tool_calls") or []
     came = {result["call_id"]: result for result in results}
@@ -232,7 +232,7 @@ def _at_fault(row: Labelled, message: Any, results: Sequence[Any]) -> str | None
     return str(call["name"]) or None if call else None
 
 
-def _of_spans(connection: Any, rows: Sequence[Labelled]) -> dict[tuple[int, int | None], str]:
+def _of_spans(connection: Any, rows: Sequence[FailureLabel]) -> dict[tuple[int, int | None], str]:
     """Of a trace that was sent as spans, where only one tool had an error."""
     failed: dict[int, set[str]] = {}
     for part in chunks(sorted({row.key for row in rows})):

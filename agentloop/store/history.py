@@ -37,7 +37,7 @@ HUMAN = "human"
 MAX_QUEUE = 1000
 
 
-class Stored(NamedTuple):
+class JudgedTrace(NamedTuple):
     """A trace as it is judged again: its row, and what its last verdict was judged by."""
 
     row: Any
@@ -182,7 +182,7 @@ class History:
             query = select(*columns(VerdictRow)).where(col(VerdictRow.trace_key) == key)
             return list(with_persons(past(row) for row in connection.execute(query.order_by(col(VerdictRow.key)))))
 
-    def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[Stored]:
+    def stored(self, filter: str, *, project: str | None, after: int, limit: int) -> list[JudgedTrace]:
         """Traces for which a filter holds with their bodies, those first that were stored first, beyond key `after`."""
         query = select(*columns(TraceRow)).where(*conditions(filter, self._database.engine.dialect.name))
         query = query.where(col(TraceRow.key) > after).order_by(col(TraceRow.key)).limit(limit)
@@ -193,7 +193,9 @@ class History:
             keys = [row.key for row in rows]
             last = dict(last_rows(connection, keys))
             given = _given(connection, keys)
-        return [Stored(row, *_judged_by(last.get(row.key)), given.get(row.key, {}), last.get(row.key)) for row in rows]
+        return [
+            JudgedTrace(row, *_judged_by(last.get(row.key)), given.get(row.key, {}), last.get(row.key)) for row in rows
+        ]
 
     def group(self, row: Any) -> list[Any]:
         """The rows of all episodes of ours that are compared with that of `row`, itself among them, in their order."""

@@ -19,7 +19,7 @@ EVERY_S = 600.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class RetentionLimits:
     """What may stay, as it was written; checked, because it is asked for again and again."""
 
     older_than: str | None
@@ -51,7 +51,7 @@ class Limits:
 
 
 @contextmanager
-def pruning(store: Store, limits: Limits, say: Callable[[str], None]) -> Iterator[None]:
+def pruning(store: Store, limits: RetentionLimits, say: Callable[[str], None]) -> Iterator[None]:
     """While the block runs, prune now and every EVERY_S. say: gets a line for each removal, or failure."""
     ended = threading.Event()
 
@@ -66,7 +66,7 @@ def pruning(store: Store, limits: Limits, say: Callable[[str], None]) -> Iterato
             ended.wait(EVERY_S)
 
     thread = threading.Thread(target=prune, name="prune")
-    if limits != Limits(None, None):
+    if limits != RetentionLimits(None, None):
         thread.start()
     try:
         yield

@@ -28,7 +28,7 @@ from agentloop.testing.session import BASELINE, NONE, PREFIX, Session, today
 
 
 @dataclass(frozen=True)
-class Decision:
+class SessionDecision:
     """What a session comes to."""
 
     title: str
@@ -36,13 +36,13 @@ class Decision:
     exit_code: int
 
 
-def decide(session: Session, reports: Sequence[Sequence[tuple[str, object]]]) -> Decision:
+def decide(session: Session, reports: Sequence[Sequence[tuple[str, object]]]) -> SessionDecision:
     """From the properties of all tests' reports. What cannot be decided is never a PASS."""
     tests = [TestReport.of(report) for report in reports]
     try:
         return _record(session, tests) if session.mode is Mode.record else _gate(session, tests)
     except AgentLoopError as error:
-        return Decision("no verdict", (str(error),), error.exit_code)
+        return SessionDecision("no verdict", (str(error),), error.exit_code)
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class TestReport:
         return cls(words["suite"], int(words["trials"]), words["gate"], words["kind"], outcomes)
 
 
-def _gate(session: Session, tests: Sequence[TestReport]) -> Decision:
+def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
     lost = [o for one in tests for o in one.outcomes if o.reward is None]
     own = [one for one in tests if one.gate != BASELINE]
     notes = [f"{counted(len(lost), 'trial')} lost, the first: {lost[0].why or 'nobody said why'}"] if lost else []
     notes += _quarantines(session, tests)
     if any(all(o.reward is None for o in one.outcomes) for one in own):
-        return Decision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
+        return SessionDecision(GateVerdict.infra.value, tuple(notes), GateVerdict.infra.exit_code)
     compared = [one for one in tests if one.gate == BASELINE]
     if not compared:
-        return Decision("every task by itself", tuple(notes), 0)
+        return SessionDecision("every task by itself", tuple(notes), 0)
     if session.options.baseline == NONE:
-        return Decision(
+        return SessionDecision(
             "nothing was compared", ("--agentloop-baseline none", *notes), GateVerdict.inconclusive.exit_code
         )
     header, banked = _header(session, compared)
@@ -94,7 +94,7 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> Decision:
         notes.append("what changed was not asked: --agentloop-mode=auto asks the policy from the first difference on")
     played = f"{sum(o.played for o in rolled)} of {counted(len(rolled), 'trial')} played from the tape"
     worse = [on_one_line(line) for line in changes(result, worse=True)[:MAX_FLIPS]]
-    return Decision(result.verdict.value, (*result.reasons, *worse, played, *notes), result.verdict.exit_code)
+    return SessionDecision(result.verdict.value, (*result.reasons, *worse, played, *notes), result.verdict.exit_code)
 
 
 def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, list[Outcome]]:
@@ -144,7 +144,7 @@ def _quarantines(session: Session, tests: Sequence[TestReport]) -> list[str]:
     return lines
 
 
-def _record(session: Session, tests: Sequence[TestReport]) -> Decision:
+def _record(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
     """Banks and tapes of suites of which every task was run; a bank of some would hide the others."""
     lines = []
     for suite in dict.fromkeys(one.suite for one in tests):
@@ -170,7 +170,7 @@ def _record(session: Session, tests: Sequence[TestReport]) -> Decision:
             continue
         write_tape(run.tape_path, run.tape, Redactor(token_bytes(32), known_secrets(session.root)))
         lines.append(f"{path} and {run.tape_path.name}: {n}; commit both")
-    return Decision("recorded", tuple(lines), 0)
+    return SessionDecision("recorded", tuple(lines), 0)
 
 
 def _known(outcomes: Mapping[tuple[str, int], Outcome]) -> Callable[[str, Side, int], Any]:

@@ -9,13 +9,13 @@ from typing import TypeAlias
 
 from agentloop.errors import FormatError
 from agentloop.formats.source import SourceFile
-from agentloop.protocols import Exporter, Format, Stored
+from agentloop.protocols import ExportedTrace, Exporter, Format
 from agentloop.testing import expect
 from agentloop.types import Imported
 
 FormatLaw: TypeAlias = Callable[[Format, Path, Path], None]
 """Takes a format, a file of that format with at least one trace, and an empty folder."""
-ExporterLaw: TypeAlias = Callable[[Exporter, Sequence[Stored]], None]
+ExporterLaw: TypeAlias = Callable[[Exporter, Sequence[ExportedTrace]], None]
 """Takes an exporter, and traces of a store, at least two."""
 
 
@@ -76,13 +76,13 @@ FORMAT_LAWS: tuple[FormatLaw, ...] = (
 )
 
 
-def it_says_what_it_writes(exporter: Exporter, traces: Sequence[Stored]) -> None:
+def it_says_what_it_writes(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
     """A name, a suffix with a dot, a media type."""
     expect(exporter.name and exporter.suffix.startswith("."), f"name {exporter.name!r}, suffix {exporter.suffix!r}")
     expect("/" in exporter.media_type, f"media type {exporter.media_type!r}")
 
 
-def it_writes_bytes(exporter: Exporter, traces: Sequence[Stored]) -> None:
+def it_writes_bytes(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
     """The same for the same traces, and no error for none."""
     first, second = (b"".join(exporter.write(traces[:1])) for _ in range(2))
     expect(first, "a trace became no bytes")
@@ -90,11 +90,11 @@ def it_writes_bytes(exporter: Exporter, traces: Sequence[Stored]) -> None:
     b"".join(exporter.write([]))
 
 
-def it_takes_one_trace_after_another(exporter: Exporter, traces: Sequence[Stored]) -> None:
+def it_takes_one_trace_after_another(exporter: Exporter, traces: Sequence[ExportedTrace]) -> None:
     """A store is larger than memory: nothing is taken before it is asked for."""
     n_read = 0
 
-    def counted() -> Iterator[Stored]:
+    def counted() -> Iterator[ExportedTrace]:
         nonlocal n_read
         for stored in traces:
             n_read += 1

@@ -118,7 +118,7 @@ class SessionOptions:
 
 
 @dataclass(frozen=True)
-class SuiteRun:
+class SuiteSession:
     """A suite, made ready in this process."""
 
     suite: EvalSuite
@@ -148,7 +148,7 @@ class Session:
         self.mode = options.mode
         self.runner = asyncio.Runner()
         self._open = ExitStack()
-        self._runs: dict[str, SuiteRun] = {}
+        self._runs: dict[str, SuiteSession] = {}
         self._suites: dict[str, EvalSuite] = {}
         self._tests: dict[str, TestRun] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -208,7 +208,7 @@ class Session:
         """Where the bank is, if one is named."""
         return None if self.options.baseline in (None, NONE) else bank_path(evals, str(self.options.baseline))
 
-    def ready(self, name: str, n_trials: int) -> SuiteRun:
+    def ready(self, name: str, n_trials: int) -> SuiteSession:
         """The suite with its bank, tape and policy. Raises ConfigError for those that are missing or do not fit."""
         run = self._runs.get(name)
         if run is not None and (run.bank is None or run.bank.head.trials >= n_trials):
@@ -229,7 +229,7 @@ class Session:
         environment = self._environment(suite, actor)
         recording = SuiteTape(tape, Side.candidate, self.mode, environment, bank.outcomes if bank else ())
         taped = TapedTrials(self._make_trials(suite, actor), actor, recording, suite.evals.hash)
-        self._runs[name] = SuiteRun(suite, actor, bank, tape, tape_path, taped, environment)
+        self._runs[name] = SuiteSession(suite, actor, bank, tape, tape_path, taped, environment)
         return self._runs[name]
 
     def _environment(self, suite: EvalSuite, actor: Actor) -> Environment | None:
@@ -362,13 +362,13 @@ class Session:
         rest = [one(trial) for trial in range(len(test.done), test.spec.trials)]
         test.done += [rolled for rolled in await asyncio.gather(*rest) if rolled is not None]
 
-    def _kind(self, test: TestRun, run: SuiteRun) -> str:
+    def _kind(self, test: TestRun, run: SuiteSession) -> str:
         entries = read_quarantine(run.suite.evals.folder, run.suite.evals.tasks)
         if test.task in active(entries, today()):
             return "quarantined"
         return "must_pass" if test.spec.must_pass or test.task in run.suite.evals.must_pass else "mean"
 
-    def _failure(self, test: TestRun, outcomes: Sequence[Outcome], run: SuiteRun) -> str | None:
+    def _failure(self, test: TestRun, outcomes: Sequence[Outcome], run: SuiteSession) -> str | None:
         """Why the test fails by itself, whatever the suite's mean is."""
         rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
         why = next((o.why for o in outcomes if o.reward is not None and o.reward < 1 and o.why), "nobody said why")
@@ -388,7 +388,7 @@ class Session:
         self.runner.close()
 
 
-def _is_broken(test: TestRun, rewards: Sequence[float], run: SuiteRun) -> bool:
+def _is_broken(test: TestRun, rewards: Sequence[float], run: SuiteSession) -> bool:
     """Whether the trials prove that a must-pass case is broken; see `eprocess.Case`."""
     settings = Settings()
     evals = run.suite.evals

@@ -17,7 +17,7 @@ from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.formats.exporting import ExportReport
-    from agentloop.protocols import Exporter, Stored
+    from agentloop.protocols import ExportedTrace, Exporter
 
 NOTHING = 5
 STDOUT = Path("-")
@@ -76,7 +76,7 @@ def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as
         raise ConfigError(f"{exporter.name} cannot be printed on a terminal; name a file with --out")
 
 
-def _to_stdout(exporter: Exporter, traces: Iterator[Stored]) -> int:
+def _to_stdout(exporter: Exporter, traces: Iterator[ExportedTrace]) -> int:
     n = 0
     for part in exporter.write(traces):
         n += len(part)

@@ -14,7 +14,7 @@ from agentloop_cli.render import AsJson, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.store.pruning import Limits
+    from agentloop.store.pruning import RetentionLimits
     from agentloop.store.retention import Forgotten
     from agentloop.store.store import Store
 
@@ -45,10 +45,10 @@ def prune_traces(
     Messages that other traces share stay. Traces of an agentloop loop stay too,
     because the loop continues from them.
     """
-    from agentloop.store.pruning import Limits
+    from agentloop.store.pruning import RetentionLimits
 
-    limits = Limits(older_than, larger_than)
-    if limits == Limits(None, None):
+    limits = RetentionLimits(older_than, larger_than)
+    if limits == RetentionLimits(None, None):
         raise ConfigError("name a limit: --older-than 30d, --larger-than 10GB, or both")
     with opened_store(where, project=project) as store:
         if not dry_run and not yes:
@@ -72,7 +72,7 @@ def _show(gone: Forgotten, size: int, most: int | None, dry_run: bool) -> None:
         )
 
 
-def _confirm(store: Store, limits: Limits, tenant: str | None) -> None:
+def _confirm(store: Store, limits: RetentionLimits, tenant: str | None) -> None:
     """Ask before every trace that may go does. Raises ConfigError without a terminal to ask at, Exit for a no."""
     everything = store.forgettable(before=ALWAYS, project=tenant)
     most = limits.max_bytes()

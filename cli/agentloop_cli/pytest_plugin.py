@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from agentloop.protocols import Policy
     from agentloop.recordings.answers import RecordingPolicy
-    from agentloop.testing.decision import Decision
+    from agentloop.testing.decision import SessionDecision
     from agentloop.testing.own import LeasedSandbox
     from agentloop.testing.session import Session, SessionOptions, Spec, TestRun, TrialResult
     from agentloop.types import Trace
@@ -30,7 +30,7 @@ HELP = (
     "lowest mean reward that the task may have by itself."
 )
 _session: pytest.StashKey[Session] = pytest.StashKey()
-_decision: pytest.StashKey[Decision] = pytest.StashKey()
+_decision: pytest.StashKey[SessionDecision] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -84,10 +84,10 @@ def serve(
     and …_PASSWORD.
     """
     from agentloop.config.settings import known_secrets
-    from agentloop.store.pruning import Limits
+    from agentloop.store.pruning import RetentionLimits
 
     service = _service()
-    limits = Limits(older_than, larger_than)
+    limits = RetentionLimits(older_than, larger_than)
     options = service.ServiceOptions(host, port, tuple(upstream or ()), only_models, limits)
     with opened_store(where, create=True, secrets=known_secrets(Path())) as store:
         service.serve(options, store, Path(), _say)

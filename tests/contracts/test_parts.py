@@ -37,7 +37,7 @@ from agentloop.otel.stored import read_each
 from agentloop.plugins import installed, load_part
 from agentloop.policies.choose import choose_endpoint
 from agentloop.policies.scripted import ScriptedPolicy, call_message
-from agentloop.protocols import Agent, Format, Sandbox, Stored
+from agentloop.protocols import Agent, ExportedTrace, Format, Sandbox
 from agentloop.sandbox.absent import AbsentSandbox
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.pool import SandboxPool
@@ -214,7 +214,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "c
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Iterator[list[Stored]]:
+def stored(tmp_path: Path) -> Iterator[list[ExportedTrace]]:
     store = Store(tmp_path / "store.db")
     try:
         store.put_attempts("s", [judged(f"{n}" * 32) for n in range(1, 4)])
@@ -225,13 +225,13 @@ def stored(tmp_path: Path) -> Iterator[list[Stored]]:
 
 @pytest.mark.parametrize("law", FORMAT_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("kind", built_in("formats"))
-def test_format_keeps(law: FormatLaw, kind: str, stored: list[Stored], tmp_path: Path) -> None:
+def test_format_keeps(law: FormatLaw, kind: str, stored: list[ExportedTrace], tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     law(load_formats(kind)[kind], sample_of(kind, stored, tmp_path / "sample.jsonl"), folder)
 
 
-def sample_of(kind: str, stored: list[Stored], path: Path) -> Path:
+def sample_of(kind: str, stored: list[ExportedTrace], path: Path) -> Path:
     """A file of that kind: written here where we can, else a real one."""
     if kind == "chat":
         path.write_text("".join(json.dumps({**CHAT, "id": n}) + "\n" for n in range(3)))
@@ -270,7 +270,7 @@ def _is_whole(format_: Format, path: Path) -> bool:
 
 @pytest.mark.parametrize("law", EXPORTER_LAWS, ids=lambda law: law.__name__)
 @pytest.mark.parametrize("kind", EXPORTERS)
-def test_exporter_keeps(law: ExporterLaw, kind: str, stored: list[Stored]) -> None:
+def test_exporter_keeps(law: ExporterLaw, kind: str, stored: list[ExportedTrace]) -> None:
     law(load_exporter(kind), stored)
 
 

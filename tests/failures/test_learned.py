@@ -26,7 +26,7 @@ from agentloop.failures.learned.features import FEATURES, rows
 from agentloop.failures.learned.fitted import N_TREES, SURE, Forest, Linear, StepModel
 from agentloop.failures.learned.fitting import (
     MIN_LABELS,
-    Labelled,
+    ScorerExample,
     fit,
     step_model,
 )
@@ -64,7 +64,7 @@ def said(index: int, text: str, *, name: str = "worker", call: str = "", gave: s
     return Step(index=index, completion=Completion(message=message, finish_reason="stop"), results=results)
 
 
-def run(n: int, rng: random.Random, *, cause: int | None = None) -> Labelled:
+def run(n: int, rng: random.Random, *, cause: int | None = None) -> ScorerExample:
     """A failed run of six to twelve steps: the cause is the one step at which `guesser` assumes something.
 
     Where a captcha stands in the way it is an unsafe action, else a fabrication.
@@ -88,21 +88,21 @@ def run(n: int, rng: random.Random, *, cause: int | None = None) -> Labelled:
         stop_reason=StopReason.submitted,
     )
     kind = FailureType.outcome_unsafe_action if barred else FailureType.obs_fabrication
-    return Labelled(made, task=f"task {n // 2}", step=at, category=kind)
+    return ScorerExample(made, task=f"task {n // 2}", step=at, category=kind)
 
 
-def runs(n: int, seed: int) -> list[Labelled]:
+def runs(n: int, seed: int) -> list[ScorerExample]:
     rng = random.Random(seed)
     return [run(number, rng) for number in range(n)]
 
 
 @pytest.fixture(scope="module")
-def labelled() -> list[Labelled]:
+def labelled() -> list[ScorerExample]:
     return runs(40, seed=1)
 
 
 @pytest.fixture(scope="module")
-def scorer(labelled: list[Labelled]) -> Scorer:
+def scorer(labelled: list[ScorerExample]) -> Scorer:
     return fit(labelled)
 
 
@@ -157,7 +157,7 @@ def test_evidence_is_in_the_trace(scorer: Scorer) -> None:
 
 
 @pytest.mark.slow
-def test_same_labels_and_seed_same_scorer(labelled: list[Labelled], scorer: Scorer) -> None:
+def test_same_labels_and_seed_same_scorer(labelled: list[ScorerExample], scorer: Scorer) -> None:
     assert fit(labelled) == scorer
     assert fit(labelled, seed=1) != scorer
 
@@ -190,7 +190,7 @@ def test_a_loaded_scorer_needs_no_scikit_learn(scorer: Scorer, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_answers_as_scikit_learn_does(labelled: list[Labelled]) -> None:
+def test_answers_as_scikit_learn_does(labelled: list[ScorerExample]) -> None:
     """The same forests, asked by scikit-learn itself."""
     import numpy as np
     from sklearn.ensemble import RandomForestClassifier
@@ -238,7 +238,7 @@ def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
 
 
 @pytest.mark.slow
-def test_a_head_without_labels_is_left_out(labelled: list[Labelled]) -> None:
+def test_a_head_without_labels_is_left_out(labelled: list[ScorerExample]) -> None:
     only_steps = fit([replace(item, category=None) for item in labelled])
     assert only_steps.categories is None
     (failure,) = only_steps.failures(labelled[0].trace)
@@ -355,7 +355,7 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
 
 
 @pytest.mark.slow
-def test_a_step_is_named_where_no_type_was_learned(labelled: list[Labelled]) -> None:
+def test_a_step_is_named_where_no_type_was_learned(labelled: list[ScorerExample]) -> None:
     """The step needs no type: it is the critical failure, with its probability and a quote that stands at it."""
     steps_only = fit([replace(item, category=None) for item in labelled])
     assert steps_only.steps is not None
@@ -482,7 +482,7 @@ def test_rows_are_finite_whatever_was_said(words: list[str], called: bool) -> No
 
 
 @pytest.mark.slow
-def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[Labelled]) -> None:
+def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[ScorerExample]) -> None:
     odd = [
         replace(labelled[0], trace=labelled[0].trace.model_copy(update={"steps": labelled[0].trace.steps[:1]}), step=0),
         replace(labelled[1], step=999),

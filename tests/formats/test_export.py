@@ -30,7 +30,7 @@ from agentloop.formats.source import SourceFile
 from agentloop.otel import stored
 from agentloop.otel.otlp import JSON, PROTOBUF, decode_logs, decode_traces
 from agentloop.otel.stored import StoredTrace, read_each
-from agentloop.protocols import Exporter, Stored
+from agentloop.protocols import ExportedTrace, Exporter
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, Imported, RewardState, Score, SubTrace, Verdict
 
@@ -95,7 +95,7 @@ def everything(store: Store, filter: str = "") -> Iterator[StoredTrace]:
     return read_each(store, store.every(filter))
 
 
-def lines(exporter: Exporter, traces: Iterable[Stored]) -> list[Any]:
+def lines(exporter: Exporter, traces: Iterable[ExportedTrace]) -> list[Any]:
     return [json.loads(line) for line in b"".join(exporter.write(traces)).splitlines()]
 
 
@@ -307,7 +307,7 @@ def test_a_table_of_many_traces_is_written_group_by_group(tmp_path: Path, monkey
     store.put_imported("p", [imported(f"{n:03}") for n in range(210)])
     asked = 0
 
-    def traces() -> Iterator[Stored]:
+    def traces() -> Iterator[ExportedTrace]:
         nonlocal asked
         for each in everything(store):
             asked += 1
@@ -349,7 +349,7 @@ def test_memory_does_not_grow_with_the_number_of_traces(
 
 
 def test_a_file_is_there_whole_or_not_at_all(store: Store, tmp_path: Path) -> None:
-    def broken() -> Iterator[Stored]:
+    def broken() -> Iterator[ExportedTrace]:
         yield from everything(store)
         raise KeyboardInterrupt
 

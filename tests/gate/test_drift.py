@@ -13,7 +13,7 @@ import pytest
 from agentloop.gate.drift import CONTROLS, FIRST, STALE, BankCheck, controls_for
 from agentloop.gate.findings import assumption, headline
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import Budget, roll_out
+from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.next_trials import NextTrials
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart, read_outcomes
 from agentloop.gate.result import fold, result_of
@@ -225,7 +225,7 @@ def live(folder: Path, made: Header, n_concurrent: int, stop_after: int | None =
     try:
         for one in work.outcomes:
             gate.add(one)
-        asyncio.run(roll_out(gate, run, work, n_concurrent=n_concurrent, budget=Budget()))
+        asyncio.run(roll_out(gate, run, work, n_concurrent=n_concurrent, budget=GateBudget()))
     finally:
         work.close()
     return result_of(gate)

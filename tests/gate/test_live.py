@@ -13,7 +13,7 @@ import pytest
 
 from agentloop.errors import ConfigError
 from agentloop.gate.fold import Fold
-from agentloop.gate.live import LOOKAHEAD, Budget, roll_out
+from agentloop.gate.live import LOOKAHEAD, GateBudget, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, read_outcomes
 from agentloop.gate.result import result_of
 from agentloop.gate.run import MADE_OF as MADE_OF_FILE
@@ -65,7 +65,7 @@ def gate(
     given: Header | None = None,
     *,
     n_concurrent: int = 4,
-    budget: Budget | None = None,
+    budget: GateBudget | None = None,
     no_baseline: str | None = None,
     added: list[Outcome] | None = None,
 ) -> tuple[GateResult, str | None]:
@@ -80,7 +80,7 @@ def gate(
             runner,
             run,
             n_concurrent=n_concurrent,
-            budget=budget or Budget(),
+            budget=budget or GateBudget(),
             no_baseline=no_baseline,
             on_added=(added if added is not None else []).append,
         )
@@ -219,7 +219,7 @@ def test_one_that_is_slow_holds_up_a_bounded_number(tmp_path: Path) -> None:
         await asyncio.sleep(0.5 if len(begun) == 1 else 0)
         return outcome(task, side, trial)
 
-    gate(tmp_path / "new", run, n_concurrent=2, budget=Budget(max_minutes=0.2 / 60))
+    gate(tmp_path / "new", run, n_concurrent=2, budget=GateBudget(max_minutes=0.2 / 60))
     assert 2 < len(begun) <= LOOKAHEAD * 2 + 1
 
 
@@ -227,7 +227,7 @@ def test_one_that_is_slow_holds_up_a_bounded_number(tmp_path: Path) -> None:
 
 
 def test_money(tmp_path: Path) -> None:
-    result, stopped = gate(tmp_path / "new", runs(), n_concurrent=1, budget=Budget(max_usd=0.095))
+    result, stopped = gate(tmp_path / "new", runs(), n_concurrent=1, budget=GateBudget(max_usd=0.095))
     assert (result.verdict, stopped) == (GateVerdict.inconclusive, "--max-usd 0.095 is spent")
     assert len(rolled(tmp_path / "new")) == 10
     again, _ = gate(tmp_path / "new", runs())
@@ -238,7 +238,7 @@ def test_money_that_nobody_can_count(tmp_path: Path) -> None:
     async def run(task: str, side: Side, trial: int) -> Outcome:
         return outcome(task, side, trial, cost_usd=None)
 
-    result, stopped = gate(tmp_path / "new", run, n_concurrent=1, budget=Budget(max_usd=5))
+    result, stopped = gate(tmp_path / "new", run, n_concurrent=1, budget=GateBudget(max_usd=5))
     assert result.verdict is GateVerdict.inconclusive
     assert stopped is not None
     assert "nobody knows what the candidate's answers cost" in stopped
@@ -250,7 +250,7 @@ def test_time(tmp_path: Path) -> None:
         await asyncio.sleep(30)
         raise AssertionError("it was ended")
 
-    result, stopped = gate(tmp_path / "new", run, budget=Budget(max_minutes=0.1 / 60))
+    result, stopped = gate(tmp_path / "new", run, budget=GateBudget(max_minutes=0.1 / 60))
     assert result.verdict is GateVerdict.inconclusive
     assert stopped is not None
     assert "--max-minutes" in stopped

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from agentloop.failures.analysis.templates import Templates
-from agentloop.store.failures import Labelled
+from agentloop.store.failures import FailureLabel
 
 OWN_WORDS = "(each in its own words)"
 MAX_TRACES = 20
@@ -39,10 +39,10 @@ class Tally:
     types: Counter[str] = field(default_factory=Counter)
     traces: list[str] = field(default_factory=list)
     """The first of them."""
-    best: dict[str, tuple[tuple[int, bool, int, int], Labelled]] = field(default_factory=dict)
+    best: dict[str, tuple[tuple[int, bool, int, int], FailureLabel]] = field(default_factory=dict)
     """Type -> what stands for all of it: of those that say something the one of fewest steps that was stored first."""
 
-    def add(self, row: Labelled, rank: int = 0) -> None:
+    def add(self, row: FailureLabel, rank: int = 0) -> None:
         """One more trace. rank: lower ones stand for the others."""
         self.n += 1
         self.versions[row.version] += 1
@@ -69,11 +69,11 @@ class Tally:
         return min(self.types, key=lambda kind: (-self.types[kind], kind))
 
     @property
-    def example(self) -> Labelled:
+    def example(self) -> FailureLabel:
         """Stands for all; it is of the commonest type."""
         return self.best[self.mostly][1]
 
-    def _show(self, order: tuple[int, bool, int, int], row: Labelled) -> None:
+    def _show(self, order: tuple[int, bool, int, int], row: FailureLabel) -> None:
         if row.type not in self.best or order < self.best[row.type][0]:
             self.best[row.type] = order, row
 
@@ -95,13 +95,13 @@ class Alike:
 class Clusters:
     """Fed one label after another; only the tallies are in memory."""
 
-    def __init__(self, rank: Callable[[Labelled], int] = lambda _: 0) -> None:
+    def __init__(self, rank: Callable[[FailureLabel], int] = lambda _: 0) -> None:
         self._rank = rank
         self._templates = Templates()
         self._tallies: dict[tuple[Kind, int], Tally] = {}
         self._last: dict[tuple[Kind, int], int] = {}
 
-    def add(self, row: Labelled) -> None:
+    def add(self, row: FailureLabel) -> None:
         """A trace is counted once in a cluster, however many labels it has there; they come one after another."""
         kind = Kind(row.type, row.detector.partition("@")[0], row.tool)
         place = (kind, self._templates.add(kind, row.evidence))

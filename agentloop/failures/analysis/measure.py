@@ -28,7 +28,7 @@ from agentloop.types import FailureType, Imported
 SAYABLE = frozenset(AGENTRX.values())
 
 
-class Labelled(NamedTuple):
+class DetectorCase(NamedTuple):
     """A trace, and what people said is wrong in it; None where nobody looked."""
 
     imported: Imported
@@ -36,7 +36,7 @@ class Labelled(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DetectorCounts:
     """One detector's account."""
 
     detector: str
@@ -58,7 +58,7 @@ class Row:
     """Runs that failed, and those of them of which it said nothing."""
 
 
-def read_folder(data: Path) -> list[Labelled]:
+def read_folder(data: Path) -> list[DetectorCase]:
     """Every trace in a folder, once, with AgentRx's labels where a file of them lies there."""
     traces: dict[str, Imported] = {}
 
@@ -71,10 +71,10 @@ def read_folder(data: Path) -> list[Labelled]:
     labels = dict[str, frozenset[FailureType]]()
     for path in sorted(data.rglob("*_labels.json*")):
         labels |= _labels(path)
-    return [Labelled(item, _types(item, labels)) for item in traces.values()]
+    return [DetectorCase(item, _types(item, labels)) for item in traces.values()]
 
 
-def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = SAYABLE) -> list[Row]:
+def measure(labelled: Sequence[DetectorCase], *, sayable: frozenset[FailureType] = SAYABLE) -> list[DetectorCounts]:
     """One row a detector, those that are off too. sayable: types for which those who looked had a word."""
     readings = [(read_imported(item.imported), item.types) for item in labelled]
     rows = []
@@ -88,7 +88,7 @@ def measure(labelled: Sequence[Labelled], *, sayable: frozenset[FailureType] = S
             n_judged = sum(bool(types_found) for types_found, _ in looked) + wrong
         failed = [types_found for types_found, reading, _ in answers if reading.lost]
         rows.append(
-            Row(
+            DetectorCounts(
                 detector.id,
                 is_on(detector),
                 detector.min_precision,

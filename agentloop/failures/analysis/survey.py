@@ -17,7 +17,7 @@ from agentloop.failures.analysis.clusters import Alike, Clusters, Tally
 from agentloop.failures.analysis.pareto import BY, NONE, Change, Cluster, Example, Rate, Row, Survey, Trend
 from agentloop.failures.analysis.remedies import remedy
 from agentloop.intervals import wilson
-from agentloop.store.failures import Labelled
+from agentloop.store.failures import FailureLabel
 from agentloop.store.store import Store
 
 
@@ -112,7 +112,7 @@ def _edge(versions: Mapping[int, int], since: int | None) -> int | None:
     return since
 
 
-def _value(label: Labelled, by: str) -> str:
+def _value(label: FailureLabel, by: str) -> str:
     if by == "group":
         return label.type.partition(".")[0]
     return _value_name(getattr(label, by), by)

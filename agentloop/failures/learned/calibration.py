@@ -35,7 +35,7 @@ class Curve(Frozen):
         return 1 / (1 + math.exp(-z)) if z > -700 else 0.0
 
 
-class Trust(Frozen):
+class Calibration(Frozen):
     """How sure a guess is, whether it is sure enough to be said, and how such guesses did on traces held out."""
 
     curve: Curve
@@ -84,7 +84,7 @@ def held_out(
     return [answers[place] for place in range(len(items))]
 
 
-def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Trust:
+def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Calibration:
     """What held-out guesses of probability `p` were worth, and above what they keep a promise of precision.
 
     The cut is the lowest confidence above which the share that was right is `promised` even at the lower end of its
@@ -100,10 +100,12 @@ def fit_trust(p: Sequence[float], right: Sequence[bool], promised: float) -> Tru
         last = n == len(ranked) or ranked[n][0] < sure  # equal guesses stand or fall together
         if last and wilson(n_right, n)[0] >= promised:
             cut = sure
-    return Trust(curve=curve, cut=cut)
+    return Calibration(curve=curve, cut=cut)
 
 
-def fit_measured(p: Sequence[float], right: Sequence[bool], tasks: Sequence[str], promised: float, seed: int) -> Trust:
+def fit_measured(
+    p: Sequence[float], right: Sequence[bool], tasks: Sequence[str], promised: float, seed: int
+) -> Calibration:
     """As `fit_trust`, with what was said and right when each fold's guesses are judged by the other folds'."""
     fold = folds(tasks, seed)
     n_said = n_right = 0

@@ -24,7 +24,7 @@ MIN_LABELS, MIN_TASKS = 20, 10
 
 
 @dataclass(frozen=True)
-class Labelled:
+class ScorerExample:
     """A trace and what is known of it; None for what is not."""
 
     trace: Trace
@@ -46,7 +46,7 @@ class Labelled:
         return next((n for n, step in enumerate(self.trace.steps) if step.index == self.step), None)
 
 
-def fit(labelled: Sequence[Labelled], *, seed: int = 0, precision: float = 0.5) -> Scorer:
+def fit(labelled: Sequence[ScorerExample], *, seed: int = 0, precision: float = 0.5) -> Scorer:
     """Learn what the labels are enough for; the same labels and seed give the same scorer.
 
     precision: share of the scorer's claims that should be right; the higher, the more often it abstains.
@@ -80,35 +80,35 @@ def fit(labelled: Sequence[Labelled], *, seed: int = 0, precision: float = 0.5) 
 # ------------------------------------------------------------------ what models say of held-out traces
 
 
-def held_out_steps(items: Sequence[Labelled], seed: int, also: Sequence[Labelled] = ()) -> list[list[float]]:
+def held_out_steps(items: Sequence[ScorerExample], seed: int, also: Sequence[ScorerExample] = ()) -> list[list[float]]:
     """Probabilities of each item's steps, by models that were fitted on other tasks, of `also` too."""
     more = [(item, item.task) for item in also]
     return held_out(items, _tasks(items), seed, lambda some: step_model(some, seed), ask_steps, more)
 
 
-def held_out_categories(items: Sequence[Labelled], seed: int) -> list[dict[str, float]]:
+def held_out_categories(items: Sequence[ScorerExample], seed: int) -> list[dict[str, float]]:
     """Probabilities of each category for each item, as above."""
     return held_out(items, _tasks(items), seed, category_model, ask_category)
 
 
-def step_model(items: Sequence[Labelled], seed: int) -> StepModel:
+def step_model(items: Sequence[ScorerExample], seed: int) -> StepModel:
     """Learned of the items whose critical step is known and not the only one."""
     pairs = [(item.rows, item.place) for item in items if item.place is not None and len(item.rows) > 1]
     return fit_steps([table for table, _ in pairs], [place for _, place in pairs], seed)
 
 
-def ask_steps(model: StepModel, item: Labelled) -> list[float]:
+def ask_steps(model: StepModel, item: ScorerExample) -> list[float]:
     """Probabilities of its steps, of those that may be named."""
     return only(model.probabilities(item.rows), blamable(item.trace))
 
 
-def category_model(items: Sequence[Labelled]) -> Linear:
+def category_model(items: Sequence[ScorerExample]) -> Linear:
     """Learned of the items whose category is known."""
     some = [item for item in items if item.category is not None]
     return fit_linear([_row(item) for item in some], [item.category or "" for item in some], RUN_C)
 
 
-def ask_category(model: Linear, item: Labelled) -> dict[str, float]:
+def ask_category(model: Linear, item: ScorerExample) -> dict[str, float]:
     """Probabilities of its categories."""
     return model.probabilities(_row(item))
 
@@ -116,7 +116,7 @@ def ask_category(model: Linear, item: Labelled) -> dict[str, float]:
 # ------------------------------------------------------------------------------------------ heads
 
 
-def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
+def _step_head(items: list[ScorerExample], seed: int, precision: float) -> StepHead:
     """Its curve is measured on held-out traces, before it learns from all."""
     answers = held_out_steps(items, seed)
     guesses = [likeliest(p) for p in answers]
@@ -128,7 +128,7 @@ def _step_head(items: list[Labelled], seed: int, precision: float) -> StepHead:
     return StepHead(model=step_model(items, seed), trust=every, chance=chance)
 
 
-def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHead:
+def _category_head(items: list[ScorerExample], seed: int, precision: float) -> RunHead:
     answers = held_out_categories(items, seed)
     best = [max(p, key=lambda name, p=p: p[name]) for p in answers]  # type: ignore[misc]
     right = [guess == item.category for guess, item in zip(best, items, strict=True)]
@@ -140,19 +140,19 @@ def _category_head(items: list[Labelled], seed: int, precision: float) -> RunHea
 # --------------------------------------------------------------------------------- what they share
 
 
-def _row(item: Labelled) -> list[float]:
+def _row(item: ScorerExample) -> list[float]:
     return run_row(item.trace, steps=item.rows)
 
 
-def _tasks(items: Sequence[Labelled]) -> list[str]:
+def _tasks(items: Sequence[ScorerExample]) -> list[str]:
     return [item.task for item in items]
 
 
-def _enough(items: Sequence[Labelled]) -> bool:
+def _enough(items: Sequence[ScorerExample]) -> bool:
     return len(items) >= MIN_LABELS and len({item.task for item in items}) >= MIN_TASKS
 
 
-def _count(items: Sequence[Labelled]) -> str:
+def _count(items: Sequence[ScorerExample]) -> str:
     return f"{len(items)} of {counted(len({item.task for item in items}), 'task')}"
 
 

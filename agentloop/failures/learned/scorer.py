@@ -22,7 +22,7 @@ from agentloop.config.layout import SCORER, refuse_earlier_layout
 from agentloop.errors import ConfigError
 from agentloop.failures.closing import blamable
 from agentloop.failures.evidence import quote_at
-from agentloop.failures.learned.calibration import Trust
+from agentloop.failures.learned.calibration import Calibration
 from agentloop.failures.learned.features import FEATURES, rows
 from agentloop.failures.learned.fitted import Linear, StepModel, library
 from agentloop.failures.learned.run_features import OF_RUN, run_row
@@ -47,7 +47,7 @@ class StepHead(Frozen):
     """Which step, and how often such a guess was right. It names one in every run or in none: no cut is used."""
 
     model: StepModel
-    trust: Trust
+    trust: Calibration
     chance: FiniteFloat = 0.0
     """How often a step drawn at random would have been right on the same labels."""
 
@@ -61,7 +61,7 @@ class RunHead(Frozen):
     """Which class a run is of, and how often such a guess was right."""
 
     model: Linear
-    trust: Trust
+    trust: Calibration
 
     @model_validator(mode="after")
     def _fits(self) -> RunHead:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
-from agentloop.protocols import Records, Stored
+from agentloop.protocols import ExportedTrace, Records
 from agentloop.types import Completion, Imported, Message, Step, StopReason, Trace
 
 
@@ -50,6 +50,6 @@ class OutsideExporter:
 
     name, suffix, media_type, one_each = "outside", ".txt", "text/plain", False
 
-    def write(self, traces: Iterable[Stored]) -> Iterator[bytes]:
+    def write(self, traces: Iterable[ExportedTrace]) -> Iterator[bytes]:
         for stored in traces:
             yield f"{stored.trace.id} {stored.trace.answer}\n".encode()
