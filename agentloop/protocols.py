@@ -247,7 +247,7 @@ class Format(Protocol):
 
 
 class ExportedTrace(Protocol):
-    """A trace in the store, read as far as it is asked for; `otel/stored.py` is one."""
+    """A trace in the store, read as far as it is asked for; `otel/stored_trace.py` is one."""
 
     facts: Mapping[str, Any]
     """What a list of traces tells of it, by the names of `store.tables.TraceSummary`: id, source, stage, reward, ..."""

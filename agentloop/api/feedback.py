@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.failures.evidence import texts, texts_at
 from agentloop.judge.fence import identifies, quoted
-from agentloop.judge.settle import check_name
+from agentloop.judge.revisions import check_name
 from agentloop.store.verdicts import PERSON
 from agentloop.types import RewardState, Trace
 

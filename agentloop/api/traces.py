@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 
 from agentloop.api.parameters import Cursor, Filter, Limit, Project, TraceId
 from agentloop.formats.export import load_exporter
-from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.types import Span, Trace, Verdict

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field
 from agentloop.api.feedback import GivenLabel, GivenReward, GivenScore, Resolution, person
 from agentloop.api.parameters import Name, Project, TraceId
 from agentloop.errors import ConfigError, StateError
-from agentloop.judge.settle import resolve, settle
-from agentloop.judge.stored import is_ours, read
+from agentloop.judge.records import is_ours, read
+from agentloop.judge.revisions import resolve, settle
 from agentloop.store.store import Store
 from agentloop.store.verdicts import IMPORT, JUDGE
 from agentloop.types import Failure, FailureType, RewardState, Score, Verdict

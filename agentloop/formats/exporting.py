@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentloop.errors import ConfigError, NoSuchTrace
 from agentloop.formats.export import save
-from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.progress import Progress
 from agentloop.protocols import ExportedTrace, Exporter
 from agentloop.store.store import Store

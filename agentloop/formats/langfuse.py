@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentloop.errors import FormatError
+from agentloop.formats.client_messages import unwrapped
 from agentloop.formats.fields import Fields, at, count_at, object_at, score, text_at
-from agentloop.formats.loose import unwrapped
 from agentloop.formats.runs import RecordedRun, build
 from agentloop.formats.steps import trace_id
 from agentloop.protocols import Records

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from agentloop.formats.client_messages import LooseMessage, messages_at, unwrapped
 from agentloop.formats.fields import Fields, unheard
-from agentloop.formats.loose import LooseMessage, messages_at, unwrapped
 from agentloop.formats.steps import MAX_AGENTS, Steps, duration_s, trace_id
 from agentloop.types import Message, StopReason, SubTrace, Trace, content_hash
 

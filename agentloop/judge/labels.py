@@ -20,8 +20,8 @@ from agentloop.failures.analysis import measure
 from agentloop.failures.evidence import quote_at
 from agentloop.failures.learned.fitting import ScorerExample
 from agentloop.input_files import place_of
-from agentloop.judge.settle import check_name
-from agentloop.judge.stored import MAX_SPANS, read
+from agentloop.judge.records import MAX_SPANS, read
+from agentloop.judge.revisions import check_name
 from agentloop.store.store import Store
 from agentloop.store.verdicts import PERSON
 from agentloop.types import Failure, FailureType, Frozen, Imported, Score

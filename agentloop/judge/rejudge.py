@@ -26,8 +26,8 @@ from agentloop.failures.taxonomy import VERSION
 from agentloop.faults import fault_in
 from agentloop.judge.group import rank
 from agentloop.judge.reader import Reader, is_open, with_cause
+from agentloop.judge.records import MAX_SPANS, TraceRecord, bare_task, classified, classified_imported, is_ours, read
 from agentloop.judge.score import ALONE, NEEDS_BOX, judge, name_verifiers, no_score
-from agentloop.judge.stored import MAX_SPANS, Found, bare_task, classified, classified_imported, is_ours, read
 from agentloop.protocols import GroupVerifier, SandboxVerifier, Verifier
 from agentloop.store.history import JudgedTrace
 from agentloop.store.rewriting import New
@@ -151,7 +151,7 @@ async def rejudge(
 
 async def _judged(
     task: Task | None,
-    record: Found,
+    record: TraceRecord,
     stored: JudgedTrace,
     verifiers: Mapping[str, Verifier],
     only: Collection[str],

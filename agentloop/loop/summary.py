@@ -16,7 +16,7 @@ from agentloop.config.layout import refuse_earlier_layout
 from agentloop.config.settings import Config, load_config, suite_folder
 from agentloop.gate.decide import success
 from agentloop.loop.project import REPORT, Project
-from agentloop.mining.failed import FAILED, read_failed
+from agentloop.mining.failed_tasks import FAILED, read_failed
 from agentloop.reports.loop import ReportData, write_report
 from agentloop.store.place import open_store
 from agentloop.store.store import Store

@@ -20,7 +20,7 @@ from agentloop.gate.decide import decide, lost_too_much
 from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, unscored
-from agentloop.mining.failed import FAILED, Pinned, pin
+from agentloop.mining.failed_tasks import FAILED, Pinned, pin
 from agentloop.protocols import Trainer
 from agentloop.store.bodies import unpack
 from agentloop.types import (

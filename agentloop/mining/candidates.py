@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agentloop.failures.analysis.clusters import Kind
 from agentloop.failures.analysis.templates import Templates
-from agentloop.judge.stored import is_ours, read
+from agentloop.judge.records import is_ours, read
 from agentloop.mining.case import FULL, MinedCase, case_id
 from agentloop.store.failures import FailureLabel
 from agentloop.store.store import Store

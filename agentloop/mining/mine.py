@@ -22,13 +22,13 @@ from agentloop.failures.taxonomy import OURS, Taxonomy
 from agentloop.gate.outcomes import Outcome, Side
 from agentloop.gate.trials import Trials
 from agentloop.harbor.images import images_for
+from agentloop.judge.records import read
 from agentloop.judge.score import judge, name_verifiers
-from agentloop.judge.stored import read
 from agentloop.mining import admission
 from agentloop.mining.admission import Check, all_six
 from agentloop.mining.candidates import Candidate, Signatures
 from agentloop.mining.case import FULL, OFFLINE, SNAPSHOT, MinedCase, case_id, case_task, drafted, put_case, write_case
-from agentloop.mining.failed import sentence
+from agentloop.mining.failed_tasks import sentence
 from agentloop.mining.offline import offline_checks
 from agentloop.policies.scripted import oracle
 from agentloop.protocols import SandboxBackend

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentloop.judge.stored import classified_imported
+from agentloop.judge.records import classified_imported
 from agentloop.mining.admission import Check
 from agentloop.mining.case import OFFLINE, MinedCase, read_cases, read_trace
 from agentloop.types import Failure, Imported, RewardState, Verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agentloop.costs.totals import EpisodeCost, shares, spent
-from agentloop.otel.stored import read_each
+from agentloop.otel.stored_trace import read_each
 from agentloop.store.store import Store
 
 

@@ -148,7 +148,7 @@ def resolve_trace(
 ) -> None:
     """Set the reward of a trace. It stays in the history with your name; repeating the command changes nothing."""
     from agentloop.judge.project import project_tasks
-    from agentloop.judge.settle import resolve
+    from agentloop.judge.revisions import resolve
 
     tasks = project_tasks(project)
     with _opened(project, where) as store:

@@ -16,7 +16,7 @@ from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 from agentloop_cli.traces import GAP
 
 if TYPE_CHECKING:
-    from agentloop.otel.stored import StoredTrace
+    from agentloop.otel.stored_trace import StoredTrace
     from agentloop.store.tables import TraceSummary
     from agentloop.types import Failure, Step, SubTrace, ToolCall, Trace, Verdict
 
@@ -39,7 +39,7 @@ def show_trace(
 ) -> None:
     """Show one trace: the task, every step, and why it failed."""
     from agentloop.formats.jsonl import document
-    from agentloop.otel.stored import StoredTrace
+    from agentloop.otel.stored_trace import StoredTrace
 
     with opened_store(where, project=project) as store:
         stored = StoredTrace(store, store.named(trace_id, project=tenant))

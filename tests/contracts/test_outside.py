@@ -30,7 +30,7 @@ from agentloop.formats.importing import load_formats
 from agentloop.judge.artifacts import collect, fresh_boxes
 from agentloop.judge.score import judge
 from agentloop.loop.trainers import make_trainer
-from agentloop.otel.stored import read_each
+from agentloop.otel.stored_trace import read_each
 from agentloop.plugins import load_part
 from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.protocols import SandboxBackend

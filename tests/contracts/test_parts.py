@@ -33,7 +33,7 @@ from agentloop.judge.verifiers.human import Human
 from agentloop.judge.verifiers.json import Json
 from agentloop.judge.verifiers.numeric import Numeric
 from agentloop.judge.verifiers.regex import Regex
-from agentloop.otel.stored import read_each
+from agentloop.otel.stored_trace import read_each
 from agentloop.plugins import installed, load_part
 from agentloop.policies.choose import choose_endpoint
 from agentloop.policies.scripted import ScriptedPolicy, call_message

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from agentloop.errors import FormatError
+from agentloop.formats.client_messages import unwrapped
 from agentloop.formats.importing import load_formats
-from agentloop.formats.loose import unwrapped
 from agentloop.formats.source import SourceFile
 from agentloop.protocols import Format
 from agentloop.types import Imported, Trace

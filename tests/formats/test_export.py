@@ -27,9 +27,9 @@ from agentloop.formats.export import load_exporter, save
 from agentloop.formats.jsonl import AgentloopFormat, JsonLines
 from agentloop.formats.otlp_export import OtlpLines
 from agentloop.formats.source import SourceFile
-from agentloop.otel import stored
+from agentloop.otel import stored_trace
 from agentloop.otel.otlp import JSON, PROTOBUF, decode_logs, decode_traces
-from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.protocols import ExportedTrace, Exporter
 from agentloop.store.store import Store
 from agentloop.types import Failure, FailureType, Imported, RewardState, Score, SubTrace, Verdict
@@ -203,7 +203,7 @@ def test_a_long_trace_is_many_requests_and_its_logs_go_with_their_spans(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each line is less than what collectors take, and log records are events of the span that they were said in."""
-    monkeypatch.setattr(stored, "PAGE", 7)
+    monkeypatch.setattr(stored_trace, "PAGE", 7)
     spans = [
         {"traceId": "7" * 32, "spanId": f"{n:016x}", "startTimeUnixNano": str(n), "endTimeUnixNano": "9999",
          "attributes": [{"key": "gen_ai.tool.call.result", "value": {"stringValue": f"{n} " + "z" * 99_000}}]}

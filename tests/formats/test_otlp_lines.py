@@ -16,7 +16,7 @@ from agentloop.formats import otlp_lines
 from agentloop.formats.otlp_export import OtlpLines
 from agentloop.formats.otlp_lines import OtlpFormat
 from agentloop.formats.source import SourceFile
-from agentloop.otel.stored import StoredTrace
+from agentloop.otel.stored_trace import StoredTrace
 from agentloop.store.store import Store
 from agentloop.types import Imported, SubTrace
 

@@ -17,10 +17,10 @@ from agentloop.formats.atif import AtifFormat
 from agentloop.formats.export import load_exporter
 from agentloop.formats.source import SourceFile
 from agentloop.gateway.routes import Upstream
-from agentloop.judge.settle import resolve
+from agentloop.judge.revisions import resolve
 from agentloop.otel.otlp import JSON, decode_traces
 from agentloop.otel.spans import trace_of
-from agentloop.otel.stored import StoredTrace, read_each
+from agentloop.otel.stored_trace import StoredTrace, read_each
 from agentloop.types import Imported, Trace
 from tests.gateway.serving import Gateway, gateway_here, until
 from tests.gateway.test_failures import PATHS, body_of

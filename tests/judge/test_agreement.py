@@ -9,7 +9,7 @@ import pytest
 from sqlmodel import select
 
 from agentloop.judge.agreement import agreement, brier, ece, kappa, measure
-from agentloop.judge.settle import resolve
+from agentloop.judge.revisions import resolve
 from agentloop.store.store import Store
 from agentloop.store.tables import AgreementRow
 

@@ -11,9 +11,9 @@ import pytest
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.failures.evidence import texts
 from agentloop.judge.rejudge import JudgingSummary, rejudge
+from agentloop.judge.revisions import resolve, settle
 from agentloop.judge.score import judge
-from agentloop.judge.settle import resolve, settle
-from agentloop.mining.failed import Pinned
+from agentloop.mining.failed_tasks import Pinned
 from agentloop.store.store import Store
 from agentloop.train.samples import build_samples
 from agentloop.types import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.judge.rejudge import JudgingSummary, rejudge
-from agentloop.judge.settle import resolve
+from agentloop.judge.revisions import resolve
 from agentloop.otel.spans_export import spans_of
 from agentloop.store.store import Store
 from agentloop.types import (

@@ -11,7 +11,7 @@ from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.failures.analysis.survey import survey
 from agentloop.judge.labels import labelled, put_label, read_labels, stored_labels
 from agentloop.judge.rejudge import rejudge
-from agentloop.judge.settle import resolve
+from agentloop.judge.revisions import resolve
 from agentloop.store.store import Store
 from agentloop.types import Completion, Failure, FailureType, Imported, Message, RewardState, Score, Step
 

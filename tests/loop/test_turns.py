@@ -13,7 +13,7 @@ from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.loop.summary import Summary, stored_project
 from agentloop.loop.turns import run_loop
-from agentloop.mining.failed import FAILED, read_failed
+from agentloop.mining.failed_tasks import FAILED, read_failed
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.suites.suite import load_suite

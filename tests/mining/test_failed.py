@@ -11,7 +11,7 @@ from reports.example import attempt, critical, step
 
 from agentloop.errors import ConfigError
 from agentloop.failures.taxonomy import OURS
-from agentloop.mining.failed import Pinned, pin, read_failed
+from agentloop.mining.failed_tasks import Pinned, pin, read_failed
 from agentloop.suites.suite import Suite, load_suite
 from agentloop.suites.writer import write_suite
 from agentloop.types import FailureType, Limits, Part, RewardState, SandboxSpec, Split, Task

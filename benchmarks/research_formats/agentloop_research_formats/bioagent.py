@@ -13,8 +13,8 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.formats.chat import assistant, content
+from agentloop.formats.client_messages import messages_at, unwrapped
 from agentloop.formats.fields import Fields, unheard
-from agentloop.formats.loose import messages_at, unwrapped
 from agentloop.formats.steps import Steps, trace_id
 from agentloop.protocols import Records
 from agentloop.types import Imported, Message, StopReason, Trace

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from agentloop.errors import ConfigError, StateError
 from agentloop.judge.combine import combine
-from agentloop.judge.stored import bare_task, classified, classified_imported, read
+from agentloop.judge.records import bare_task, classified, classified_imported, read
 from agentloop.store.rewriting import New
 from agentloop.store.store import Store
 from agentloop.store.verdicts import LABELLED, PERSON, PROGRAMS

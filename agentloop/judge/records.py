@@ -19,7 +19,7 @@ MAX_SPANS = 50_000
 """Spans of a trace up to which it is read as steps; a run of 10,000 steps has some 20,000."""
 
 
-class Found(NamedTuple):
+class TraceRecord(NamedTuple):
     """A stored trace with what is known of its worth, and as it was imported if it was."""
 
     trace: Trace
@@ -27,16 +27,16 @@ class Found(NamedTuple):
     imported: Imported | None = None
 
 
-def read(store: Store, row: Any) -> Found | None:
+def read(store: Store, row: Any) -> TraceRecord | None:
     """None for a trace of more spans than MAX_SPANS, or of none."""
     if is_ours(row):
-        return Found(*unpack(row.body))
+        return TraceRecord(*unpack(row.body))
     verdict = Verdict(trace_id=row.id, state=RewardState(row.reward_state), reward=row.reward)
     if row.body is not None:
         imported = store.imported(row.project, row.id)
-        return Found(imported.trace, verdict, imported)
+        return TraceRecord(imported.trace, verdict, imported)
     if 0 < row.n_spans <= MAX_SPANS:
-        return Found(trace_of(store.spans(row.project, row.id, limit=MAX_SPANS).spans), verdict)
+        return TraceRecord(trace_of(store.spans(row.project, row.id, limit=MAX_SPANS).spans), verdict)
     return None
 
 
