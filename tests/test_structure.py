@@ -17,10 +17,9 @@ MAX_PARAMETERS, MAX_LINES, MAX_COMMAND_LINES = 8, 60, 15
 
 LONG_COMMANDS: frozenset[str] = frozenset()
 """Commands whose bodies are longer than MAX_COMMAND_LINES."""
-MANY_PARAMETERS: frozenset[str] = frozenset({"agentloop.judge.rejudge:rejudge"})
+MANY_PARAMETERS: frozenset[str] = frozenset()
 LONG_FUNCTIONS: frozenset[str] = frozenset(
     {
-        "agentloop.judge.rejudge:rejudge",
         "agentloop.store.migrations.versions.v0001_episodes:upgrade",  # a migration never changes again
     }
 )

@@ -11,7 +11,7 @@ from agentloop.costs.totals import price
 from agentloop.failures.learned.scorer import load_scorer
 from agentloop.failures.taxonomy import project_taxonomy
 from agentloop.judge.reader import Reader
-from agentloop.judge.rejudge import JudgingSummary, rejudge
+from agentloop.judge.rejudge import JudgingOptions, JudgingSummary, rejudge
 from agentloop.progress import Progress
 from agentloop.store.store import Store
 from agentloop.suites.suite import load_suite
@@ -22,13 +22,10 @@ async def rejudge_project(
     store: Store, project: Path, filter: str, only: Collection[str], again: bool, progress: Progress
 ) -> JudgingSummary:
     """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them."""
-    scorer = load_scorer(project)
-    reader = _reader(project)
+    options = JudgingOptions(only=only, again=again, scorer=load_scorer(project), reader=_reader(project))
     tasks = project_tasks(project)
     progress.start("judge again", store.n_found(filter))
-    return await rejudge(
-        store, tasks, filter, only=only, again=again, scorer=scorer, reader=reader, on_batch=progress.advance
-    )
+    return await rejudge(store, tasks, filter, options, progress.advance)
 
 
 def _reader(project: Path) -> Reader | None:

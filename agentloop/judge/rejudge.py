@@ -67,86 +67,121 @@ class JudgingSummary:
     """Of judge models, where a price is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class JudgingOptions:
+    """Which traces to judge again, and with what besides the verifiers of their tasks."""
+
+    project: str | None = None
+    """The project whose traces are judged; None judges those of every project."""
+    only: Collection[str] = ()
+    """Verifiers to run, by the names of their scores; default: all."""
+    again: bool = False
+    """Judge traces too that nothing has changed for."""
+    scorer: Scorer | None = None
+    """Learned from labels; used where the rules do not explain a failure."""
+    reader: Reader | None = None
+    """A model; used where the scorer does not explain a failure either."""
+
+
 async def rejudge(
     store: Store,
     tasks: Mapping[str, Task],
     filter: str = "",
-    *,
-    project: str | None = None,
-    only: Collection[str] = (),
-    again: bool = False,
-    scorer: Scorer | None = None,
-    reader: Reader | None = None,
+    options: JudgingOptions | None = None,
     on_batch: Callable[[int], None] = lambda _: None,
 ) -> JudgingSummary:
     """Judge the traces that match `filter`, the oldest first.
 
-    tasks: by id; a trace of another task is only classified. only: verifiers to run, by the names of their scores;
-    default: all. again: judge traces too that nothing has changed for. scorer: learned from labels, used where the
-    rules do not explain a failure. reader: a model, used where the scorer does not either.
-    Raises ConfigError for an invalid filter and for a name in `only` that no task has.
+    tasks: by id; a trace of another task is only classified.
+    Raises ConfigError for an invalid filter and for a name in `options.only` that no task has.
     """
-    named = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
-    names = {name for verifiers in named.values() for name in verifiers}
+    options = options or JudgingOptions()
+    judging = _Judging(store, tasks, options)
+    after = 0
+    while batch := store.stored(filter, project=options.project, after=after, limit=BATCH):
+        after = batch[-1].row.key
+        store.put_verdicts(await judging.judge(batch))
+        on_batch(len(batch))
+    return judging.account
+
+
+class _Judging:
+    """One call of `rejudge`: what holds for all of its batches, and the account of those so far."""
+
+    def __init__(self, store: Store, tasks: Mapping[str, Task], options: JudgingOptions) -> None:
+        self.account = JudgingSummary()
+        self._store = store
+        self._tasks = tasks
+        self._options = options
+        self._verifiers = {task_id: name_verifiers(task) for task_id, task in tasks.items()}
+        _check_names(options.only, self._verifiers)
+        self._guess: Rule | None = None
+        self._learned: list[str] = []
+        if options.scorer:
+            self._guess = options.scorer.guess
+            self._learned.append(content_hash(options.scorer.model_dump_json()))
+        if options.reader:
+            self._learned.append(options.reader.name)
+        self._stamps = {
+            task_id: _stamp(task, self._verifiers[task_id], self._learned) for task_id, task in tasks.items()
+        }
+        self._groups = Groups(store)
+        self._detectors = detectors_hash()
+        self._slots = asyncio.Semaphore(N_TOGETHER)
+
+    async def judge(self, batch: Sequence[JudgedTrace]) -> list[New]:
+        """New verdicts of a batch; none for a trace that was judged by the same before, or cannot be read."""
+        work = []
+        for stored in batch:
+            stamp = self._stamp_of(stored)
+            if stored.stamp == stamp and not (self._options.again or self._options.only):
+                self.account.n_same += 1
+                _count(self.account, stored, stored.row.reward_state, stored.row.reward)
+            else:
+                work.append(self._judge(stored, stamp))
+        verdicts = await asyncio.gather(*work)
+        self.account.n += len(batch)
+        return [item for item in verdicts if item is not None]
+
+    def _stamp_of(self, stored: JudgedTrace) -> str:
+        n_spans = str(stored.row.n_spans)  # more of them may have arrived
+        late = "/".join([VERSION, self._detectors, n_spans, str(_outcome(stored)), *self._learned])
+        if is_ours(stored.row):
+            return self._stamps.get(stored.row.task_id, late)
+        return late
+
+    async def _judge(self, stored: JudgedTrace, stamp: str) -> New | None:
+        account = self.account
+        async with self._slots:
+            task = None
+            if is_ours(stored.row):
+                task = self._tasks.get(stored.row.task_id)
+            record = read(self._store, stored.row)
+            if record is None:
+                account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
+                _count(account, stored, stored.row.reward_state, stored.row.reward)
+                return None
+            verifiers = self._verifiers[task.id] if task else {}
+            only = self._options.only
+            verdict = await _judged(task, record, stored, verifiers, only, account, self._groups, self._guess)
+            if self._options.reader is not None and is_open(verdict):
+                verdict = await _read_by(self._options.reader, record.trace, verdict, account)
+            verdict = self._store.clean(verdict)
+            _count(account, stored, verdict.state, verdict.reward)
+            _note(account, record.verdict, stored.verdict, verdict)
+            if _is_settled(stored, record.verdict):  # a person's verdict stays under that person's name
+                return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
+            return New(stored.row.key, verdict, stamp)
+
+
+def _check_names(only: Collection[str], verifiers: Mapping[str, Mapping[str, Verifier]]) -> None:
+    """Raises ConfigError for a name that no task has."""
+    names = {name for of_task in verifiers.values() for name in of_task}
     for name in only:
         if name not in names:
             raise ConfigError(
                 f"--verifier: no {name!r} (known: {', '.join(sorted(names)) or 'none'}){did_you_mean(name, names)}"
             )
-    guess = None
-    learned = []
-    if scorer:
-        guess = scorer.guess
-        learned.append(content_hash(scorer.model_dump_json()))
-    if reader:
-        learned.append(reader.name)
-    stamps = {task_id: _stamp(task, named[task_id], learned) for task_id, task in tasks.items()}
-    account = JudgingSummary()
-    after = 0
-    groups = Groups(store)
-    detectors = detectors_hash()
-    slots = asyncio.Semaphore(N_TOGETHER)
-    while batch := store.stored(filter, project=project, after=after, limit=BATCH):
-        after = batch[-1].row.key
-        todo = []
-        for stored in batch:
-            n_spans = str(stored.row.n_spans)  # more of them may have arrived
-            late = "/".join([VERSION, detectors, n_spans, str(_outcome(stored)), *learned])
-            stamp = late
-            if is_ours(stored.row):
-                stamp = stamps.get(stored.row.task_id, late)
-            if stored.stamp == stamp and not (again or only):
-                account.n_same += 1
-                _count(account, stored, stored.row.reward_state, stored.row.reward)
-            else:
-                todo.append((stored, stamp))
-
-        async def one(stored: JudgedTrace, stamp: str) -> New | None:
-            async with slots:
-                task = None
-                if is_ours(stored.row):
-                    task = tasks.get(stored.row.task_id)
-                record = read(store, stored.row)
-                if record is None:
-                    account.why_not[f"not between 1 and {MAX_SPANS} spans, so it cannot be read as steps"] += 1
-                    _count(account, stored, stored.row.reward_state, stored.row.reward)
-                    return None
-                verifiers = named[task.id] if task else {}
-                verdict = await _judged(task, record, stored, verifiers, only, account, groups, guess)
-                if reader is not None and is_open(verdict):
-                    verdict = await _read_by(reader, record.trace, verdict, account)
-                verdict = store.clean(verdict)
-                _count(account, stored, verdict.state, verdict.reward)
-                _note(account, record.verdict, stored.verdict, verdict)
-                if _is_settled(stored, record.verdict):  # a person's verdict stays under that person's name
-                    return New(stored.row.key, verdict, stamp, stored.by or JUDGE, stored.why)
-                return New(stored.row.key, verdict, stamp)
-
-        new = await asyncio.gather(*(one(*item) for item in todo))
-        store.put_verdicts([item for item in new if item is not None])
-        account.n += len(batch)
-        on_batch(len(batch))
-    return account
 
 
 async def _judged(

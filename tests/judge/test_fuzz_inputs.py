@@ -21,7 +21,7 @@ from agentloop.failures.learned.scorer import Scorer
 from agentloop.formats.importing import load_formats, take
 from agentloop.judge.labels import labelled, read_labels
 from agentloop.judge.reader import Reader
-from agentloop.judge.rejudge import rejudge
+from agentloop.judge.rejudge import JudgingOptions, rejudge
 from agentloop.judge.verifiers.actions import Actions
 from agentloop.judge.verifiers.json import Json
 from agentloop.judge.verifiers.numeric import Numeric
@@ -90,7 +90,7 @@ def test_traces_are_imported_and_judged(store: Store, data: bytes) -> None:
 
         def read() -> None:
             take([path], FORMATS, lambda items: store.put_imported(folder, items))
-            asyncio.run(rejudge(store, {}, project=folder))
+            asyncio.run(rejudge(store, {}, options=JudgingOptions(project=folder)))
 
         must_hold(read)
 

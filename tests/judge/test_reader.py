@@ -12,7 +12,7 @@ import pytest
 from agentloop.config.sections import PriceSection
 from agentloop.costs.totals import price
 from agentloop.judge.reader import Reader
-from agentloop.judge.rejudge import JudgingSummary, rejudge
+from agentloop.judge.rejudge import JudgingOptions, JudgingSummary, rejudge
 from agentloop.store.store import Store
 from agentloop.types import Failure, Imported, Score, Trace
 
@@ -115,7 +115,7 @@ def test_what_rules_leave_open_is_read_once_and_the_rest_is_not(tmp_path: Path) 
         reader = Reader(model="m", base_url=server.url, votes=1, cache=str(tmp_path / "said"))
 
         def again(everything: bool) -> JudgingSummary:
-            return asyncio.run(rejudge(store, {}, reader=reader, again=everything))
+            return asyncio.run(rejudge(store, {}, options=JudgingOptions(reader=reader, again=everything)))
 
         assert again(False).n == 2
         assert store.row("default", "lost").failure == "plan.goal_drift"

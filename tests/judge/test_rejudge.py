@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.failures.evidence import texts
-from agentloop.judge.rejudge import JudgingSummary, rejudge
+from agentloop.judge.rejudge import JudgingOptions, JudgingSummary, rejudge
 from agentloop.judge.revisions import resolve, settle
 from agentloop.judge.score import judge
 from agentloop.mining.failed_tasks import Pinned
@@ -73,8 +74,10 @@ def named(name: str, answer: str = "95") -> Trace:
     return trace([shell(REFERENCE, "95"), submit(answer)]).model_copy(update={"id": name})
 
 
-def again(store: Store, task: Task, filter: str = "", **more: Any) -> JudgingSummary:
-    return asyncio.run(rejudge(store, {task.id: task}, filter, **more))
+def again(
+    store: Store, task: Task, filter: str = "", on_batch: Callable[[int], None] = lambda _: None, **options: Any
+) -> JudgingSummary:
+    return asyncio.run(rejudge(store, {task.id: task}, filter, JudgingOptions(**options), on_batch))
 
 
 @pytest.mark.slow
@@ -244,7 +247,7 @@ def test_traces_of_no_task_are_classified_and_keep_what_they_are_worth(store: St
     human = Failure(type=FailureType.plan_goal_drift, step=0, evidence="f99", detector="ann", critical=True)
     store.put_label("default", foreign.id, human)
     for _ in range(2):
-        account = asyncio.run(rejudge(store, {}, again=True))
+        account = asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
         assert (account.n, account.why_not) == (1, {"their task is not in the suite": 1})
         verdict = store.verdict("default", foreign.id)
         assert human in verdict.failures, "what a person said stays"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.judge.rejudge import JudgingSummary, rejudge
+from agentloop.judge.rejudge import JudgingOptions, JudgingSummary, rejudge
 from agentloop.judge.revisions import resolve
 from agentloop.otel.spans_export import spans_of
 from agentloop.store.store import Store
@@ -87,7 +87,7 @@ def test_judging_again_with_nothing_changed_reports_no_change_and_writes_nothing
 
     before = dump()
     for _ in range(2):
-        account = asyncio.run(rejudge(store, {}, again=True))
+        account = asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
         assert (account.n, account.n_same) == (3, 0)
         assert (account.n_changed, account.n_relabelled, account.changed) == (0, 0, {})
         assert account.worth == first.worth
@@ -111,7 +111,7 @@ def test_labels_that_were_lost_come_back(store: Store) -> None:
     again(store)
     with store._database.write() as connection:
         connection.exec_driver_sql("DELETE FROM label")
-    asyncio.run(rejudge(store, {}, again=True))
+    asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
     assert [failure.type for failure in store.verdict("default", "t").failures] == ["call.wrong_arguments"]
 
 

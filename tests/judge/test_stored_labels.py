@@ -10,7 +10,7 @@ import pytest
 from agentloop.errors import ConfigError, NoSuchTrace, StateError
 from agentloop.failures.analysis.survey import survey
 from agentloop.judge.labels import labelled, put_label, read_labels, stored_labels
-from agentloop.judge.rejudge import rejudge
+from agentloop.judge.rejudge import JudgingOptions, rejudge
 from agentloop.judge.revisions import resolve
 from agentloop.store.store import Store
 from agentloop.types import Completion, Failure, FailureType, Imported, Message, RewardState, Score, Step
@@ -36,7 +36,7 @@ def test_a_label_is_critical_and_stays_when_traces_are_judged_again(store: Store
     label, is_new = put_label(store, "default", "t", KIND, 0, by="ann", note="it paid the order")
     assert (label.detector, label.critical, label.evidence, is_new) == ("human:ann", True, '{"order": "7"}', True)
     assert store.row("default", "t").failure == "obs.misread"
-    account = asyncio.run(rejudge(store, {}, again=True))
+    account = asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
     assert (account.n, account.n_changed) == (3, 0)
     verdict = store.verdict("default", "t")
     assert verdict.critical == label
@@ -65,7 +65,7 @@ def test_the_same_again_adds_nothing_and_another_replaces_ones_own(store: Store)
 def test_a_label_takes_back_no_persons_word_on_the_reward(store: Store) -> None:
     resolve(store, "default", "t", 0.5, by="ann", why="half of it")
     put_label(store, "default", "t", KIND, 0, by="ben", note="")
-    asyncio.run(rejudge(store, {}, again=True))
+    asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
     assert (store.row("default", "t").reward, store.row("default", "t").failure) == (0.5, "obs.misread")
     assert resolve(store, "default", "t", 0.5, by="ann", why="half of it").reward == 0.5
     assert len(store.history("default", "t")) == 3, "the same word again adds nothing, a label between them or not"
@@ -119,7 +119,7 @@ def test_a_prefix_in_capitals_is_part_of_a_name(store: Store) -> None:
     row = store.row("default", "t")
     verdict = store.verdict("default", "t").model_copy(update={"reward": 0.25})
     store.resolve("default", "t", verdict, 0.25, by="Label:ann", why="a quarter of it")
-    asyncio.run(rejudge(store, {}, again=True))
+    asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
     assert store.row("default", "t").reward == 0.25
     with pytest.raises(StateError, match="Label:ann has judged it"):
         store.put_reward("default", row.id, RewardState.scored, 1.0)
@@ -136,7 +136,7 @@ def test_a_run_that_a_person_calls_a_success_is_no_failure(store: Store) -> None
     assert label.model_copy(update={"critical": False}) in store.verdict("default", "t").failures
     counted = survey(store, project="default")
     assert (counted.failed, counted.won) == (0, 2)
-    asyncio.run(rejudge(store, {}, again=True))
+    asyncio.run(rejudge(store, {}, options=JudgingOptions(again=True)))
     put_label(store, "default", "t", None, 0, by="ben", note="")
     assert store.row("default", "t").failure is None
     assert store.verdict("default", "t").critical is None
