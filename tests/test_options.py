@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.config.settings import known_secrets, load_config

@@ -15,7 +15,7 @@ from agentloop.config.settings import load_agent, load_prices
 from agentloop.errors import ConfigError
 from agentloop.gate.suites import EvalSuite
 from agentloop.identity import Value, identity
-from agentloop.policies.choose import ENDPOINTS
+from agentloop.policies.endpoints import ENDPOINTS
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.registry.refs import fixed_actor
 from agentloop.rollout.actors import NOBODY, ORACLE, Actor

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import Any, TypeAlias, cast
 
 from agentloop.agents.callable import PythonAgent
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import Submit
 from agentloop.config.sections import AgentSection, PolicySection

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from agentloop.abilities import is_on_host
-from agentloop.agents.choose import choose_agent, needs_sandbox
 from agentloop.agents.gym.loop import GymLoop
+from agentloop.agents.selection import choose_agent, needs_sandbox
 from agentloop.config.layout import POLICIES, refuse_earlier_layout
 from agentloop.config.settings import CONFIG_FILE, Config, known_secrets, load_config, place, suite_folder
 from agentloop.costs.energy import Meter

@@ -16,7 +16,7 @@ from agentloop.config.kinds import KindSection
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.identity import Files, Outside, Part, Value
 from agentloop.options import code_options, interpreter_options, path_options
-from agentloop.policies.choose import ENDPOINTS
+from agentloop.policies.endpoints import ENDPOINTS
 from agentloop.source import program, source
 from agentloop.types import Task
 

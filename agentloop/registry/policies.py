@@ -13,7 +13,7 @@ from agentloop.errors import ConfigError, boundary, counted
 from agentloop.identity import Digest, Part
 from agentloop.options import load_kind
 from agentloop.plugins import load_object
-from agentloop.policies.choose import ENDPOINTS, choose_endpoint
+from agentloop.policies.endpoints import ENDPOINTS, choose_endpoint
 from agentloop.policies.scripted import ScriptedPolicy, oracle
 from agentloop.protocols import Policy
 from agentloop.recordings.traces import ReplayPolicy

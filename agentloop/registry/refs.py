@@ -14,8 +14,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentloop.agents.choose import choose_agent
 from agentloop.agents.gym.loop import GymLoop
+from agentloop.agents.selection import choose_agent
 from agentloop.config.layout import artifact_folder
 from agentloop.config.sections import AgentSection, PolicySection, PriceSection
 from agentloop.config.settings import CONFIG_FILE, known_secrets, load_config, load_policy, load_prices

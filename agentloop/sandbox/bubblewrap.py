@@ -27,8 +27,8 @@ from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUn
 from agentloop.sandbox import cgroups, host, images, memory, privileges, scratch, seccomp
 from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import MAX_PROCESSES
-from agentloop.sandbox.door import Door
 from agentloop.sandbox.egress import Egress, Secret
+from agentloop.sandbox.socket_folder import SocketFolder
 from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
@@ -84,21 +84,21 @@ class BubblewrapBackend:
         memory.check(spec)
         root = await asyncio.to_thread(_root, spec, program)
         egress = Egress(spec.allowed_hosts, self._secrets)
-        door = Door(spec.lifetime_s)
+        sockets = SocketFolder(spec.lifetime_s)
         name = uuid.uuid4().hex[:8]
         process = None
         group = None
         try:
             group = cgroups.make(_bounded(spec), name)
             with boundary(SandboxUnavailable, "bubblewrap cannot start a sandbox"):
-                await door.open()
-                process = _start(program, spec, root, door.folder, group)
-            connection = await _entered(door, process)
-            end = lambda: _end(process, door, group)  # noqa: E731
+                await sockets.open()
+                process = _start(program, spec, root, sockets.folder, group)
+            connection = await _entered(sockets, process)
+            end = lambda: _end(process, sockets, group)  # noqa: E731
             watch = cgroups.Watch(group) if group else None
             return SupervisedSandbox(f"bwrap-{name}", self.isolation, connection, end, watch=watch, egress=egress)
         except BaseException as error:
-            door.remove()
+            sockets.remove()
             output = _kill(process) if process else ""
             if group:
                 group.remove()
@@ -112,16 +112,16 @@ class BubblewrapBackend:
 
 
 def _start(
-    program: str, spec: SandboxSpec, root: Path | None, door: Path, group: cgroups.Group | None
+    program: str, spec: SandboxSpec, root: Path | None, sockets: Path, group: cgroups.Group | None
 ) -> subprocess.Popen[bytes]:
     filter_fd = seccomp.program_fd()
     # bwrap reads more arguments from the gate, of which there are none, and starts nothing before its end.
     gate, ours = os.pipe()
     try:
         inside = host.supervisor(host.python() if root is None else None, spec)
-        command = [*_arguments(program, spec, root, door, filter_fd), "--args", str(gate), "--", *inside]
+        command = [*_arguments(program, spec, root, sockets, filter_fd), "--args", str(gate), "--", *inside]
         if scratch.is_needed(spec):
-            command = scratch.wrapped(command, spec, _scratch(door))
+            command = scratch.wrapped(command, spec, _scratch(sockets))
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -142,16 +142,16 @@ def _start(
             os.close(fd)
 
 
-def _scratch(door: Path) -> Path:
-    """Beside the door, because that is removed with the sandbox."""
-    return door.with_name("scratch")
+def _scratch(sockets: Path) -> Path:
+    """Beside the socket folder, because that is removed with the sandbox."""
+    return sockets.with_name("scratch")
 
 
-async def _entered(door: Door, process: subprocess.Popen[bytes]) -> SandboxConnection:
+async def _entered(sockets: SocketFolder, process: subprocess.Popen[bytes]) -> SandboxConnection:
     async def ended() -> bool:
         return process.poll() is not None
 
-    return await door.entered(ended)
+    return await sockets.entered(ended)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> str:
@@ -161,7 +161,7 @@ def _kill(process: subprocess.Popen[bytes]) -> str:
     return process.communicate()[1].decode(errors="replace").strip()
 
 
-def _end(process: subprocess.Popen[bytes], door: Door, group: cgroups.Group | None) -> None:
+def _end(process: subprocess.Popen[bytes], sockets: SocketFolder, group: cgroups.Group | None) -> None:
     """The supervisor leaves when its connection ends, and takes the namespace along; or it is made to."""
     try:
         process.wait(timeout=2.0)
@@ -172,7 +172,7 @@ def _end(process: subprocess.Popen[bytes], door: Door, group: cgroups.Group | No
     finally:
         if process.stderr:
             process.stderr.close()
-        door.remove()
+        sockets.remove()
         if group:
             group.remove()
 
@@ -219,17 +219,17 @@ def _version(program: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", done.stdout)[:3])
 
 
-def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | None, filter_fd: int) -> list[str]:
+def _arguments(program: str, spec: SandboxSpec, root: Path | None, sockets: Path | None, filter_fd: int) -> list[str]:
     """bwrap's own arguments; what runs in the sandbox follows them."""
     user = "0" if spec.root else USER
-    is_wrapped = door is not None and scratch.is_needed(spec)
+    is_wrapped = sockets is not None and scratch.is_needed(spec)
     arguments = [program, *(NAMESPACES if is_wrapped else ("--unshare-all",))]
     arguments += ["--die-with-parent", "--new-session", "--as-pid-1", "--clearenv"]
     arguments += ["--uid", user, "--gid", user, "--hostname", "sandbox", "--seccomp", str(filter_fd)]
     arguments += ["--cap-drop", "ALL"]  # when root starts it, bwrap leaves a sandbox all of them
     for name in privileges.ROOT_MAY if spec.root else ():
         arguments += ["--cap-add", f"CAP_{name}"]
-    counted = _scratch(door) if door is not None and is_wrapped else None
+    counted = _scratch(sockets) if sockets is not None and is_wrapped else None
     if root is not None:
         arguments += ["--overlay-src", str(root), *scratch.overlay(counted if spec.root else None)]
     arguments += ["--proc", "/proc", "--dev", "/dev"]
@@ -247,8 +247,8 @@ def _arguments(program: str, spec: SandboxSpec, root: Path | None, door: Path | 
     if spec.agent_files is not None:
         arguments += ["--ro-bind", str(spec.agent_files), host.AGENT]
     arguments += ["--ro-bind", str(host.SUPERVISOR), f"{host.INSIDE}/inside"]
-    if door is not None:
-        arguments += ["--ro-bind", str(door), f"{host.INSIDE}/door"]
+    if sockets is not None:
+        arguments += ["--ro-bind", str(sockets), f"{host.INSIDE}/sockets"]
     # /proc too: a sandbox that root starts is the kernel's user 0 in spite of --uid, and /proc/sys is not its own.
     for path in ("/dev", "/proc") if spec.root else ("/dev", "/proc", "/"):
         arguments += ["--remount-ro", path]

@@ -1,7 +1,7 @@
 """The host's end of a sandbox's one connection: many commands at once, each with a future of its own.
 
 When the connection ends, everything that waits on it and everything that comes after gets SandboxGone.
-`door.py` is how it begins.
+`socket_folder.py` is how it begins.
 """
 
 from __future__ import annotations

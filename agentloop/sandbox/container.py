@@ -16,7 +16,7 @@ PERIOD_US = 100_000
 NOBODY_SPECIAL = "1000:1000"
 
 
-def options(spec: SandboxSpec, settings: dict[str, Any], name: str, door: Path) -> dict[str, Any]:
+def options(spec: SandboxSpec, settings: dict[str, Any], name: str, sockets: Path) -> dict[str, Any]:
     """Arguments of `create_container`, with those of `create_host_config` in `host_config`."""
     is_host = spec.image == "host"
     return {
@@ -30,7 +30,7 @@ def options(spec: SandboxSpec, settings: dict[str, Any], name: str, door: Path) 
         "healthcheck": {"test": ["NONE"]},  # an image's own would be run by the engine, past the supervisor
         "host_config": {
             "auto_remove": True,
-            "mounts": _mounts(spec, door, is_host),
+            "mounts": _mounts(spec, sockets, is_host),
             "tmpfs": _tmpfs(spec, settings),
             "network_mode": "none",
             "ipc_mode": "private",
@@ -71,10 +71,10 @@ def _folder(spec: SandboxSpec, settings: dict[str, Any]) -> str:
     return folder
 
 
-def _mounts(spec: SandboxSpec, door: Path, is_host: bool) -> list[Any]:
+def _mounts(spec: SandboxSpec, sockets: Path, is_host: bool) -> list[Any]:
     from docker.types import Mount
 
-    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/inside"), (str(door), f"{host.INSIDE}/door")]
+    pairs = [(str(host.SUPERVISOR), f"{host.INSIDE}/inside"), (str(sockets), f"{host.INSIDE}/sockets")]
     if spec.files is not None:
         pairs.append((str(spec.files.resolve()), "/work" if spec.read_only else f"{host.INSIDE}/files"))
     if spec.agent_files is not None:

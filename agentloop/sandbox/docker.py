@@ -27,7 +27,6 @@ from agentloop.errors import CapabilityError, ImageError, SandboxError, SandboxG
 from agentloop.sandbox import builds, cgroups, host, images, memory, privileges
 from agentloop.sandbox.channel import SandboxConnection
 from agentloop.sandbox.container import options
-from agentloop.sandbox.door import Door, is_alive
 from agentloop.sandbox.egress import Egress, Secret
 from agentloop.sandbox.engine import (
     LOCAL,
@@ -39,6 +38,7 @@ from agentloop.sandbox.engine import (
     remove,
     sweep,
 )
+from agentloop.sandbox.socket_folder import SocketFolder, is_alive
 from agentloop.sandbox.supervised import SupervisedSandbox
 from agentloop.types import SandboxSpec
 
@@ -137,23 +137,23 @@ class DockerBackend:
         _check(spec)
         egress = Egress(spec.allowed_hosts, self._secrets)
         image, settings = await _image(spec.image, timeout_s)
-        door = Door(spec.lifetime_s)
+        sockets = SocketFolder(spec.lifetime_s)
         name = f"agentloop-{uuid.uuid4().hex[:12]}"
 
         def end() -> None:
-            door.remove()
+            sockets.remove()
             _wait_for_end(started.pid)
             remove(name)
 
         try:
             with boundary(SandboxUnavailable, "docker cannot start a sandbox", image=spec.image):
-                await door.open()
-                arguments = options(spec, settings, name, door.folder)
+                await sockets.open()
+                arguments = options(spec, settings, name, sockets.folder)
                 started = await _to_its_end(lambda: self._start(image, arguments, timeout_s))
-            channel = await _entered(door, name, started, timeout_s)
+            channel = await _entered(sockets, name, started, timeout_s)
             return SupervisedSandbox(name, self.isolation, channel, end, watch=started.watch, egress=egress)
         except BaseException as error:
-            door.remove()
+            sockets.remove()
             await _to_its_end(lambda: remove(name))
             if isinstance(error, SandboxGone):
                 raise SandboxUnavailable(f"docker started {spec.image!r}, but {error}; has it a shell?") from error
@@ -233,14 +233,14 @@ async def _to_its_end(work: Callable[[], T]) -> T:
         raise
 
 
-async def _entered(door: Door, name: str, started: _Started, timeout_s: float) -> SandboxConnection:
+async def _entered(sockets: SocketFolder, name: str, started: _Started, timeout_s: float) -> SandboxConnection:
     async def ended() -> bool:
         if started.pid and is_alive(started.pid):
             return False
         # Gone, or never to be seen from here because the engine lives in another namespace: it knows.
         return await asyncio.to_thread(has_ended, name, timeout_s)
 
-    return await door.entered(ended)
+    return await sockets.entered(ended)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -1,6 +1,6 @@
 """The host's end of a sandbox whose first process is a shell, because its image has no Python (`inside/pid1.sh`).
 
-Orders go in as lines; every command has named pipes of its own in the door (`pipes.py`). It offers what
+Orders go in as lines; every command has named pipes of its own in the sockets (`pipes.py`). It offers what
 `channel.Channel` does but for a terminal and a proxy. A command costs some milliseconds, not one.
 """
 
@@ -50,14 +50,14 @@ class _Move:
 class Fifos:
     """See `channel.Connection`."""
 
-    def __init__(self, door: Path, orders: int, lifetime_s: float | None = None) -> None:
+    def __init__(self, sockets: Path, orders: int, lifetime_s: float | None = None) -> None:
         """orders: the write end of the pipe that the shell reads, not blocking.
 
         lifetime_s: after that the sandbox ends, which its shell cannot see to.
         """
         self.gone: End | None = None
         self.cause: Callable[[bool], str | None] = lambda _: None
-        self._door = door
+        self._sockets = sockets
         self._orders = orders
         self._n = 0
         self._unsent = bytearray()
@@ -147,7 +147,7 @@ class Fifos:
         self._must_stand()
         self._n += 1
         owner = lease or "-"
-        running = PipedCommand(self._door / secrets.token_hex(12), f"{owner}.{self._n}.", how, self._order)
+        running = PipedCommand(self._sockets / secrets.token_hex(12), f"{owner}.{self._n}.", how, self._order)
         self._running.add(running)
         running.closed.add_done_callback(lambda _: self._running.discard(running))
         flags = f"{int('in' in running.outgoing)} {int('orders' in running.outgoing)}"
@@ -167,7 +167,9 @@ class Fifos:
             return
         if line == END_ALL:
             # A command can write to its first process's pipe, and would so begin another that outlives everything.
-            self._move = _Move(self._door / secrets.token_hex(12), self._loop.call_later(MOVE_S, self.close, NO_MOVE))
+            self._move = _Move(
+                self._sockets / secrets.token_hex(12), self._loop.call_later(MOVE_S, self.close, NO_MOVE)
+            )
             line += f" {self._move.path.name}"
         self._unsent += line.encode(errors="replace") + b"\n"
         self._flush()

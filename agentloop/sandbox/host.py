@@ -21,7 +21,7 @@ SYSTEM = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 NEEDED_ETC = ("/etc/alternatives", "/etc/ld.so.cache")
 SUPERVISOR = Path(__file__).with_name("inside")
 INSIDE = "/run/agentloop"
-"""Where the sandbox finds its supervisor and the door."""
+"""Where the sandbox finds its supervisor and its socket folder."""
 AGENT = "/agent"
 """Where it finds the agent's own files."""
 PYTHON = f"import sys; sys.path.insert(0, {INSIDE!r}); from inside.pid1 import main; main()"
@@ -32,7 +32,7 @@ def supervisor(interpreter: str | None, spec: SandboxSpec) -> list[str]:
     _compile()
     folder = spec.workdir or ("." if spec.root else "/work")
     lifetime = "inf" if spec.lifetime_s is None else str(spec.lifetime_s)
-    arguments = [f"{INSIDE}/door", folder, lifetime]
+    arguments = [f"{INSIDE}/sockets", folder, lifetime]
     if interpreter is not None:
         return [interpreter, "-I", "-S", "-c", PYTHON, *arguments]
     return ["/bin/sh", f"{INSIDE}/inside/pid1.sh", PYTHON, *arguments]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentloop.errors import SandboxUnavailable
-from agentloop.sandbox import cgroups, door, host
+from agentloop.sandbox import cgroups, host, socket_folder
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import LATE_S
 from agentloop.sandbox.inside.processes import kill
@@ -75,7 +75,7 @@ def sweep(image_days: float = IMAGE_DAYS) -> tuple[list[Find], Findings]:
             if find.kind == "image":
                 DockerBackend().remove_image(find.name)
     cgroups.sweep()
-    door.sweep_doors()
+    socket_folder.sweep_socket_folders()
     after = look(image_days)
     left = {(find.kind, find.name) for find in after.finds}
     return [find for find in before if (find.kind, find.name) not in left], after
@@ -105,15 +105,19 @@ def _pid(owner: str) -> int | None:
 
 
 def _bubblewrap_sandboxes() -> Iterator[Find]:
-    """By their door, which is an argument of bwrap."""
+    """The socket folder of a sandbox, an argument of bwrap, names its owner."""
     for pid, words in _processes():
         if os.path.basename(words[0]) != "bwrap":
             continue
-        doors = (word.removeprefix(f"{door.DOORS}/") for word in words if word.startswith(f"{door.DOORS}/agentloop-"))
-        owner = next((_owner(name) for name in doors), None)
+        names = (
+            word.removeprefix(f"{socket_folder.PARENT}/")
+            for word in words
+            if word.startswith(f"{socket_folder.PARENT}/agentloop-")
+        )
+        owner = next((_owner(name) for name in names), None)
         if owner is not None:
             is_late = _age_s(pid) > _lifetime_s(words) + LATE_S
-            yield Find("bubblewrap", str(pid), owner, "running", is_late or not door.is_alive(owner))
+            yield Find("bubblewrap", str(pid), owner, "running", is_late or not socket_folder.is_alive(owner))
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
@@ -125,9 +129,9 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 
 def _lifetime_s(words: list[str]) -> float:
-    """How long a sandbox may live, as its first process is told: after the door and the folder."""
+    """How long a sandbox may live: the argument of its first process after the socket folder and the folder."""
     with suppress(ValueError, IndexError):
-        return float(words[len(words) - words[::-1].index(f"{host.INSIDE}/door") + 1])
+        return float(words[len(words) - words[::-1].index(f"{host.INSIDE}/sockets") + 1])
     return float("inf")
 
 
@@ -140,9 +144,9 @@ def _age_s(pid: int) -> float:
 
 def _folders() -> Iterator[Find]:
     """Those of sandboxes that live are no find of their own."""
-    for folder in door.DOORS.glob("agentloop-*-*"):
+    for folder in socket_folder.PARENT.glob("agentloop-*-*"):
         owner = _owner(folder.name)
-        if owner is not None and not door.is_alive(owner):
+        if owner is not None and not socket_folder.is_alive(owner):
             with suppress(OSError):
                 if folder.lstat().st_uid == os.getuid():
                     yield Find("folder", str(folder), owner, "left", True)
@@ -152,7 +156,7 @@ def _groups() -> Iterator[Find]:
     for parent in {cgroups.find(controller) for controller in cgroups.LIMITS.values()} - {None}:
         for folder in parent.glob(f"{cgroups.PREFIX}*-*") if parent else ():
             owner = _owner(folder.name)
-            if owner is not None and not door.is_alive(owner):
+            if owner is not None and not socket_folder.is_alive(owner):
                 yield Find("cgroup", str(folder), owner, "left", True)
 
 

@@ -16,8 +16,8 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 from agentloop.errors import SandboxGone
 from agentloop.protocols import Sandbox, SandboxBackend
-from agentloop.sandbox.door import sweep_doors
 from agentloop.sandbox.lease import Lease, SharedSandbox
+from agentloop.sandbox.socket_folder import sweep_socket_folders
 from agentloop.sandbox.stock import MIN_IDLE, Stock
 from agentloop.types import SandboxSpec
 
@@ -46,7 +46,7 @@ class SandboxPool:
 
         min_idle: sandboxes kept ready of a spec that was leased; 0 makes each when it is asked for.
         """
-        sweep_doors()
+        sweep_socket_folders()
         self.backend = backend
         self._shared: dict[SandboxSpec, Sharing] = {}
         self._stock = Stock(self._create, self._end, min_idle)

@@ -15,7 +15,7 @@ import pytest
 
 from agentloop.abilities import preflight
 from agentloop.agents.callable import PythonAgent
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.config.sections import AgentSection
 from agentloop.errors import AgentCrashed, ConfigError
 from agentloop.faults import event_of, fault_of

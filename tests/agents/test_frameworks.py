@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from environments import python_with
 
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.config.sections import AgentSection
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.sandbox.absent import AbsentSandbox

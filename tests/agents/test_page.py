@@ -10,7 +10,7 @@ import pytest
 from environments import need
 
 from agentloop.abilities import with_files
-from agentloop.agents.choose import tool_loop
+from agentloop.agents.selection import tool_loop
 from agentloop.config.sections import AgentSection, PriceSection
 from agentloop.plugins import load_part
 from agentloop.sandbox.bubblewrap import BubblewrapBackend

@@ -13,7 +13,7 @@ from environments import cache, made_whole
 from parts import lacking
 
 from agentloop.abilities import with_files
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.config.sections import AgentSection
 from agentloop.policies.openai import OpenAIPolicy
 from agentloop.protocols import Policy

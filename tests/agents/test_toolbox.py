@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentloop.agents.choose import tool_loop
 from agentloop.agents.delegate import Delegate
+from agentloop.agents.selection import tool_loop
 from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.arguments import understood
 from agentloop.agents.tools.files import FileTools

@@ -17,9 +17,9 @@ import pytest
 from store.rows import judged
 
 from agentloop.abilities import FileSandbox, WholeSandbox
-from agentloop.agents.choose import choose_agent
 from agentloop.agents.command import Command
 from agentloop.agents.program import ProgramSandbox
+from agentloop.agents.selection import choose_agent
 from agentloop.config.sections import AgentSection, PolicySection
 from agentloop.errors import PluginError
 from agentloop.failures.critical import classify

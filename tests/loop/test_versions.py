@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from parts import Run
 
-from agentloop.agents.choose import choose_agent
+from agentloop.agents.selection import choose_agent
 from agentloop.config.sections import AgentSection, McpSection, PolicySection
 from agentloop.errors import PluginError
 from agentloop.identity import Identity, identity

@@ -143,9 +143,9 @@ def tried(what):
         return f"did: {what()!r}"
     except OSError as error:
         return type(error).__name__
-def door(name):
+def sockets(name):
     with socket.socket(socket.AF_UNIX) as peer:
-        return peer.connect("/run/agentloop/door/" + name)
+        return peer.connect("/run/agentloop/sockets/" + name)
 print(json.dumps({
     "memory, written": tried(lambda: open("/proc/1/mem", "r+b").write(b"x")),
     "memory, read": tried(lambda: open("/proc/1/mem", "rb").read(1)),
@@ -155,10 +155,10 @@ print(json.dumps({
     "its folder": tried(lambda: os.listdir("/proc/1/cwd")),
     "its map": tried(lambda: open("/proc/1/maps").read(1)),
     "its score": tried(lambda: open("/proc/1/oom_score_adj", "w").write("1000")),
-    "socket": tried(lambda: door("s")),
-    "pipe": tried(lambda: os.open("/run/agentloop/door/orders", os.O_WRONLY | os.O_NONBLOCK)),
+    "socket": tried(lambda: sockets("s")),
+    "pipe": tried(lambda: os.open("/run/agentloop/sockets/orders", os.O_WRONLY | os.O_NONBLOCK)),
     "its program": tried(lambda: open("/run/agentloop/inside/pid1.py", "a")),
-    "the door": tried(lambda: os.mkdir("/run/agentloop/door/x")),
+    "the sockets": tried(lambda: os.mkdir("/run/agentloop/sockets/x")),
     "put away": tried(lambda: os.rename("/run/agentloop", "/run/x")),
 }))
 print(json.dumps({"attach": call(101, 16, 1, 0, 0), "seize": call(101, 0x4206, 1, 0, 0),
@@ -191,7 +191,7 @@ BREAKAGE = {
     "its shell": "chmod 000 /bin/sh /bin/dash",
     "its shell's name": "mv /bin/sh /bin/was-sh",
     "its temporary folder": "rm -rf /tmp; mv /tmp /was-tmp; chmod 000 /tmp",
-    "its door": "rm -rf /run/agentloop; umount /run/agentloop/door; mv /run /was-run",
+    "its sockets": "rm -rf /run/agentloop; umount /run/agentloop/sockets; mv /run /was-run",
     "every signal to the first": "i=1; while [ $i -lt 65 ]; do kill -$i 1; i=$((i+1)); done",
     "its siblings": "for p in /proc/[0-9]*; do kill -STOP ${p#/proc/}; done",
 }

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agentloop.errors import SandboxError, SandboxGone, SandboxUnavailable
-from agentloop.sandbox import builds, door
+from agentloop.sandbox import builds, socket_folder
 from agentloop.sandbox import docker as docker_module
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.engine import DEADLINE, OWNER, labels, sweep
@@ -114,8 +114,8 @@ class OwnEngine:
             self.process.wait()
 
 
-def my_doors() -> list[Path]:
-    return list(door.DOORS.glob(f"agentloop-{os.getpid()}-*"))
+def my_socket_folders() -> list[Path]:
+    return list(socket_folder.PARENT.glob(f"agentloop-{os.getpid()}-*"))
 
 
 def naming(folder: str) -> list[int]:
@@ -214,7 +214,7 @@ def test_an_engine_that_dies_while_a_sandbox_starts_is_infrastructure(own_engine
             await sandbox.close()
 
     asyncio.run(scene())
-    assert my_doors() == []
+    assert my_socket_folders() == []
 
 
 # ------------------------------------------------------------------------------ whose they are

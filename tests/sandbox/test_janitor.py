@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agentloop.errors import SandboxGone
-from agentloop.sandbox import cgroups, door, janitor
+from agentloop.sandbox import cgroups, janitor, socket_folder
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.docker import DockerBackend
 from agentloop.sandbox.janitor import Find
@@ -115,11 +115,11 @@ def test_a_sandbox_past_its_time_is_removed_though_its_owner_lives(
 
 
 def test_folders_and_groups_of_the_dead_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "DOORS", tmp_path)
+    monkeypatch.setattr(socket_folder, "PARENT", tmp_path)
     theirs, ours = tmp_path / f"agentloop-{DEAD}-x", tmp_path / f"agentloop-{os.getpid()}-x"
     others = [tmp_path / name for name in ("agentloop-notes-2024", "agentloop-", "agentloop-99999999999999999999-x")]
     for folder in (theirs, ours, *others):
-        (folder / "door").mkdir(parents=True)
+        (folder / "sockets").mkdir(parents=True)
     parent = cgroups.find("pids")
     group = parent / f"{cgroups.PREFIX}{DEAD}-x" if parent else None
     if group:

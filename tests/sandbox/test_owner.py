@@ -15,7 +15,7 @@ import pytest
 
 from agentloop.errors import SandboxUnavailable
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox import door
+from agentloop.sandbox import socket_folder
 from agentloop.sandbox.engine import engine
 from agentloop.sandbox.pool import SandboxPool
 
@@ -41,8 +41,8 @@ def owner(kind: str, mark: str, n: int = 1, image: str = "host") -> Iterator[tup
             process.kill()
 
 
-def doors_of(pid: int) -> list[Path]:
-    return list(door.DOORS.glob(f"agentloop-{pid}-*"))
+def socket_folders_of(pid: int) -> list[Path]:
+    return list(socket_folder.PARENT.glob(f"agentloop-{pid}-*"))
 
 
 def test_killed_owner_leaves_no_process(backend: SandboxBackend) -> None:
@@ -86,7 +86,7 @@ def test_twenty_sandboxes_go_with_their_owner_and_nobody_s_help(
             with engine() as client:
                 left = {name.lstrip("/") for found in client.api.containers(all=True) for name in found["Names"]}
             assert left & sandbox_ids == set()
-    door.sweep_doors()  # empty folders, which are the next start's to remove
+    socket_folder.sweep_socket_folders()  # empty folders, which are the next start's to remove
 
 
 def mounts() -> set[str]:
@@ -127,20 +127,20 @@ def test_what_a_killed_owner_left_is_swept_at_the_next_start(backend: SandboxBac
     mark = f"78{os.getpid()}.5"
     with owner(backend.name, mark) as (process, _):
         SandboxPool(backend)
-        assert len(doors_of(process.pid)) == 1, "the folder of a living owner was swept"
+        assert len(socket_folders_of(process.pid)) == 1, "the folder of a living owner was swept"
         process.send_signal(signal.SIGKILL)
         process.wait()
-    left = [path for folder in doors_of(process.pid) for path in folder.rglob("*") if not path.is_dir()]
+    left = [path for folder in socket_folders_of(process.pid) for path in folder.rglob("*") if not path.is_dir()]
     assert left == []
     SandboxPool(backend)
-    assert doors_of(process.pid) == []
+    assert socket_folders_of(process.pid) == []
 
 
 @pytest.mark.parametrize(
     "name", ["agentloop-notes-2024", "agentloop-", "agentloop-1-x", "agentloop-99999999999999999999-x"]
 )
 def test_the_sweep_touches_nothing_else(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "DOORS", tmp_path)
+    monkeypatch.setattr(socket_folder, "PARENT", tmp_path)
     (tmp_path / name).mkdir()
-    door.sweep_doors()
+    socket_folder.sweep_socket_folders()
     assert (tmp_path / name).exists()

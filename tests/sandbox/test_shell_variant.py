@@ -13,7 +13,7 @@ import pytest
 
 from agentloop.errors import CapabilityError, ImageError, SandboxGone, SandboxUnavailable
 from agentloop.protocols import SandboxBackend
-from agentloop.sandbox import door
+from agentloop.sandbox import socket_folder
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.channel import Channel
 from agentloop.sandbox.fifo import Fifos
@@ -159,7 +159,7 @@ def test_its_first_process_survives_what_a_command_does_to_it(bubblewrap: Bubble
 BREAKAGE = test_contained_processes.BREAKAGE | {
     "what every program is": "rm -f /bin/busybox || chmod 000 /bin/busybox",
     "what it runs itself": "for p in sleep rm cat kill mkfifo head sh env setsid; do ln -sf /bin/true /bin/$p; done",
-    "its pipes": "rm -rf /run/agentloop/door/*; for f in /run/agentloop/door/*; do : > $f; cat $f & done",
+    "its pipes": "rm -rf /run/agentloop/sockets/*; for f in /run/agentloop/sockets/*; do : > $f; cat $f & done",
 }
 
 
@@ -338,10 +338,12 @@ def test_an_end_cannot_be_forged_by_what_is_printed_or_inherited(backend: Sandbo
         assert (done.exit_code, done.stdout) == (5, "0\n0 126\n")
         assert (await sandbox.exec("exec 0<&- 1>&- 2>&-; exit 6")).exit_code == 6
         # The host removes a command's pipes when both ends are open, which may be after the command has begun.
-        gone = 'until [ -z "$(ls /run/agentloop/door)" ]; do sleep 0.01; done'
+        gone = 'until [ -z "$(ls /run/agentloop/sockets)" ]; do sleep 0.01; done'
         waiting = asyncio.ensure_future(sandbox.exec("sleep 3; exit 7"))
         assert not (await sandbox.exec(gone, timeout_s=10.0)).timed_out
-        await sandbox.exec("echo x > /run/agentloop/door/orders; for f in /run/agentloop/door/*; do echo 0 > $f; done")
+        await sandbox.exec(
+            "echo x > /run/agentloop/sockets/orders; for f in /run/agentloop/sockets/*; do echo 0 > $f; done"
+        )
         assert (await waiting).exit_code == 7
 
     run(backend, scene)
@@ -371,7 +373,7 @@ def test_no_pipe_and_no_descriptor_is_left(backend: SandboxBackend) -> None:
             call.cancel()
         await asyncio.sleep(0.3)
         assert len(os.listdir("/proc/self/fd")) == n
-        assert list(connection._door.iterdir()) == []
+        assert list(connection._sockets.iterdir()) == []
         assert not connection._running
 
     run(backend, scene)
@@ -431,7 +433,7 @@ def test_what_needs_python_is_refused_and_leaves_nothing(backend: SandboxBackend
     run(backend, scene)
     with pytest.raises(CapabilityError, match="allowed_hosts or to a gateway needs python3"):
         asyncio.run(backend.create(SandboxSpec(allowed_hosts=("example.org",))))
-    assert list(door.DOORS.glob(f"agentloop-{os.getpid()}-*")) == []
+    assert list(socket_folder.PARENT.glob(f"agentloop-{os.getpid()}-*")) == []
     assert comes_true(
         lambda: not [pid for pid in set(children(os.getpid())) - before if Path(f"/proc/{pid}/exe").exists()]
     )
@@ -468,4 +470,4 @@ def test_a_sandbox_goes_with_its_owner(bubblewrap: BubblewrapBackend, busybox: P
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert comes_true(lambda: not with_word(mark)), "the sandbox outlived its owner"
-    door.sweep_doors()  # of the owner, which could not do it
+    socket_folder.sweep_socket_folders()  # of the owner, which could not do it

@@ -13,7 +13,7 @@ import pytest
 from agentloop.errors import SandboxGone, SandboxUnavailable
 from agentloop.protocols import SandboxBackend
 from agentloop.sandbox import bubblewrap as bubblewrap_module
-from agentloop.sandbox import door
+from agentloop.sandbox import socket_folder
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.lease import Lease, SharedSandbox
 from agentloop.testing import opened
@@ -24,8 +24,8 @@ from .processes import children, comes_true, with_word
 SHARED = SandboxSpec(read_only=True)
 
 
-def my_doors() -> list[Path]:
-    return list(door.DOORS.glob(f"agentloop-{os.getpid()}-*"))
+def my_socket_folders() -> list[Path]:
+    return list(socket_folder.PARENT.glob(f"agentloop-{os.getpid()}-*"))
 
 
 def test_a_lease_takes_its_strays_and_its_scratch_along_and_no_more(backend: SandboxBackend) -> None:
@@ -73,7 +73,7 @@ def test_a_command_cannot_end_or_read_its_supervisor(backend: SandboxBackend) ->
             assert (await sandbox.exec("cat /proc/1/environ; : > /proc/1/mem")).exit_code != 0
             await sandbox.exec("kill -9 -1")
             assert (await sandbox.exec("echo alive")).stdout == "alive\n"
-            assert (await sandbox.exec("ls /run/agentloop/door")).stdout == "", "the socket is still there"
+            assert (await sandbox.exec("ls /run/agentloop/sockets")).stdout == "", "the socket is still there"
 
     asyncio.run(scene())
 
@@ -148,7 +148,7 @@ def test_killing_a_sandbox_is_infrastructure(bubblewrap: BubblewrapBackend) -> N
 
     asyncio.run(scene())
     assert comes_true(lambda: not with_word(mark))
-    assert my_doors() == []
+    assert my_socket_folders() == []
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing(
@@ -162,7 +162,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(
     monkeypatch.setattr(bubblewrap_module.host, "python", lambda: "/no/such/python")
     with pytest.raises(SandboxUnavailable, match="/no/such/python"):
         asyncio.run(scene(SandboxSpec()))
-    assert my_doors() == []
+    assert my_socket_folders() == []
 
 
 @pytest.mark.slow
@@ -178,7 +178,7 @@ def test_a_cancelled_start_leaves_nothing(backend: SandboxBackend, after_s: floa
 
     asyncio.run(scene())
     gc.collect()
-    assert my_doors() == []
+    assert my_socket_folders() == []
     assert comes_true(lambda: not any(b"inside.pid1" in line for line in map(_cmdline, children(os.getpid()))))
 
 

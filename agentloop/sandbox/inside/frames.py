@@ -11,7 +11,7 @@ who opens: the host for commands, the sandbox (FROM_BOX and above) for connectio
     SIGNAL   host   BYTE: a signal for the group; FOREGROUND ends what a session's latest order started
     RESIZE   host   SIZE: rows and columns of a terminal
     DISCARD  host   id 0: a lease, or nothing for every lease; else give up that command
-    LISTEN   host   open the door to the outside, where the proxy answers
+    LISTEN   host   open the way to the outside, where the proxy answers
     OPEN     sandbox    a connection to the proxy
 """
 

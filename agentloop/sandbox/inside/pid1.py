@@ -342,13 +342,13 @@ class Supervisor:
 
 
 def main() -> None:
-    """Arguments: the door's folder, the working directory, seconds after which the sandbox ends (or inf)."""
+    """Arguments: the socket folder, the working directory, seconds after which the sandbox ends (or inf)."""
     keep_score()
     keep_crashes()
-    door, folder, lifetime_s = sys.argv[1:4]
+    sockets, folder, lifetime_s = sys.argv[1:4]
     ends_at = time.monotonic() + float(lifetime_s)
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(door + "/s")
+    connection.connect(sockets + "/s")
     take_score(connection)  # which the host may not open any more once this process is protected
     protect()
     try:

@@ -7,13 +7,13 @@
 # What pid1.py does and a shell cannot: keep its pipes, and what tells an exit code, from other commands of the same
 # user (until all of them are ended: then orders come by a new pipe); know the exit code of a command that killed every process it could (137 then); lead to a proxy; make a terminal.
 #
-# Arguments: what Python would run, then what pid1.py takes: the door's folder, the folder to start in, a lifetime
+# Arguments: what Python would run, then what pid1.py takes: the socket folder, the folder to start in, a lifetime
 # (which the host keeps here).
 needed='import sys, fcntl, select, struct, termios, _socket; sys.exit(sys.version_info < (3, 6))'
 if command -v python3 >/dev/null 2>&1 && python3 -I -S -c "$needed" 2>/dev/null; then
     exec python3 -I -S -c "$@"
 fi
-door=$2 folder=$3 files=/run/agentloop/files mark=AGENTLOOP_COMMAND ours= n=0
+sockets=$2 folder=$3 files=/run/agentloop/files mark=AGENTLOOP_COMMAND ours= n=0
 PATH=${PATH:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
 export PATH LANG=C.UTF-8 TZ=UTC PYTHONHASHSEED=0 SOURCE_DATE_EPOCH=0
 
@@ -22,7 +22,7 @@ export PATH LANG=C.UTF-8 TZ=UTC PYTHONHASHSEED=0 SOURCE_DATE_EPOCH=0
 trap '' INT
 env --default-signal=INT,QUIT true 2>/dev/null && heed='env --default-signal=INT,QUIT' || heed=
 
-exec 3<"$door/orders" 5>"$door/hello"
+exec 3<"$sockets/orders" 5>"$sockets/hello"
 if [ -d $files ] && ! said=$({ cp -RPp $files/. /work && chmod u+rwx /work; } 2>&1); then
     echo "cannot fill /work: $said" | head -n 1 >&5
     exit 1
@@ -34,9 +34,9 @@ exec 2>/dev/null 5>&-
 # NAME LEASE IDENT STDIN CONTROL TEXT: the pid, then the exit code, go to 6, which is NAME.end
 run() {
     (
-        exec 3<&- >"$door/$1.out" 2>"$door/$1.err" </dev/null
-        [ "$4" = 1 ] && exec <"$door/$1.in"
-        [ "$5" = 1 ] && exec 3<"$door/$1.orders" 4>"$door/$1.records"
+        exec 3<&- >"$sockets/$1.out" 2>"$sockets/$1.err" </dev/null
+        [ "$4" = 1 ] && exec <"$sockets/$1.in"
+        [ "$5" = 1 ] && exec 3<"$sockets/$1.orders" 4>"$sockets/$1.records"
         if [ "$2" != - ]; then
             [ -d "/tmp/$2" ] || mkdir "/tmp/$2" 2>/dev/null
             export HOME="/tmp/$2" TMPDIR="/tmp/$2"
@@ -163,7 +163,7 @@ while read -r verb a b c d e text <&3; do
     case $verb in
     run)
         # Opened here, so that it ends when whoever is to write there was killed; both ways, so as not to wait.
-        { attempt 'run "$a" "$b" "$c" "$d" "$e" "$text"' || echo 0 126 >&6; } 6<>"$door/$a.end"
+        { attempt 'run "$a" "$b" "$c" "$d" "$e" "$text"' || echo 0 126 >&6; } 6<>"$sockets/$a.end"
         ;;
     kill) kill "-$b" "-$a" || kill "-$b" "$a" ;; # it may not lead its group yet
     foreground) attempt 'foreground "$a" "$b" "$c"' || end_all ;;
@@ -174,7 +174,7 @@ while read -r verb a b c d e text <&3; do
         ;;
     end) # what was killed may have put orders of its own into the pipe they came by
         end_all
-        exec 3<"$door/$a"
+        exec 3<"$sockets/$a"
         ;;
     esac
 done

@@ -25,18 +25,18 @@ WATCH_S = 0.1
 """Interval of the checks whether a starting sandbox has ended instead."""
 LOOK_S = 0.005
 """Interval of the checks whether a shell has opened its pipe."""
-DOORS = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
+PARENT = Path("/tmp")  # noqa: S108 - short, because a unix socket's path has at most 107 bytes
 
 
-class Door:
+class SocketFolder:
     """A private folder that a sandbox sees: with a socket for exactly one peer, and a pipe for one that is a shell."""
 
     def __init__(self, lifetime_s: float | None = None) -> None:
         """lifetime_s: when a sandbox ends whose first process is a shell; another one keeps that itself."""
         self._lifetime_s = lifetime_s
         # Private, because whoever connects first is the sandbox; the inner folder is what the sandbox sees.
-        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=DOORS))
-        self.folder = self._private / "door"
+        self._private = Path(tempfile.mkdtemp(prefix=f"agentloop-{os.getpid()}-", dir=PARENT))
+        self.folder = self._private / "sockets"
         self.folder.mkdir()
         self.folder.chmod(0o711)  # names in it that cannot be guessed cannot be listed, either
         self._server: asyncio.Server | None = None
@@ -67,7 +67,7 @@ class Door:
             path.chmod(0o666)
             await self._server.start_serving()
         except OSError as error:
-            raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {DOORS} writable") from error
+            raise SandboxError(f"cannot listen on {path}: {error.strerror}; make {PARENT} writable") from error
 
     async def entered(self, ended: Callable[[], Awaitable[bool]]) -> SandboxConnection:
         """The connection, once the first process is there; nobody else can enter after that.
@@ -76,7 +76,7 @@ class Door:
         when nobody came in START_TIMEOUT_S.
         """
         if self._channel is None:
-            raise SandboxError("a door must be opened before anyone can enter")
+            raise SandboxError("a sockets must be opened before anyone can enter")
         ready = self._channel.ready
         asked_at = time.monotonic()
         try:
@@ -136,9 +136,9 @@ class Door:
                 (self.folder / name).unlink(missing_ok=True)
 
 
-def sweep_doors() -> None:
+def sweep_socket_folders() -> None:
     """Remove the folders of this user's processes that were killed before they could do it."""
-    for folder in DOORS.glob("agentloop-*-*"):
+    for folder in PARENT.glob("agentloop-*-*"):
         owner = folder.name.split("-")[1]
         if owner.isdecimal() and not is_alive(int(owner)):
             with suppress(OSError):  # another user's, or swept by someone else meanwhile
