@@ -13,10 +13,13 @@ from itertools import pairwise
 from agentloop.gate.findings import bound
 from agentloop.gate.outcomes import Look, Settings, SuiteResult
 
-LEFT, RIGHT, TOP, HEIGHT = 52, 500, 16, 210
+LEFT = 52
+RIGHT = 500
+TOP = 16
+HEIGHT = 210
 MAX_POINTS = 300
 LOWEST = -2.0
-"""Evidence below 1 to 100, as log10, is drawn there: it decides nothing."""
+"""Lowest evidence drawn, as log10. Anything below 1 to 100 is drawn here, because it decides nothing."""
 STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -28,19 +31,19 @@ class Mark:
     label: str
     kind: str = ""
     label_y: float | None = None
-    """Where there is no room for it at the line."""
+    """Place of the label when it has no room at the line."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves by their name, as SVG takes points; marks on the axes."""
+    """Curves by name, as SVG points, and marks on the axes."""
 
     curves: dict[str, str]
     grid: list[Mark]
     bounds: list[Mark]
     x_ticks: list[tuple[float, int]]
     ends: dict[str, tuple[float, float]]
-    """Curve -> where it ends."""
+    """Curve -> its last point."""
 
 
 def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
@@ -48,7 +51,8 @@ def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
     looks = thinned(suite.looks)
     if not looks:
         return None
-    fail, passing = bound(suite), -math.log10(settings.beta)
+    fail = bound(suite)
+    passing = -math.log10(settings.beta)
     values = [value for look in looks for value in (look.e_fail, look.e_pass)]
     low = max(LOWEST, math.floor(min(values, default=0.0)))
     high = max(fail, passing, min(max(values), max(fail, passing) + 2)) + 0.2
@@ -130,4 +134,6 @@ def _apart(marks: list[Mark]) -> list[Mark]:
 
 
 def _odds(power: int) -> str:
-    return f"{10**power:,}" if power >= 0 else f"1/{10**-power:,}"
+    if power < 0:
+        return f"1/{10**-power:,}"
+    return f"{10**power:,}"

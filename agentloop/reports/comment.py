@@ -1,7 +1,7 @@
-"""Where CI shows what a gate found: the step summary, and one comment on the pull request, kept up to date.
+"""A gate's result in CI: the step summary, and one comment on the pull request that each run updates.
 
-A comment is found again by a hidden marker with the suite's name. Nothing that goes wrong here changes the gate's exit
-code: it comes back as one line that says the next move. On GitLab the same is a note on the merge request.
+A hidden marker with the suite's name identifies the comment. A problem here never changes the gate's exit code: it
+becomes one line with the next move. On GitLab the comment is a note on the merge request.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ SUMMARY = "GITHUB_STEP_SUMMARY"
 TIMEOUT_S = 30.0
 MAX_PAGES = 100
 TRUSTED = ("OWNER", "MEMBER", "COLLABORATOR")
-"""Whose comment may be ours: anybody can write the marker, and theirs is not ours to edit."""
+"""Authors whose marked comment is updated. Anybody can write the marker, so other comments are never edited."""
 
 Environ = Mapping[str, str]
 
 
 class _NoComment(Exception):
-    """Why there is no comment, with the next move."""
+    """The reason for a missing comment, with the next move."""
 
 
 @dataclass(frozen=True)
 class Forge:
-    """How one kind of server keeps the comments of one pull request."""
+    """The comment API of one kind of server, for one pull request."""
 
     all: str
-    """The URL that lists them, and that takes a new one."""
+    """The URL that lists comments and accepts a new one."""
     one: str
-    """That of one, before its id."""
+    """The URL of one comment, without its id."""
     headers: dict[str, str]
     update: str
     """HTTP method."""
     remedy: str
-    """What to grant where the server refuses."""
+    """The permission to grant when the server refuses."""
 
 
 def write_summary(result: GateResult, environ: Environ, report: str | None = None) -> bool:
-    """Add to the file that GITHUB_STEP_SUMMARY names; False where it names none. Raises OSError."""
+    """Append to the file of GITHUB_STEP_SUMMARY. False when the variable is unset. Raises OSError."""
     path = environ.get(SUMMARY)
     if not path:
         return False
@@ -61,19 +61,19 @@ def write_summary(result: GateResult, environ: Environ, report: str | None = Non
 
 
 def comment(result: GateResult, environ: Environ, report: str | None = None) -> str | None:
-    """Write the one comment, or bring it up to date. Returns None, or a line that says why there is none."""
+    """Write or update the comment. Returns None, or a line with the reason for a missing comment."""
     try:
         text = markdown(result, COMMENT_LIMIT, report=report, url=_run_url(environ))
         asyncio.run(_comment(marker(result), text, _forge(environ)))
     except _NoComment as error:
         return f"no comment on the pull request: {error}"
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # the last for an answer that is no JSON
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:  # ValueError: an answer without JSON
         return f"no comment on the pull request: {type(error).__name__}: {clean(str(error))}; the verdict stands"
     return None
 
 
 def marker(result: GateResult) -> str:
-    """A line that nobody sees; no name can end it."""
+    """An invisible line of HTML. Quoting removes whatever in a name could end it."""
     return f"<!-- agentloop-gate: {quote(name(result), safe=' ').replace('-', '%2D')} -->"
 
 
@@ -84,7 +84,7 @@ async def _comment(mark: str, text: str, forge: Forge) -> None:
         ours = await _ours(session, forge, mark)
         if not ours or not await _request(session, forge, forge.update, f"{forge.one}/{ours[0]}", body):
             await _request(session, forge, "POST", forge.all, body)
-        for extra in ours[1:]:  # two gates that started at once have each written one
+        for extra in ours[1:]:  # two gates that started at once each wrote one
             await _request(session, forge, "DELETE", f"{forge.one}/{extra}", None)
 
 
@@ -110,7 +110,7 @@ def _may_be_ours(row: Mapping[str, Any]) -> bool:
 async def _request(
     session: aiohttp.ClientSession, forge: Forge, method: str, url: str, body: dict[str, str] | None
 ) -> bool:
-    """False where the comment is gone meanwhile."""
+    """False when somebody removed the comment meanwhile."""
     async with session.request(method, url, json=body) as response:
         if response.status in (404, 410) and method != "POST":
             return False
@@ -122,8 +122,9 @@ async def _check(response: aiohttp.ClientResponse, forge: Forge) -> None:
     if response.ok:
         return
     text = clean((await response.text())[:200])
-    refused = response.status in (401, 403, 404)
-    hint = forge.remedy if refused else "run the gate again; its outcomes are kept"
+    hint = "run the gate again; its outcomes are kept"
+    if response.status in (401, 403, 404):
+        hint = forge.remedy
     where = f"{response.method} {response.url.path}"
     raise _NoComment(f"{where} answered {response.status} {' '.join(text.split())}; {hint}")
 
@@ -134,7 +135,8 @@ async def _check(response: aiohttp.ClientResponse, forge: Forge) -> None:
 def _forge(environ: Environ) -> Forge:
     if environ.get("GITLAB_CI"):
         return _gitlab(environ)
-    token, repository = environ.get("GITHUB_TOKEN"), environ.get("GITHUB_REPOSITORY")
+    token = environ.get("GITHUB_TOKEN")
+    repository = environ.get("GITHUB_REPOSITORY")
     if not token:
         raise _NoComment("no GITHUB_TOKEN; give the step `env: GITHUB_TOKEN: ${{ github.token }}`")
     if not repository:
@@ -150,7 +152,8 @@ def _forge(environ: Environ) -> Forge:
 
 
 def _gitlab(environ: Environ) -> Forge:
-    request, token = environ.get("CI_MERGE_REQUEST_IID"), environ.get("GITLAB_TOKEN")
+    request = environ.get("CI_MERGE_REQUEST_IID")
+    token = environ.get("GITLAB_TOKEN")
     if not request:
         raise _NoComment("not a merge request; run the job with `rules: - if: $CI_MERGE_REQUEST_IID`")
     if not token:
@@ -161,25 +164,29 @@ def _gitlab(environ: Environ) -> Forge:
 
 
 def _run_url(environ: Environ) -> str | None:
-    """Where the artifacts of this CI run are listed."""
+    """The page of this CI run, which lists its artifacts."""
     if url := environ.get("CI_JOB_URL"):
         return url
     parts = [environ.get(key) for key in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY", "GITHUB_RUN_ID")]
-    return "{}/{}/actions/runs/{}".format(*parts) if all(parts) else None
+    if not all(parts):
+        return None
+    return "{}/{}/actions/runs/{}".format(*parts)
 
 
 def _pull_request(environ: Environ) -> int:
-    """From the event's file, or from the name of the ref that is built."""
+    """The number in the event's file, or in the name of the ref."""
     event: dict[str, Any] = {}
     if path := environ.get("GITHUB_EVENT_PATH"):
         try:
             payload = json.loads(Path(path).read_text(encoding="utf-8"))
-            event = payload if isinstance(payload, dict) else {}
+            if isinstance(payload, dict):
+                event = payload
         except (OSError, ValueError):
-            event = {}
+            pass  # the ref may have the number
     candidates = [event.get("pull_request"), *((event.get("workflow_run") or {}).get("pull_requests") or [])]
     issue = event.get("issue") or {}
-    candidates += [issue] if "pull_request" in issue else []
+    if "pull_request" in issue:
+        candidates.append(issue)
     numbers = [one["number"] for one in candidates if one and isinstance(one.get("number"), int)]
     if not numbers and (ref := re.fullmatch(r"refs/pull/(\d+)/\w+", environ.get("GITHUB_REF", ""))):
         numbers = [int(ref[1])]

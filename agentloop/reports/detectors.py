@@ -41,7 +41,8 @@ def labelled_traces(path: Path | None, project: str | None, open_store: OpenStor
     with open_store() as store:
         owner = project or store.project
         labels = {label.trace: label for label in stored_labels(store, project=owner)}
-        labels |= {label.trace: label for label in (read_labels(path) if path is not None else ())}
+        if path is not None:
+            labels |= {label.trace: label for label in read_labels(path)}
         if not labels:
             raise ConfigError("no labels are stored; `agentloop judge label TRACE --type … --step …` adds one")
         return labelled(store, list(labels.values()), project=owner)
@@ -57,11 +58,13 @@ def _n_stored(project: str | None, open_store: OpenStore) -> int:
 
 
 def _unmeasured() -> list[dict[str, Any]]:
-    """Every rule, with what is known of it without labels."""
+    """Every rule with the figures of its release."""
     rows = []
     for rule in ALL:
         before = MEASURED.get(rule.id)
-        judged = (before.n_right, before.n) if before else (0, 0)
+        judged = (0, 0)
+        if before:
+            judged = (before.n_right, before.n)
         rows.append(_row(rule.id, is_on(rule), rule.min_precision, judged, (0, 0), (0, 0)))
     return rows
 
@@ -97,5 +100,7 @@ def _row(
 
 
 def _share(n_right: int, n: int) -> dict[str, Any] | None:
+    if not n:
+        return None
     low, high = wilson(n_right, n)
-    return {"n_right": n_right, "n": n, "share": n_right / n, "low": low, "high": high} if n else None
+    return {"n_right": n_right, "n": n, "share": n_right / n, "low": low, "high": high}

@@ -52,24 +52,26 @@ class Pair:
 
     @property
     def same(self) -> list[ShownStep]:
-        """What both did, before they parted."""
-        return [step for step in shown_steps(self.after) if step.index < self.parting] if self.before else []
+        """The steps that both traces share."""
+        if self.before is None:
+            return []
+        return [step for step in shown_steps(self.after) if step.index < self.parting]
 
     @property
     def parts(self) -> str:
         """How they parted, in a sentence."""
         if self.before is None:
             return "No trace of the baseline is at hand."
-        before, after = self.before.trace.steps, self.after.trace.steps
+        before = self.before.trace.steps
+        after = self.after.trace.steps
         if max(len(before), len(after)) == self.parting:
             return "Both did the same, and were not worth the same."
         if min(len(before), len(after)) == self.parting:
             who = "baseline" if len(before) == self.parting else "candidate"
             return f"The {who} stopped after step {self.parting - 1}; the other went on."
-        did = _did(before[self.parting]) == _did(after[self.parting])
-        return f"They part at step {self.parting}: " + (
-            "the same action had another result." if did else "the candidate did something else."
-        )
+        if _did(before[self.parting]) == _did(after[self.parting]):
+            return f"They part at step {self.parting}: the same action had another result."
+        return f"They part at step {self.parting}: the candidate did something else."
 
 
 def write_gate_report(result: GateResult, path: Path, evidence: Evidence | None = None) -> None:

@@ -1,9 +1,8 @@
 """GateResult -> JUnit XML, as CI servers show it: a test case for each task, and one for the gate itself.
 
-A failure is what the gate blames on the candidate: its verdict, and a must-pass case that is broken. A task of the mean
-may fail without breaking anything, so it passes here with its rewards as properties; what infrastructure lost, or
-is in quarantine, is skipped. Properties of a test case are where pytest writes them: junit-10.xsd, which this otherwise
-follows, has them for suites alone.
+The verdict and each broken must-pass case are failures. A task of the mean may fail without breaking anything, so it
+passes here with its rewards as properties. Tasks that the infrastructure lost and tasks in quarantine are skipped.
+The document follows junit-10.xsd, except that test cases have properties too, where pytest writes them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def junit(result: GateResult) -> str:
                 _task_case(suite, task)
     for element in [root, *root]:
         for key, tag in {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}.items():
-            if element is not root or tag != "skipped":  # which testsuites does not have
+            if element is not root or tag != "skipped":  # testsuites has no such attribute
                 element.set(key, str(len(list(element.iter(tag)))))
     ElementTree.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ElementTree.tostring(root, encoding="unicode")}\n'
@@ -51,11 +50,10 @@ def _suite(root: ElementTree.Element, title: str, properties: Mapping[str, objec
 def _of_suite(part: SuiteResult) -> dict[str, object]:
     look = last_look(part)
     properties: dict[str, object] = {"hash": part.hash, "verdict": part.verdict.value, "visits": part.n_visits}
-    return (
-        properties
-        if look is None
-        else {**properties, "difference_points": f"{look.mean * 100:.1f}", "interval": span(look)}
-    )
+    if look is not None:
+        properties["difference_points"] = f"{look.mean * 100:.1f}"
+        properties["interval"] = span(look)
+    return properties
 
 
 def _verdict_case(gate: ElementTree.Element, result: GateResult) -> None:
@@ -71,16 +69,20 @@ def _task_case(suite: ElementTree.Element, task: TaskLine) -> None:
     case = ElementTree.SubElement(suite, "testcase", {"classname": _text(task.suite), "name": _text(task.task_id)})
     _properties(case, _of_task(task))
     if task.kind == "quarantined":
-        message = (
-            f"in quarantine, decides nothing (passed {tally(task.candidate)}){f': {task.why}' if task.why else ''}"
-        )
-        _outcome(case, "skipped", "quarantined", message)
+        message = f"in quarantine, decides nothing (passed {tally(task.candidate)})"
+        _outcome(case, "skipped", "quarantined", message + _reason(task))
     elif task.broken:
         message = task.why or f"passed {tally(task.candidate)}, and it must pass"
         _outcome(case, "failure", failure_type(task), message, _trials(task))
+    elif not task.candidate and task.n_lost:
+        message = f"{counted(task.n_lost, 'attempt')} without a reward"
+        _outcome(case, "skipped", "infra", message + _reason(task))
     elif not task.candidate:
-        lost = f"{counted(task.n_lost, 'attempt')} without a reward{f': {task.why}' if task.why else ''}"
-        _outcome(case, "skipped", "infra" if task.n_lost else "not_visited", lost if task.n_lost else "not visited")
+        _outcome(case, "skipped", "not_visited", "not visited")
+
+
+def _reason(task: TaskLine) -> str:
+    return f": {task.why}" if task.why else ""
 
 
 def _of_task(task: TaskLine) -> dict[str, object]:
@@ -116,5 +118,5 @@ def _outcome(case: ElementTree.Element, tag: str, kind: str, message: str, body:
 
 
 def _text(text: str) -> str:
-    """What XML 1.0 can hold of it."""
+    """`text` without the characters that XML 1.0 forbids."""
     return _NOT_XML.sub("", clip(clean(text), MAX_MESSAGE))

@@ -1,8 +1,7 @@
-"""What one run of the loop achieved, as one HTML file that can be mailed, printed or kept by CI.
+"""The results of a loop, as one HTML file that you can mail, print or store in CI.
 
-The file refers to nothing outside itself and runs no script. Everything an agent, a tool or a task
-wrote is escaped by the template engine and freed of control characters before that. The report
-shows what it is given: it reads no store and decides nothing.
+The file refers to nothing outside itself and runs no script. Control characters are removed from all text of agents,
+tools and tasks, and the template engine escapes it. The report reads no store and decides nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from agentloop.views.turns import StageRate
 from agentloop.views.versions import VersionRow
 
 MAX_TEXT = 1_500
-"""Characters shown of one message, call or result; how many were left out is said in their place."""
+"""Characters shown of one message, call or result; a note in their place counts the omitted ones."""
 MAX_STEPS = 24
-"""Steps shown of one trace; how many were left out is said in their place."""
+"""Steps shown of one trace; a note counts the omitted ones."""
 
 OUTCOMES = {"start": "start", "promote": "promoted", "hold": "held", "roll_back": "rolled back"}
 
@@ -48,7 +47,7 @@ LEFT_OUT: dict[str, str] = {
     "split_validation": "a validation task: never trained on",
     "split_heldout": "a held-out task: never trained on",
 }
-"""What the reasons of `train/` mean; one that is not here is shown by its name alone."""
+"""Explanations of the reasons of `train/`; the report shows any other reason by its name."""
 
 
 class ReportData(Frozen):
@@ -59,15 +58,15 @@ class ReportData(Frozen):
     """The command line that repeats the run, seed included."""
     seed: int
     sandbox: str
-    """Name of the backend that made the boxes."""
+    """Name of the sandbox backend."""
     isolation: str
-    """What held the actions: container, namespaces, or none."""
+    """The isolation of actions: container, namespaces, or none."""
     suite_hash: str
     config_hash: str
     versions: tuple[VersionRow, ...]
-    """In the order they were made, at least the one the loop started from."""
+    """Oldest first; at least the version that the loop started from."""
     control: Control | None = None
-    """None where it was not run."""
+    """None when the loop has no control run."""
     learning_curve: tuple[tuple[int, float], ...] = ()
     """(episodes trained on so far, success on the validation split in [0, 1])."""
     failures_before: dict[str, int] = Field(default_factory=dict)
@@ -75,17 +74,17 @@ class ReportData(Frozen):
     failures_after: dict[str, int] = Field(default_factory=dict)
     """The same under the version that is live at the end."""
     n_before: int = 0
-    """Held-out episodes of the first version, failed or not; 0 where nobody knows."""
+    """Held-out episodes of the first version, failed or not; 0 when unknown."""
     n_after: int = 0
     quotes_before: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
-    """Failure type -> words that show it under the first version, of the most frequent first."""
+    """Failure type -> quotes that show it under the first version, most frequent type first."""
     quotes_after: dict[str, tuple[Quote, ...]] = Field(default_factory=dict)
     own_types: dict[str, str] = Field(default_factory=dict)
-    """What the project's own failure types mean."""
+    """Definitions of the project's own failure types."""
     stages: tuple[StageRate, ...] = ()
     pairs: tuple[TracePair, ...] = ()
     samples_dropped: dict[str, int] = Field(default_factory=dict)
-    """Why rows were left out of training -> how many."""
+    """Reason for excluding rows from training -> number of rows."""
     n_infra_failed: int = 0
     """Episodes that failed for infrastructure reasons; none of them was scored."""
     n_failed: int = 0
@@ -181,27 +180,34 @@ def environment(own_types: Mapping[str, str]) -> Environment:
 
 
 def _cleaned(value: object) -> object:
-    """Markup was made from clean text here or is the template's own."""
-    return clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Remove control characters from a string. Markup comes from clean text or from the template itself."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return clean(value)
+    return value
 
 
 def _meaning(kind: str) -> str:
-    """The taxonomy's definition; nothing for a type that a plugin made up."""
-    return describe(FailureType(kind)) if kind in FailureType.__members__.values() else ""
+    """The taxonomy's definition; "" for a type that comes from a plugin."""
+    if kind not in FailureType.__members__.values():
+        return ""
+    return describe(FailureType(kind))
 
 
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def clip(text: str, limit: int = MAX_TEXT) -> str:
     """At most about `limit` characters of `text`: three quarters from the head, a quarter from the tail."""
     if len(text) <= limit:
         return text
-    head, tail = limit * 3 // 4, limit // 4
+    head = limit * 3 // 4
+    tail = limit // 4
     return f"{text[:head]}\n… {len(text) - head - tail} characters left out …\n{text[-tail:]}"
 
 
@@ -214,7 +220,7 @@ def ticks(maximum: int) -> list[int]:
 def paired_counts(
     before: dict[str, int], after: dict[str, int], n_before: int = 0, n_after: int = 0
 ) -> list[FailureCount]:
-    """Every failure type of the two, the commonest before first; n: of how many episodes, 0 where nobody knows."""
+    """Both counts of every failure type, most frequent before first. n: episodes in all, 0 when unknown."""
     kinds = sorted(before.keys() | after.keys(), key=lambda k: (-before.get(k, 0), -after.get(k, 0), k))
     pairs = [(kind, before.get(kind, 0), after.get(kind, 0)) for kind in kinds]
     is_comparable = n_before > 0 and n_after > 0
@@ -225,9 +231,9 @@ def paired_counts(
 
 
 def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
-    """The first steps of a trace from the `start`th on, and always the failing one, ready to be shown."""
+    """The first steps of a trace from the `start`th on, and always the failing one."""
     critical = attempt.verdict.critical
-    failing = critical.step if critical else None
+    failing = critical and critical.step
     evidence = shown_evidence(attempt)
     steps = attempt.trace.steps[start:]
     chosen = [step for n, step in enumerate(steps) if n < MAX_STEPS or step.index == failing]
@@ -235,15 +241,21 @@ def shown_steps(attempt: TraceVerdict, start: int = 0) -> list[ShownStep]:
 
 
 def shown_evidence(attempt: TraceVerdict) -> str:
-    """The words that show the critical failure; of a call what is shown of it, so that it can be marked there."""
+    """The words that show the critical failure, in the form in which the report shows them.
+
+    A call's arguments are shown without their JSON, so evidence that quotes a call loses it too; else no text in the
+    report would match the evidence.
+    """
     critical = attempt.verdict.critical
-    evidence = critical.evidence if critical else ""
-    is_call = any(call.arguments == evidence for _, call, _ in attempt.trace.tool_calls)
-    return _readable(evidence) if is_call else evidence
+    if critical is None:
+        return ""
+    if any(call.arguments == critical.evidence for _, call, _ in attempt.trace.tool_calls):
+        return _readable(critical.evidence)
+    return critical.evidence
 
 
 def _excerpt(step: Step, evidence: str | None) -> ShownStep:
-    """evidence: None where the step is not the failing one."""
+    """evidence: None for a step that is not the failing one."""
     message = step.completion.message
     results = {result.call_id: result for result in step.results}
     return ShownStep(
@@ -255,12 +267,10 @@ def _excerpt(step: Step, evidence: str | None) -> ShownStep:
 
 
 def _shown_call(call: ToolCall, result: ToolResult | None, evidence: str) -> ShownCall:
-    return ShownCall(
-        name=call.name,
-        arguments=_marked(_readable(call.arguments), evidence),
-        result=None if result is None else _marked(result.content, evidence),
-        ok=result is None or result.ok,
-    )
+    arguments = _marked(_readable(call.arguments), evidence)
+    if result is None:
+        return ShownCall(call.name, arguments, result=None, ok=True)
+    return ShownCall(call.name, arguments, _marked(result.content, evidence), result.ok)
 
 
 def _readable(arguments: str) -> str:
@@ -269,13 +279,17 @@ def _readable(arguments: str) -> str:
         value = json.loads(arguments)
     except (ValueError, RecursionError):  # the latter for brackets nested too deep
         return arguments
-    only = list(value.values()) if isinstance(value, dict) else []
-    return only[0] if len(only) == 1 and isinstance(only[0], str) else arguments
+    if isinstance(value, dict) and len(value) == 1:
+        (argument,) = value.values()
+        if isinstance(argument, str):
+            return argument
+    return arguments
 
 
 def _marked(text: str, evidence: str) -> Markup:
     """`text` cleaned, clipped and escaped, with the first occurrence of `evidence` marked."""
-    text, evidence = clip(clean(text)), clean(evidence).strip()
+    text = clip(clean(text))
+    evidence = clean(evidence).strip()
     if not evidence or evidence not in text:
         return escape(text)
     before, _, after = text.partition(evidence)

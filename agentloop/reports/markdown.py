@@ -49,7 +49,7 @@ SIGNS = {
 _ACTIVE = re.compile(r"([\\`*_{}\[\]<>#|~&$!^])")
 _LINKING = re.compile(r"(@|#|://|www\.|GH-)", re.IGNORECASE)
 _APART = "\u200b"
-"""After it nothing is a mention, a reference or an address any more; a person sees no difference."""
+"""An invisible character. Inside a mention, reference or address it ends the link."""
 
 
 def markdown(
@@ -67,7 +67,10 @@ def code(text: str) -> str:
     """`text` as a code span on one line, in a table or out of it. A bar, which would end a cell, is shown broken."""
     line = clip(" ".join(clean(text).split()), MAX_CELL).replace("\n", " ").replace("|", "¦") or "(nothing)"
     longest = max((len(run) for run in re.findall("`+", line)), default=0)
-    fence, pad = "`" * (longest + 1), " " if line.startswith("`") or line.endswith("`") else ""
+    fence = "`" * (longest + 1)
+    pad = ""
+    if line.startswith("`") or line.endswith("`"):
+        pad = " "
     return f"{fence}{pad}{line}{pad}{fence}"
 
 
@@ -87,10 +90,14 @@ def _title(result: GateResult) -> str:
 
 
 def _where(report: str | None, url: str | None) -> str:
-    run = f"[this run]({url})" if url else ""
-    file = code(report) if report else ""
-    place = " of ".join(part for part in (file, run) if part)
-    return f"Side-by-side traces, evidence and every task: {place}." if place else ""
+    places = []
+    if report:
+        places.append(code(report))
+    if url:
+        places.append(f"[this run]({url})")
+    if not places:
+        return ""
+    return f"Side-by-side traces, evidence and every task: {' of '.join(places)}."
 
 
 def _blocks(result: GateResult, n_rows: int, where: str) -> Iterable[str]:
@@ -155,7 +162,9 @@ def _flips(title: str, flips: Sequence[Flip], n_rows: int, note: str = "") -> It
         )
         for flip in flips[:n_rows]
     ]
-    yield f"### {title} ({len(flips)})" + (f"\n\n{note}" if note else "")
+    yield f"### {title} ({len(flips)})"
+    if note:
+        yield note
     yield _table(("task", "baseline", "candidate", "failure", "what happened"), rows, len(flips))
 
 
@@ -180,13 +189,20 @@ def _estimates(result: GateResult) -> str:
 
 
 def _estimate(estimate: tuple[float, float, float] | None) -> str:
-    return "" if estimate is None else f"{estimate[0]:.1%} ({estimate[1]:.1%} to {estimate[2]:.1%})"
+    if estimate is None:
+        return ""
+    share, low, high = estimate
+    return f"{share:.1%} ({low:.1%} to {high:.1%})"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], total: int | None = None) -> str:
-    lines = [_row(head), _row(["---"] * len(head)), *map(_row, rows)]
+    text = ""
+    if rows:
+        text = "\n".join([_row(head), _row(["---"] * len(head)), *map(_row, rows)])
     hidden = (total or 0) - len(rows)
-    return "\n".join(lines if rows else []) + (f"\n\n{hidden:,} more are in the report." if hidden > 0 else "")
+    if hidden > 0:
+        text += f"\n\n{hidden:,} more are in the report."
+    return text
 
 
 def _row(cells: Iterable[str]) -> str:

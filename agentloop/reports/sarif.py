@@ -44,12 +44,15 @@ def sarif(result: GateResult, places: Mapping[str, Place]) -> str:
 
 
 def task_places(folder: Path, root: Path) -> dict[str, Place]:
-    """Task id -> place, of each line of a suite's task file, or of those of the cases that it holds as folders.
+    """Task id -> place, for each line of a suite's task file, or of the task files of its case folders.
 
     folder: the suite's. root: the repository's. Raises ValueError for a folder outside it, ConfigError and OSError.
     """
     places = {}
-    for path in [folder / TASKS] if (folder / TASKS).is_file() else sorted(folder.glob(f"*/{TASKS}")):
+    paths = [folder / TASKS]
+    if not paths[0].is_file():
+        paths = sorted(folder.glob(f"*/{TASKS}"))
+    for path in paths:
         for where, row in read_jsonl(path, path.read_text(encoding="utf-8")):
             line = int(where.rpartition(":")[2])
             places[str(row.get("id"))] = (path.resolve().relative_to(root.resolve()), line)
@@ -60,12 +63,14 @@ def _result(task: TaskLine, place: Place, rules: list[str]) -> dict[str, Any]:
     kind = failure_type(task)
     path, line = place
     text = f"{task.task_id}: passed {tally(task.candidate)} (baseline {tally(task.baseline)})."
+    if task.why:
+        text += f" {task.why}"
     where = {"artifactLocation": {"uri": quote(path.as_posix())}, "region": {"startLine": line}}
     return {
         "ruleId": kind,
         "ruleIndex": rules.index(kind),
         "level": "error",
-        "message": {"text": clip(clean(f"{text} {task.why}" if task.why else text))},
+        "message": {"text": clip(clean(text))},
         "locations": [{"physicalLocation": where}],
         "partialFingerprints": {"caseHash/v1": content_hash([task.suite, task.task_id])},
         "properties": {"traces": list(task.trace_ids)},

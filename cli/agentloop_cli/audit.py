@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import SandboxError, counted
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stdout
+from agentloop_cli.render import AsJson, LiveProgress, add_columns, format_optional, print_json, stdout
 
 FAILED_CHECK = 1
 MAX_ROWS = 40
-"""Of more tasks only those with problems are shown."""
+"""A longer table shows only tasks with problems."""
 
 
 def audit(
@@ -47,11 +47,14 @@ def audit(
         document = audit_folders(suite, backend, AuditOptions(n_oracle, n_concurrent, quick), progress)
     if as_json:
         print_json(document)
+    elif quick:
+        show_quick(document)
     else:
-        (show_quick if quick else show)(document)
+        show(document)
     if not document["ok"]:
-        is_task = any(task.get("problem") or task.get("problems") for task in document["tasks"])
-        raise typer.Exit(FAILED_CHECK if is_task else SandboxError.exit_code)
+        if any(task.get("problem") or task.get("problems") for task in document["tasks"]):
+            raise typer.Exit(FAILED_CHECK)
+        raise typer.Exit(SandboxError.exit_code)
 
 
 def show_quick(result: Mapping[str, Any]) -> None:
@@ -80,16 +83,17 @@ def _show_infrastructure(tasks: Sequence[Mapping[str, Any]]) -> None:
 def show(result: Mapping[str, Any]) -> None:
     """A row for each task, then the problems."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "solution", "nothing", "random", "cheats that score", "found out"):
-        table.add_column(heading, justify="left" if heading == "task" else "right", overflow="fold")
+    headings = ("task", "solution", "nothing", "random", "cheats that score", "found out")
+    add_columns(table, *headings, left=("task",), overflow="fold")
     for task in [task for task in result["tasks"] if task["problems"] or result["n_tasks"] <= MAX_ROWS]:
-        n_passed, n_fooled = sum(reward == 1.0 for reward in task["oracle"]), len(task["fooled_by"])
+        n_passed = sum(reward == 1.0 for reward in task["oracle"])
+        n_fooled = len(task["fooled_by"])
         table.add_row(
             Text(task["task"]),
             _coloured(f"{n_passed} of {len(task['oracle'])}", n_passed == len(task["oracle"])),
             *(
-                _coloured("none" if task[who] is None else f"{task[who]:g}", task[who] == 0)
-                for who in ("empty", "random")
+                _coloured(format_optional(task[cheat], "{:g}", "none"), task[cheat] == 0)
+                for cheat in ("empty", "random")
             ),
             _coloured(f"{n_fooled} of {task['n_cheats']}", not n_fooled),
             str(len(task["found_out"])),

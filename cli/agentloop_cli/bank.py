@@ -1,4 +1,4 @@
-"""`agentloop bank`: what a policy does on a suite, stored beside it for gates to compare with."""
+"""`agentloop bank`: the attempts of one policy on a suite, stored beside it as a baseline for gates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.text import Text
 from agentloop.config.layout import RUNS
 from agentloop.errors import counted
 from agentloop_cli.render import AsJson, LiveProgress, percent, print_json, stderr, stdout
+from agentloop_cli.stores import same_project
 
 
 def bank(
@@ -58,17 +59,21 @@ def _show(document: Mapping[str, Any], suite: Path, project: Path) -> None:
 
 
 def _lines(document: Mapping[str, Any], suite: Path, project: Path) -> Iterator[str]:
-    path, mean, before = document["bank"], percent(document["mean_reward"]), document["replaced_mean_reward"]
-    tasks = counted(document["n_tasks"], "held-out task" if document["split"] == "heldout" else "task")
+    path = document["bank"]
+    mean = percent(document["mean_reward"])
+    before = document["replaced_mean_reward"]
+    noun = "held-out task" if document["split"] == "heldout" else "task"
+    tasks = counted(document["n_tasks"], noun)
     yield f"{path}: {tasks}, {document['trials']} trials of each, mean reward {mean}"
     if before is not None:
         yield f"replaces {path} of another policy ({percent(before)} -> {mean})"
     if document["n_visits"]:
-        visits, each = counted(document["n_visits"], "visit"), counted(document["per_visit"], "banked trial")
+        visits = counted(document["n_visits"], "visit")
+        each = counted(document["per_visit"], "banked trial")
         yield f"enough for {visits} of a gate, {each} each; docs/07-ci.md says how many it takes"
-    where = "" if project == Path() else f" -p {shlex.quote(str(project))}"
+    folder = shlex.quote(str(suite))
     name = shlex.quote(Path(path).stem)
-    yield f"commit it, then: agentloop gate {shlex.quote(str(suite))} --baseline {name} --candidate REF{where}"
+    yield f"commit it, then: agentloop gate {folder} --baseline {name} --candidate REF{same_project(project)}"
 
 
 def _failing(tasks: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""`agentloop costs`: what the episodes in a store took."""
+"""`agentloop costs`: tokens, money and energy of the episodes in a store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.printable import on_one_line
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 UNKNOWN = "-"
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 class By(StrEnum):
-    """What the rows of the table are."""
+    """Rows of the table."""
 
     version = "version"
     task = "task"
@@ -60,7 +60,9 @@ def costs(
     from agentloop.views.costs import stored_costs
 
     own = load_prices(project)
-    model_price = price(own, _listed) if find_spec("litellm") else price(own)
+    model_price = price(own)
+    if find_spec("litellm"):
+        model_price = price(own, _listed)
     with opened_store(where, project=project) as store:
         rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, model_price)
     if as_json:
@@ -83,7 +85,9 @@ def _table(by: str, rows: dict[str, dict[str, Any]]) -> Table:
     for _, heading, _ in COLUMNS:
         table.add_column(heading, justify="right")
     for name, row in rows.items():
-        cells = [UNKNOWN if row[key] is None else form.format(row[key]) for key, _, form in COLUMNS]
-        label = f"v{name}" if by == "version" and name != UNKNOWN else name
+        cells = [format_optional(row[key], form, UNKNOWN) for key, _, form in COLUMNS]
+        label = name
+        if by == "version" and name != UNKNOWN:
+            label = f"v{name}"
         table.add_row(Text(on_one_line(label)), *cells)
     return table

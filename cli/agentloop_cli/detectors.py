@@ -1,4 +1,4 @@
-"""`agentloop judge label`, `fit` and `detectors`: people's labels, what is learned from them, and how right it is."""
+"""`agentloop judge label`, `fit` and `detectors`: labels, the scorer fitted to them, and its measured precision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop_cli.judge import Tenant
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, add_columns, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
@@ -45,15 +45,15 @@ def label_trace(
     from agentloop.config.settings import known_secrets
     from agentloop.judge.labels import put_label
 
-    named = None if kind is None else _type(kind, project)
+    failure_type = None if kind is None else _type(kind, project)
     with opened_store(where, project=project, secrets=known_secrets(project)) as store:
         owner = tenant or store.project
         trace_id = store.named(trace_id, project=owner).id
-        failure, is_new = put_label(store, owner, trace_id, named, step, by=by or getpass.getuser(), note=note)
+        failure, is_new = put_label(store, owner, trace_id, failure_type, step, by=by or getpass.getuser(), note=note)
     if as_json:
         print_json({"trace": trace_id, "label": failure.model_dump(mode="json"), "new": is_new})
         return
-    at = "" if failure.step is None else f" at step {failure.step}"
+    at = format_optional(failure.step, " at step {}")
     outcome = "labelled" if is_new else "has this label already:"
     stdout.print(f"{trace_id} {outcome} {failure.type}{at}", markup=False, soft_wrap=True)
 
@@ -139,15 +139,18 @@ def show_detectors(
 
 def _show(rows: list[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in COLUMNS:
-        table.add_column(heading, justify="left" if heading in ("detector", "on") else "right", no_wrap=True)
+    add_columns(table, *COLUMNS, left=("detector", "on"), no_wrap=True)
     for row in rows:
-        first = _cell(row["precision"]) or "unmeasured"
-        silent = f"{row['says_nothing']['share']:.2f}" if row["says_nothing"] else "-"
-        on = "on" if row["on"] else "off"
-        table.add_row(row["detector"], on, f"{row['promised']:.2f}", first, _cell(row["recall"]) or "-", silent)
+        table.add_row(
+            row["detector"],
+            "on" if row["on"] else "off",
+            f"{row['promised']:.2f}",
+            _cell(row["precision"], "unmeasured"),
+            _cell(row["recall"], "-"),
+            format_optional(row["says_nothing"], "{0[share]:.2f}", "-"),
+        )
     stdout.print(table, soft_wrap=True)
 
 
-def _cell(share: dict[str, Any] | None) -> str:
-    return f"{share['share']:.2f} {share['low']:.2f}-{share['high']:.2f}" if share else ""
+def _cell(share: dict[str, Any] | None, missing: str) -> str:
+    return format_optional(share, "{0[share]:.2f} {0[low]:.2f}-{0[high]:.2f}", missing)

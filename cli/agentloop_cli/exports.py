@@ -61,9 +61,12 @@ def export_traces(
 
 
 def _print_account(account: ExportReport, out: Path) -> None:
-    gone = f"; {counted(account.gone, 'trace')} gone meanwhile" if account.gone else ""
-    amount = f"{counted(account.traces, 'trace')}, {account.bytes:,} bytes"
-    stderr.print(f"{amount} written{'' if out == STDOUT else f' to {out}'}{gone}", markup=False)
+    line = f"{counted(account.traces, 'trace')}, {account.bytes:,} bytes written"
+    if out != STDOUT:
+        line += f" to {out}"
+    if account.gone:
+        line += f"; {counted(account.gone, 'trace')} gone meanwhile"
+    stderr.print(line, markup=False)
 
 
 def _check(exporter: Exporter, ids: list[str] | None, filter: str, out: Path, as_json: bool) -> None:
@@ -80,6 +83,8 @@ def _to_stdout(exporter: Exporter, traces: Iterator[ExportedTrace]) -> int:
     n = 0
     for part in exporter.write(traces):
         n += len(part)
-        sys.stdout.buffer.write(escape_json(part.decode()).encode() if "json" in exporter.media_type else part)
+        if "json" in exporter.media_type:
+            part = escape_json(part.decode()).encode()  # an agent's text must not act on the terminal
+        sys.stdout.buffer.write(part)
     sys.stdout.buffer.flush()
     return n

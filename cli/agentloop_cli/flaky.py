@@ -1,4 +1,4 @@
-"""`agentloop flaky`: how often cases contradict themselves, and the quarantine of those that do it too often."""
+"""`agentloop flaky`: how often cases contradict themselves, and the quarantine of the worst."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.printable import on_one_line
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, add_columns, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,21 +71,22 @@ def _table(rates: Mapping[str, FlakeRate], evals: Evals, entries: tuple[Quaranti
     from agentloop.gate.outcomes import Settings
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "passed", "flake rate", "95% interval", ""):
-        is_id = heading == "task"  # which is never cut: it is what --quarantine takes
-        table.add_column(
-            heading, justify="left" if heading in ("task", "") else "right", overflow="fold", no_wrap=not is_id
-        )
-    reliability, quarantined = Settings().reliability, {entry.task for entry in entries}
+    # --quarantine takes a task's name, so a long one wraps and is never cut.
+    table.add_column("task", overflow="fold")
+    add_columns(table, "passed", "flake rate", "95% interval", "", left=("",), overflow="fold", no_wrap=True)
+    reliability = Settings().reliability
+    quarantine = {entry.task for entry in entries}
     for rate in sorted(rates.values(), key=lambda rate: (-rate.low, -rate.rate, rate.task_id)):
-        words = ["must-pass"] if rate.task_id in evals.must_pass else []
-        words += ["FLAKY"] if rate.is_flaky(reliability) else []
-        words += ["quarantine.toml"] if rate.task_id in quarantined else []
+        marks = {
+            "must-pass": rate.task_id in evals.must_pass,
+            "FLAKY": rate.is_flaky(reliability),
+            "quarantine.toml": rate.task_id in quarantine,
+        }
         table.add_row(
             Text(on_one_line(rate.task_id)),
             f"{rate.n_passed} of {rate.n}",
             f"{rate.rate:.0%}",
             f"{rate.low:.0%} to {rate.high:.0%}",
-            ", ".join(words),
+            ", ".join(mark for mark, holds in marks.items() if holds),
         )
     return table

@@ -19,8 +19,11 @@ from agentloop_cli.gate_options import (
 )
 from agentloop_cli.gate_outputs import Outputs
 
-COMPARED, SURE, BUDGET = "What is compared", "How sure", "Budget"
-OUTPUT, STORED = "Output", "From stored outcomes"
+COMPARED = "What is compared"
+SURE = "How sure"
+BUDGET = "Budget"
+OUTPUT = "Output"
+STORED = "From stored outcomes"
 """Panels of the help."""
 
 

@@ -58,7 +58,9 @@ class Figures:
             first = error.errors()[0]
             option = str(first["loc"][0]).replace("_", "-")
             message = str(first["msg"])
-            hint = "; 0.05 is 5 points" if option == "delta" else ""
+            hint = ""
+            if option == "delta":
+                hint = "; 0.05 is 5 points"
             raise ConfigError(f"--{option} {first['input']}: {message[0].lower()}{message[1:]}{hint}") from None
 
 
@@ -123,7 +125,9 @@ def replayed(place: str, tenant: str | None, named: Named, figures: Figures, mus
             raise ConfigError(
                 "--replay decides from its file alone; leave out SUITE, --baseline, --candidate and --out"
             )
-        options = [*figures.chosen(), *(["must_pass"] if must_pass else [])]
+        options = list(figures.chosen())
+        if must_pass:
+            options.append("must_pass")
         contradicting = options[0].replace("_", "-") if options else None
         return compare_file(Path(place), figures.settings(), must_pass, contradicting=contradicting)
     if named.suites or named.out or not named.baseline or not named.candidate:
@@ -156,8 +160,9 @@ def exit_code(result: GateResult, inconclusive: Inconclusive) -> int:
     from agentloop.gate.outcomes import GateVerdict
 
     if result.verdict is GateVerdict.inconclusive and inconclusive is not Inconclusive.keep:
-        chosen = GateVerdict.passed if inconclusive is Inconclusive.passed else GateVerdict.failed
-        return chosen.exit_code
+        if inconclusive is Inconclusive.passed:
+            return GateVerdict.passed.exit_code
+        return GateVerdict.failed.exit_code
     return result.verdict.exit_code
 
 

@@ -1,4 +1,4 @@
-"""What `agentloop gate` leaves behind: the verdict in the terminal, and files and comments for CI."""
+"""The output of `agentloop gate`: the verdict in the terminal, and files and comments for CI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentloop.config.layout import RUNS
 from agentloop.errors import NoSuchTrace, counted
 from agentloop.output_files import write_text
 from agentloop.printable import on_one_line
-from agentloop_cli.render import print_json, stderr, stdout
+from agentloop_cli.render import format_optional, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from agentloop.gate.outcomes import GateResult, SuiteResult
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
 
 REPORT = "report.html"
 COLOURS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "INFRA": "magenta"}
-MAX_TRACED, MAX_EACH = 12, 8
-"""Tasks whose traces are looked up for the report, and traces of each: it shows one beside another."""
+MAX_TASKS = 12
+"""Tasks whose traces the report shows."""
+MAX_TRACES = 8
+"""Traces looked up for each task and side; the report shows a candidate's beside a baseline's."""
 BANKS = RUNS / "bank"
-"""Where `agentloop bank` leaves its traces, which the report shows beside the candidate's."""
+"""Folder of the baseline's traces, which `agentloop bank` writes."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What was asked for."""
+    """The outputs that the options ask for."""
 
     as_json: bool
     junit: Path | None
@@ -43,14 +45,15 @@ class Outputs:
     pr_comment: bool
 
     def write(self, result: GateResult, suites: Sequence[Path], folder: Path | None) -> None:
-        """All of it. suites: folders, for the places of tasks. folder: the run's; None where nothing was run."""
+        """Write all outputs. suites: folders, for the places of tasks. folder: the run's; None for a replay."""
         from agentloop.reports.comment import comment, write_summary
 
-        paths = [*([folder / REPORT] if folder else []), *([self.html] if self.html else [])]
-        for path in paths:
-            _write_report(result, path, folder)
+        where = None
+        for path in (folder and folder / REPORT, self.html):
+            if path:
+                _write_report(result, path, folder)
+                where = str(path)  # the last one: a file that the user named comes before the run's own
         self._write_files(result, suites)
-        where = str(paths[-1]) if paths else None
         if self.as_json:
             print_json(result.model_dump(mode="json"))
         else:
@@ -70,7 +73,7 @@ class Outputs:
 
             places: dict[str, tuple[Path, int]] = {}
             for suite in suites:
-                with suppress(ValueError, OSError):  # of Harbor tasks, or outside this folder: no line to point at
+                with suppress(ValueError, OSError):  # no file of tasks, or one outside this folder
                     places |= task_places(suite, Path())
             write_text(self.sarif, sarif(result, places))
 
@@ -79,17 +82,17 @@ def _write_report(result: GateResult, path: Path, folder: Path | None) -> None:
     from agentloop.gate import findings
     from agentloop.reports.gate import Evidence, write_gate_report
 
-    tasks = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TRACED]
-    wanted = {one for task in tasks for one in (*task.trace_ids[:MAX_EACH], *task.baseline_trace_ids[:MAX_EACH])}
+    tasks = [*findings.broken(result), *(flip.task for flip in findings.flips(result, worse=True))][:MAX_TASKS]
+    wanted = {one for task in tasks for one in (*task.trace_ids[:MAX_TRACES], *task.baseline_trace_ids[:MAX_TRACES])}
     attempts: dict[str, TraceVerdict] = {}
-    for place in ([folder] if folder else []) + [BANKS]:
+    for place in filter(None, (folder, BANKS)):
         attempts |= _attempts(place, wanted - attempts.keys())
     command = shlex.join(["agentloop", *sys.argv[1:]])
     write_gate_report(result, path, Evidence(attempts=attempts, command=command))
 
 
 def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
-    """Those of the traces that are in the store of `folder`, or in the one that the settings here name."""
+    """The traces that the store of `folder` has, or the shared store of the settings."""
     from agentloop.config.settings import STORE
     from agentloop.store.place import store_place
     from agentloop.views.runs import TraceVerdict
@@ -112,7 +115,7 @@ def _attempts(folder: Path, ids: Iterable[str]) -> dict[str, TraceVerdict]:
 
 
 def show(result: GateResult, folder: Path | None, report: str | None) -> None:
-    """For a person: the verdict, what it rests on, what changed sides, what it took, and where to look."""
+    """Print the verdict, its reasons, the tasks that changed, the cost, and where to look next."""
     from agentloop.gate import findings
     from agentloop.gate.outcomes import GateVerdict
 
@@ -143,10 +146,12 @@ def show(result: GateResult, folder: Path | None, report: str | None) -> None:
 
 
 def _suite(suite: SuiteResult, tallied: str) -> str:
-    """tallied: its must-pass cases, by state."""
+    """One suite's verdict. tallied: its must-pass cases, by state."""
     from agentloop.gate import findings
 
-    cases = f"; must-pass cases: {tallied}" if tallied else ""
+    cases = ""
+    if tallied:
+        cases = f"; must-pass cases: {tallied}"
     look = findings.last_look(suite)
     if look is None:
         return f"{suite.name}: {suite.verdict.value}{cases or ', no visit'}"
@@ -166,13 +171,13 @@ def _took(result: GateResult) -> str:
         parts.append(f"{counted(n_lost, 'attempt')} lost to the infrastructure")
     if result.n_unscored:
         parts.append(f"{counted(result.n_unscored, 'attempt')} not scored by the verifiers")
-    parts.append("cost unknown" if result.cost_usd is None else f"{result.cost_usd:.2f} USD")
+    parts.append(format_optional(result.cost_usd, "{:.2f} USD", missing="cost unknown"))
     return ", ".join(parts)
 
 
 def _say(text: str, style: str = "") -> None:
-    """Task ids and reasons hold what agents printed: no markup, nothing that acts on a terminal, no line of its own.
+    """Print text on one line: task ids and reasons may hold what agents printed.
 
-    A CI server acts on lines that begin with a command of its own, such as `::set-output`.
+    A CI server acts on lines that begin with one of its commands, such as `::set-output`.
     """
     stdout.print(Text(on_one_line(text), style=style), soft_wrap=True)

@@ -1,8 +1,7 @@
-"""`agentloop traces import`: files and folders of anybody's traces into the store."""
+"""`agentloop traces import`: traces from files and folders into the store."""
 
 from __future__ import annotations
 
-import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +15,21 @@ import typer
 from rich.table import Table
 
 from agentloop.errors import counted
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.stores import Where, opened_store
+from agentloop_cli.render import AsJson, LiveProgress, add_columns, print_json, stderr, stdout
+from agentloop_cli.stores import Where, opened_store, same_store
 
 if TYPE_CHECKING:
     from agentloop.formats.importing import ImportReport
     from agentloop.store.store import Store
 
-FAILED, NOTHING = 1, 5
-MAX_FILES, MAX_TOLD, MAX_NAMES = 10, 3, 3
-"""Files with failures that are shown, failures of each, and files without traces that are named."""
+FAILED = 1
+NOTHING = 5
+MAX_FILES = 10
+"""Files whose failures are shown."""
+MAX_REASONS = 3
+"""Failures shown of each file."""
+MAX_NAMES = 3
+"""Files without traces that a message names."""
 
 
 def import_traces(
@@ -65,10 +69,11 @@ def import_traces(
 
 
 def _take(paths: list[Path], format: str | None, store: Store, tenant: str) -> tuple[ImportReport, bool]:
-    """(what was imported, whether Ctrl-C ended it early)."""
+    """(the report of the import, whether Ctrl-C ended it early)."""
     from agentloop.formats.importing import load_formats, take, walk
 
-    files, formats = walk(paths), load_formats(format)
+    files = walk(paths)
+    formats = load_formats(format)
     with LiveProgress() as progress, _until_interrupted() as interrupts:
         progress.start(f"import: {counted(len(files), 'file')}", len(files))
         put = partial(store.put_imported, tenant)
@@ -84,7 +89,7 @@ def _print_json(account: ImportReport) -> None:
 
 @contextmanager
 def _until_interrupted() -> Iterator[list[int]]:
-    """Signals of Ctrl-C, which end nothing by themselves but for the second: no write is cut short uncounted."""
+    """The Ctrl-C signals received so far. The first ends the import between two writes, the second at once."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -101,8 +106,7 @@ def _until_interrupted() -> Iterator[list[int]]:
 
 def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in ("format", "files", "imported", "known", "failed", "kept raw"):
-        table.add_column(heading, justify="left" if heading == "format" else "right")
+    add_columns(table, "format", "files", "imported", "known", "failed", "kept raw", left=("format",))
     for name, ours in sorted(account.by_format.items()):
         numbers = (ours.files, ours.imported, ours.known, ours.failed, len(ours.lost))
         table.add_row(name, *map(str, numbers))
@@ -115,23 +119,24 @@ def _show(account: ImportReport, where: str | None, tenant: str | None) -> None:
     _show_failures(account)
     if account.no_traces:
         names = ", ".join(Path(path).name for path in islice(account.no_traces, MAX_NAMES))
-        more = f" and {n:,} more" if (n := account.skipped - MAX_NAMES) > 0 else ""
+        if (n := account.skipped - MAX_NAMES) > 0:
+            names += f" and {n:,} more"
         are = "is no trace" if account.skipped == 1 else "are no traces"
-        stderr.print(f"{counted(account.skipped, 'file')} {are} of a supported format: {names}{more}", markup=False)
+        stderr.print(f"{counted(account.skipped, 'file')} {are} of a supported format: {names}", markup=False)
     if account.imported or account.known:
-        store = f" --store {shlex.quote(where)}" if where else ""
-        ls = f"agentloop traces ls{store}" + (f" --tenant {shlex.quote(tenant)}" if tenant else "")
-        stderr.print(f"next: `agentloop judge{store}` finds why they failed, `{ls}` lists them", markup=False)
+        judge = f"agentloop judge{same_store(Path(), where or None, None)}"
+        ls = f"agentloop traces ls{same_store(Path(), where or None, tenant or None)}"
+        stderr.print(f"next: `{judge}` finds why they failed, `{ls}` lists them", markup=False)
 
 
 def _show_failures(account: ImportReport) -> None:
-    """Why, a few of each file, and of a few files."""
+    """Print the first reasons of the first files."""
     for ours in islice(account.failures.values(), MAX_FILES):
-        for reason in ours.reasons[:MAX_TOLD]:
+        for reason in ours.reasons[:MAX_REASONS]:
             stderr.print(reason)
-        if (more := ours.n - MAX_TOLD) > 0:
+        if (more := ours.n - MAX_REASONS) > 0:
             stderr.print(f"  and {more:,} more of this file")
     if (rest := len(account.failures) - MAX_FILES) > 0:
         stderr.print(f"and {counted(rest, 'more file')} with failures")
-    if rest > 0 or any(ours.n > MAX_TOLD for ours in account.failures.values()):
+    if rest > 0 or any(ours.n > MAX_REASONS for ours in account.failures.values()):
         stderr.print("--json lists all of them, at most 1,000 per file")

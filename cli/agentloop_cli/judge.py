@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from agentloop.errors import counted
 from agentloop.printable import on_one_line
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, add_columns, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store, same_store
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NOTHING = 5
 AGAIN = "again"
-MAX_TOLD = 12
+MAX_REASONS = 12
 Tenant = Annotated[
     str | None,
     typer.Option("--tenant", help="The project (tenant) of the traces; default: that of the store."),
@@ -128,8 +128,8 @@ def _queued(trace: TraceSummary, why: str, scores: Sequence[Score]) -> dict[str,
 
 def _print_queue(waiting: Sequence[tuple[TraceSummary, str]], scores: Mapping[str, Sequence[Score]], same: str) -> None:
     for trace, why in waiting:
-        gave = ", ".join(f"{s.verifier} {s.error if s.value is None else f'{s.value:g}'}" for s in scores[trace.id])
-        stdout.print(on_one_line(f"{trace.id}  {why:9} {trace.task_id or ''}  {gave}"), soft_wrap=True)
+        numbers = (f"{s.verifier} {format_optional(s.value, '{:g}', s.error or '')}" for s in scores[trace.id])
+        stdout.print(on_one_line(f"{trace.id}  {why:9} {trace.task_id or ''}  {', '.join(numbers)}"), soft_wrap=True)
     first = waiting[0][0].id
     resolve = f"agentloop judge resolve {first} --reward 1 --why …{same}"
     stderr.print(Text(f"next: `agentloop traces show {first}{same}`, then `{resolve}`"))
@@ -190,11 +190,11 @@ def _past(past: Past) -> dict[str, Any]:
 
 def _past_line(past: Past) -> str:
     verdict = past.verdict
-    worth = verdict.state.value if verdict.reward is None else f"{verdict.reward:g}"
-    gave = ", ".join(f"{s.verifier}@{s.version} {'-' if s.value is None else f'{s.value:g}'}" for s in verdict.scores)
-    critical = verdict.critical.type.value if verdict.critical else ""
-    by = past.by if past.supersedes is None else f"{past.by} (supersedes {past.supersedes})"
-    line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {by:8} {worth:9} {critical}  {gave}  {past.why}"
+    reward = format_optional(verdict.reward, "{:g}", verdict.state.value)
+    scores = ", ".join(f"{s.verifier}@{s.version} {format_optional(s.value, '{:g}', '-')}" for s in verdict.scores)
+    critical = format_optional(verdict.critical, "{0.type.value}")
+    by = past.by + format_optional(past.supersedes, " (supersedes {})")
+    line = f"{past.given_at:%Y-%m-%d %H:%M:%S}  {by:8} {reward:9} {critical}  {scores}  {past.why}"
     return f"{line.rstrip()}  taxonomy {verdict.taxonomy or '-'}"
 
 
@@ -227,8 +227,8 @@ def show_agreement(
 
 def _agreement(figures: Sequence[Agreement]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("verifier", "version", "traces", "accuracy", "kappa", "Brier", "ECE"):
-        table.add_column(heading, justify="left" if heading == "verifier" else "right")
+    headings = ("verifier", "version", "traces", "accuracy", "kappa", "Brier", "ECE")
+    add_columns(table, *headings, left=("verifier",))
     for a in figures:
         table.add_row(a.verifier, a.version, str(a.n), *map(_figure, (a.accuracy, a.kappa, a.brier, a.ece)))
     return table
@@ -237,7 +237,9 @@ def _agreement(figures: Sequence[Agreement]) -> Table:
 def _figure(figure: Figure) -> str:
     if figure.value is None:
         return "-"
-    return f"{figure.value:.2f}" + ("" if figure.low is None else f" ({figure.low:.2f} to {figure.high:.2f})")
+    if figure.low is None:
+        return f"{figure.value:.2f}"
+    return f"{figure.value:.2f} ({figure.low:.2f} to {figure.high:.2f})"
 
 
 def _opened(project: Path, where: str | None) -> AbstractContextManager[Store]:
@@ -254,12 +256,15 @@ def _show(account: JudgingSummary) -> None:
     words = {"unscored": "of unknown outcome"}  # as `agentloop failures` counts them
     worth = ", ".join(f"{n:,} {words.get(name, name)}" for name, n in sorted(account.worth.items()))
     stdout.print(f"{counted(account.n, 'trace')}: {worth}" if worth else "no traces", soft_wrap=True)
+    cost = ""
+    if account.cost_usd:
+        cost = f"; {account.cost_usd:.4f} USD"
     stdout.print(
         f"  judged {account.n - account.n_same:,}, skipped {account.n_same:,} that are judged already; "
         f"verifiers ran for {account.n_rescored:,}; {counted(account.n_changed, 'verdict')} changed, "
-        f"{account.n_relabelled:,} with other failures" + (f"; {account.cost_usd:.4f} USD" if account.cost_usd else ""),
+        f"{account.n_relabelled:,} with other failures{cost}",
         soft_wrap=True,
     )
     for title, counts in (("changed", account.changed), ("not scored again", account.why_not)):
-        for reason, n in counts.most_common(MAX_TOLD):
+        for reason, n in counts.most_common(MAX_REASONS):
             stdout.print(on_one_line(f"  {title}: {n:,}  {reason}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The failure types that a person may name: ours, those of the project's own, and what is stored."""
+"""The failure types that a command accepts: built-in ones, the project's own, and those of stored traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def known_types(project: Path, store: Store) -> list[str]:
-    """By name: ours, the project's, and what only traces have."""
+    """Names of the built-in types, the project's own, and those that only stored traces have."""
     from agentloop.failures.taxonomy import project_taxonomy
     from agentloop.types import FailureType
 
@@ -22,11 +22,13 @@ def known_types(project: Path, store: Store) -> list[str]:
 
 
 def check_types(filter: str, types: list[str]) -> None:
-    """Raises ConfigError for a `failure` or `label` of a filter that is known nowhere, probably a typo."""
+    """Raises ConfigError for an unknown `failure` or `label` in a filter, probably a typo."""
     from agentloop.store.query import parse
 
     for term in parse(filter):
+        if term.key not in ("failure", "label"):
+            continue
         names = [term.value] if term.quoted else term.value.split(",")
-        for name in names if term.key in ("failure", "label") else ():
+        for name in names:
             if name and "*" not in name and name not in types:
                 raise ConfigError(f"{term.key}: no {name!r} (known: {', '.join(types)}){did_you_mean(name, types)}")

@@ -33,7 +33,7 @@ from agentloop_cli.sandbox import sandbox as sandbox_group
 from agentloop_cli.serve import keys, serve
 from agentloop_cli.show import show_trace
 from agentloop_cli.store import store
-from agentloop_cli.stores import Where
+from agentloop_cli.stores import Where, loop_command
 from agentloop_cli.tasks import run
 from agentloop_cli.traces import traces
 from agentloop_cli.upgrade import upgrade
@@ -73,10 +73,10 @@ def demo(
     from agentloop_cli.run import run_project
 
     backend = make_backend(sandbox, "--sandbox")
-    is_new = prepare_demo(out, seed)
-    stderr.print(
-        f"{'new demo' if is_new else 'continuing the demo'} in {out}, seed {seed}, sandbox {backend.name}", markup=False
-    )
+    state = "continuing the demo"
+    if prepare_demo(out, seed):
+        state = "new demo"
+    stderr.print(f"{state} in {out}, seed {seed}, sandbox {backend.name}", markup=False)
     run_project(
         out,
         backend,
@@ -108,8 +108,7 @@ def loop(
     from agentloop_cli.run import run_project
 
     backend = loop_backend(folder, sandbox)
-    command = shlex.join(["agentloop", "loop", str(folder), *(["--store", where] if where else [])])
-    run_project(folder, backend, where, command=command, as_json=as_json)
+    run_project(folder, backend, where, command=loop_command(folder, where), as_json=as_json)
 
 
 app.command()(run)

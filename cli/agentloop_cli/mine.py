@@ -1,4 +1,4 @@
-"""`agentloop mine`: failed traces become regression cases, if they fail again and everything else about them holds."""
+"""`agentloop mine`: failed traces become regression cases, if they fail again and pass every other check."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from agentloop.errors import ConfigError, counted
 from agentloop.printable import on_one_line
 from agentloop_cli.leaves import check_types, known_types
 from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
+from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store, same_project
 
 if TYPE_CHECKING:
     from agentloop.mining.mine import Mined
     from agentloop.mining.project import FailureSelection, ProjectMining
 
-LOST, NOTHING = 1, 5
+LOST = 1
+NOTHING = 5
 
 
 def mine(
@@ -93,7 +94,7 @@ def _try(mining: ProjectMining, choice: FailureSelection, sandbox: str, limit: i
 
 @contextmanager
 def _progress(mining: ProjectMining, as_json: bool) -> Iterator[None]:
-    """What was done is printed also when the work was interrupted."""
+    """Prints the cases tried so far at the end, an interrupted one included."""
     try:
         yield
     finally:
@@ -137,24 +138,31 @@ def _print(mining: ProjectMining) -> None:
     why = Counter(check.name for mined in done for check in mined.checks if check.passed is False)
     reasons = ", ".join(f"{name} {n}" for name, n in why.most_common())
     n_rejected = len(done) - len(admitted)
-    rejected = f"; {n_rejected} not admitted ({reasons})" if n_rejected else ""
-    stdout.print(Text(f"{counted(len(admitted), 'case')} admitted to {out}{rejected}"), soft_wrap=True)
-    for line in _next(mining, admitted) if admitted else _nothing(mining) if done else ():
-        stdout.print(Text(line), soft_wrap=True)
+    line = f"{counted(len(admitted), 'case')} admitted to {out}"
+    if n_rejected:
+        line += f"; {n_rejected} not admitted ({reasons})"
+    stdout.print(Text(line), soft_wrap=True)
+    hints: Iterator[str] = iter(())
+    if admitted:
+        hints = _next(mining, admitted)
+    elif done:
+        hints = _nothing(mining)
+    for hint in hints:
+        stdout.print(Text(hint), soft_wrap=True)
 
 
 def _next(mining: ProjectMining, admitted: Sequence[Mined]) -> Iterator[str]:
-    """What a person does with new cases."""
+    """The commands for new cases."""
     options = mining.options
     cases = shlex.quote(str(options.out))
-    project = "" if options.project == Path() else f" -p {shlex.quote(str(options.project))}"
+    project = same_project(options.project)
     n_trained = len({mined.case.task for mined in admitted} & mining.trained)
     if n_trained:
         yield f"{counted(n_trained, 'train task')} among them, left out of training from now on"
     yield "next, when you have read each case.toml and evidence.json:"
     passed = next((m.checks[3].numbers.get("policy") for m in admitted if m.case.kind != "offline"), None)
     if passed is not None:
-        ref = shlex.quote("oracle" if passed == "solution" else str(passed))
+        ref = "oracle" if passed == "solution" else shlex.quote(str(passed))
         yield f"  agentloop bank {cases} --policy {ref} --as main{project}"
         yield f"  agentloop gate {cases} --baseline main --candidate REF{project}"
     if any(mined.case.kind == "offline" for mined in admitted):
@@ -166,7 +174,7 @@ def _next(mining: ProjectMining, admitted: Sequence[Mined]) -> Iterator[str]:
 
 
 def _is_ignored(folder: Path) -> bool:
-    """Whether git would not take it; where there is no git, there is nobody to refuse it."""
+    """Whether git ignores the folder; without git, nothing does."""
     try:
         command = ("git", "-C", str(folder), "check-ignore", "-q", ".")
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
@@ -191,7 +199,10 @@ def _check(out: Path, as_json: bool) -> None:
         print_json({"out": str(out), "cases": problems})
     else:
         for name, lost in problems.items():
-            stdout.print(Text(f"{name}: {lost or 'holds'}", style="red" if lost else ""), soft_wrap=True)
+            line = Text(f"{name}: {lost or 'holds'}")
+            if lost:
+                line.stylize("red")
+            stdout.print(line, soft_wrap=True)
         if not problems:
             stdout.print("no offline cases to check")
     if any(problems.values()):

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _table(versions: Sequence[PolicyVersion]) -> Table:
     for heading in ("version", "state", "parent", "kind", "artifact", "note"):
         table.add_column(heading, overflow="fold")
     for v in versions:
-        parent = "" if v.parent is None else f"v{v.parent}"
+        parent = format_optional(v.parent, "v{}")
         table.add_row(f"v{v.number}", v.state, parent, v.kind, Text(v.artifact or ""), Text(v.note))
     return table
 

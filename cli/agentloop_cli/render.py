@@ -1,7 +1,7 @@
-"""What a person sees: progress on stderr, tables and one JSON document on stdout.
+"""Output for a person: progress on stderr, tables and one JSON document on stdout.
 
-Everything that the command line prints goes through `stdout`, `stderr` or `print_json`, and nothing that they print
-can act on the terminal.
+The command line prints only through `stdout`, `stderr` and `print_json`. They remove whatever could act on the
+terminal, because traces hold text that agents and websites wrote.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Table
@@ -28,18 +28,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on
 
 
 class CleanConsole(Console):
-    """Prints text literally, without what could act on the terminal: a string is never markup or an emoji's name.
+    """Prints text literally: no markup, no emoji names, no control characters.
 
-    Our own colours are Text with a style.
+    Colours of the command line itself are Text with a style.
     """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """See rich. All that is printed passes here; `control` segments are rich's own cursor moves."""
+        """See rich, which sends everything that it prints through here."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=clean(segment.text))
+            if segment.control:  # rich's own cursor moves
+                yield segment
+            else:
+                yield segment._replace(text=clean(segment.text))
 
 
 stdout = CleanConsole()
@@ -47,7 +50,7 @@ stderr = CleanConsole(stderr=True, soft_wrap=True)  # a message is one line, wha
 
 
 class ConsoleLog(logging.Handler):
-    """Prints log records, such as asyncio's of a task that failed, which quote what others wrote."""
+    """Prints log records through `stderr`: asyncio's record of a failed task quotes text from outside."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging."""
@@ -55,7 +58,7 @@ class ConsoleLog(logging.Handler):
 
 
 def print_error(problem: str) -> None:
-    """The one line that a command ends with when it could not do what it was asked."""
+    """Print the one line with which a failed command ends."""
     stderr.print(Text.assemble(("error:", "bold red"), f" {problem}"))
 
 
@@ -63,7 +66,10 @@ def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:
     """`text` beside `lead`, its further lines beside `hang` or below its first; a pipe gets long lines whole."""
     hang = hang or Text(" " * lead.cell_len)
     width = max(20, stdout.width - lead.cell_len)
-    for line in text.wrap(stdout, width) if sys.stdout.isatty() else text.split(allow_blank=True):
+    lines = text.split(allow_blank=True)
+    if sys.stdout.isatty():
+        lines = text.wrap(stdout, width)
+    for line in lines:
         block = Text.assemble(lead, line)
         block.rstrip()
         stdout.print(block, soft_wrap=True)
@@ -71,14 +77,32 @@ def print_block(lead: Text, text: Text, hang: Text | None = None) -> None:
 
 
 def print_json(document: Mapping[str, Any]) -> None:
-    """One document on stdout, and nothing else there."""
+    """Print the one document that `--json` writes to stdout."""
     sys.stdout.write(escape_json(json.dumps(document, indent=2)) + "\n")
 
 
-class LiveProgress:
-    """A bar for the stage at work and a line for each that is done. See `loop.project.Progress`.
+def format_optional(value: object, form: str, missing: str = "") -> str:
+    """`value` in a format such as "{:.2f}", or `missing` when it is None."""
+    return missing if value is None else form.format(value)
 
-    Without a terminal, as in CI, there are only the lines.
+
+def add_columns(
+    table: Table,
+    *headings: str,
+    left: Container[str],
+    overflow: OverflowMethod = "ellipsis",
+    no_wrap: bool = False,
+) -> None:
+    """Add columns to a table. Those in `left` hold words; the others hold numbers, which line up on the right."""
+    for heading in headings:
+        justify: JustifyMethod = "left" if heading in left else "right"
+        table.add_column(heading, justify=justify, overflow=overflow, no_wrap=no_wrap)
+
+
+class LiveProgress:
+    """A bar for the current stage and a line for each finished one. See `loop.project.Progress`.
+
+    Without a terminal, as in CI, it prints only the lines.
     """
 
     def __init__(self) -> None:
@@ -94,8 +118,10 @@ class LiveProgress:
             disable=not stderr.is_terminal,
         )
         self._task: TaskID | None = None
-        self._label, self._figures = "", ""
-        self._done, self._started = 0, 0.0
+        self._label = ""
+        self._figures = ""
+        self._done = 0
+        self._started = 0.0
 
     def __enter__(self) -> LiveProgress:
         self._bars.start()
@@ -110,7 +136,10 @@ class LiveProgress:
     def start(self, stage: str, total: int) -> None:
         """See Progress."""
         self._end()
-        self._label, self._figures, self._done, self._started = stage, "", 0, time.monotonic()
+        self._label = stage
+        self._figures = ""
+        self._done = 0
+        self._started = time.monotonic()
         self._task = self._bars.add_task(stage, total=total, figures="")
 
     def advance(self, n: int = 1, **figures: float) -> None:
@@ -122,7 +151,7 @@ class LiveProgress:
             self._bars.update(self._task, advance=n, figures=self._figures)
 
     def running(self, what: str) -> None:
-        """What has just begun, beside the bar."""
+        """Show beside the bar what has just begun."""
         if self._task is not None:
             self._bars.update(self._task, figures=what)
 
@@ -132,15 +161,15 @@ class LiveProgress:
         stderr.print(Text(line, style="bold"))
 
     def _end(self, *, finished: bool = True) -> None:
-        """Take the bar away and leave a line in its place."""
+        """Replace the bar with a line."""
         if self._task is None:
             return
         self._bars.remove_task(self._task)
         self._task = None
         if finished:
-            took = time.monotonic() - self._started
-            done = f"  {self._label:<36} {self._done:>6,} {took:>6.1f} s  "
-            stderr.print(Text.assemble(done, (self._figures, "dim")))
+            seconds = time.monotonic() - self._started
+            line = f"  {self._label:<36} {self._done:>6,} {seconds:>6.1f} s  "
+            stderr.print(Text.assemble(line, (self._figures, "dim")))
 
 
 def percent(share: float) -> str:
@@ -149,7 +178,7 @@ def percent(share: float) -> str:
 
 
 def print_summary(document: Mapping[str, Any]) -> None:
-    """The end of a loop: versions with success and decisions, failures before and after, what it took."""
+    """Print the end of a loop: versions and decisions, failures before and after, time and episodes."""
     stdout.print()
     stdout.print(_versions(document["versions"], document["control"]))
     stdout.print()
@@ -170,21 +199,26 @@ def print_summary(document: Mapping[str, Any]) -> None:
 def _outcome(document: Mapping[str, Any]) -> Text:
     """From the first version to the live one, in one line."""
     before, after = (percent(document["heldout"][when]["success"]) for when in ("before", "after"))
-    first, live = document["versions"][0]["number"], _live(document)
+    first = document["versions"][0]["number"]
+    live = _live(document)
     held_out = f"of {counted(document['heldout']['n'], 'held-out task')}"
     if live == first:
         others = ", ".join(f"v{v['number']}" for v in document["versions"] if v["number"] != live)
-        why = f"{others} not shown to be better" if others else f"there is only v{live}"
+        why = f"there is only v{live}"
+        if others:
+            why = f"{others} not shown to be better"
         return Text.assemble((after, "bold"), f" (v{live}, live) {held_out}; nothing was promoted: {why}")
     change = f"{before} (v{first}) -> {after} (v{live}, live)"
     return Text.assemble((change, "bold"), f" {held_out}; the gate promoted v{live}")
 
 
 def _lead(document: Mapping[str, Any]) -> str:
-    """What the loop adds to its demonstrations."""
+    """Compares the live version with the control, a model trained on the demonstrations alone."""
     control = document["control"]
     low, high = (f"{100 * edge:+.1f}" for edge in control["ahead_ci95"])
-    where = "ahead of" if control["ahead"] >= 0 else "behind"
+    where = "behind"
+    if control["ahead"] >= 0:
+        where = "ahead of"
     return (
         f"control: the same model, {control['steps']:,} steps on the {control['demonstrations']:,} demonstrations that "
         f"passed;\nv{_live(document)} is {where} it by {abs(100 * control['ahead']):.1f} points "
@@ -193,7 +227,7 @@ def _lead(document: Mapping[str, Any]) -> str:
 
 
 def _live(document: Mapping[str, Any]) -> int:
-    """Number of the version that is live; of the first one where nothing is."""
+    """Number of the live version, or of the first one when none is live."""
     versions = document["versions"]
     number: int = next((v["number"] for v in versions if v["state"] == "live"), versions[0]["number"])
     return number
@@ -201,17 +235,20 @@ def _live(document: Mapping[str, Any]) -> int:
 
 def _versions(versions: list[Mapping[str, Any]], control: Mapping[str, Any] | None) -> Table:
     table = Table(title="Policy versions on the held-out tasks", title_justify="left", box=None, pad_edge=False)
-    for heading in ("version", "success", "95% interval", "p", "decision"):
-        table.add_column(heading, justify="right" if heading in {"success", "p"} else "left")
+    words = ("version", "95% interval", "decision")
+    add_columns(table, "version", "success", "95% interval", "p", "decision", left=words)
     for version in versions:
+        name = f"v{version['number']}"
+        if version["state"] == "live":
+            name += " (live)"
         decision = version["decision"] or "start"
         colour = {"promote": "green", "hold": "yellow", "roll_back": "red"}.get(decision, "dim")
         low, high = version["ci95"]
         table.add_row(
-            f"v{version['number']}" + (" (live)" if version["state"] == "live" else ""),
+            name,
             percent(version["success"]),
             f"{percent(low)} to {percent(high)}",
-            "" if version["p_better"] is None else f"{version['p_better']:.2g}",
+            format_optional(version["p_better"], "{:.2g}"),
             Text(decision.replace("_", " "), style=colour),
         )
     if control is not None:
@@ -221,7 +258,8 @@ def _versions(versions: list[Mapping[str, Any]], control: Mapping[str, Any] | No
 
 
 def _failures(failures: Mapping[str, Mapping[str, int]]) -> Table:
-    before, after = failures["before"], failures["after"]
+    before = failures["before"]
+    after = failures["after"]
     table = Table(title="What went wrong (episodes)", title_justify="left", box=None, pad_edge=False)
     table.add_column("failure type")
     table.add_column("before", justify="right")

@@ -1,15 +1,14 @@
-"""`agentloop report`: what a loop achieved so far, while it runs or after it."""
+"""`agentloop report`: the results of a loop so far, while it runs or afterwards."""
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from agentloop_cli.render import AsJson, print_json, print_summary, stdout
-from agentloop_cli.stores import Where
+from agentloop_cli.stores import Where, loop_command
 
 
 def report(
@@ -21,9 +20,8 @@ def report(
     """Write a loop's report from its store: needs no sandbox, and the loop may be running."""
     from agentloop.loop.summary import Summary, stored_project
 
-    command = shlex.join(["agentloop", "loop", str(folder), *(["--store", where] if where else [])])
     with stored_project(folder, where) as project:
-        summary = Summary(project, command=command)
+        summary = Summary(project, command=loop_command(folder, where))
         path = summary.write_report(out)
         document = summary.json()
     document["report"] = str(path)

@@ -1,4 +1,4 @@
-"""`agentloop sandbox ls|gc`: what boxes have on this machine, and the removal of what nobody owns any more."""
+"""`agentloop sandbox ls|gc`: sandboxes on this machine, and the removal of those without an owner."""
 
 from __future__ import annotations
 
@@ -70,8 +70,13 @@ def _table(finds: Sequence[Find]) -> Table:
     for heading in ("kind", "name", "owner", "state"):
         table.add_column(heading, overflow="fold")
     for find in finds:
-        wording = find.state if find.kind == "image" else f"{find.state}, no owner"
-        state = Text(wording, "yellow") if find.is_orphan else Text(find.state)
-        owner = str(find.owner or ("" if find.kind == "image" else "elsewhere"))
+        state = Text(find.state)
+        owner = str(find.owner or "elsewhere")
+        if find.kind == "image":  # images belong to no process
+            owner = str(find.owner or "")
+        elif find.is_orphan:
+            state.append(", no owner")
+        if find.is_orphan:
+            state.stylize("yellow")
         table.add_row(find.kind, Text(find.name), owner, state)
     return table

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError, extra
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import Where, opened_store
 
 if TYPE_CHECKING:
@@ -190,11 +190,10 @@ def _keys(every: Sequence[Key]) -> Table:
     for key in every:
         *totals, per_minute = key.budget
         spent = (
-            f"{used:,.4g}{'' if bound is None else f' of {bound:,.4g}'}"
-            for used, bound in zip(key.spent, totals, strict=True)
+            f"{used:,.4g}{format_optional(bound, ' of {:,.4g}')}" for used, bound in zip(key.spent, totals, strict=True)
         )
-        paced = "" if per_minute is None else f"{per_minute:,}"
-        table.add_row(key.id, Text(key.project), ", ".join(key.scopes), *spent, paced)
+        pace = format_optional(per_minute, "{:,}")
+        table.add_row(key.id, Text(key.project), ", ".join(key.scopes), *spent, pace)
     return table
 
 

@@ -1,4 +1,4 @@
-"""`agentloop traces show`: one trace, whatever it came as."""
+"""`agentloop traces show`: one trace, from any source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from agentloop.errors import counted
 from agentloop.printable import clean, on_one_line
-from agentloop_cli.render import AsJson, print_block, print_json, stdout
+from agentloop_cli.render import AsJson, format_optional, print_block, print_json, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 from agentloop_cli.traces import GAP
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 NO_MARGIN = Text()
 OURS = "agentloop"
 ENDS = {"submitted": "ended by itself", "no_tool_call": "ended without a further call", "unknown": "ended"}
-"""What a stop reason says of a run that handed nothing in."""
+"""How a stop reason reads for a run that submitted nothing."""
 MAX_LAST = 300
-"""Characters of the last words."""
+"""Characters of the last message that are shown."""
 INDENT = "    "
-"""Of a sub-agent's run within its parent's."""
+"""Of a sub-agent's run inside its parent's."""
 
 
 def show_trace(
@@ -43,7 +43,9 @@ def show_trace(
 
     with opened_store(where, project=project) as store:
         stored = StoredTrace(store, store.named(trace_id, project=tenant))
-        trace, verdict = stored.trace, stored.verdict
+        # The bodies are read while the store is open.
+        trace = stored.trace
+        verdict = stored.verdict
     if as_json:
         print_json(document(stored))
     else:
@@ -66,23 +68,30 @@ def _print(stored: StoredTrace, trace: Trace, verdict: Verdict) -> None:
 
 
 def _facts(row: TraceSummary, trace: Trace) -> tuple[str, str]:
-    """Whose it is and how long it took; when it was and what it used, of one that others told us of."""
-    version = None if trace.policy_version is None else f"policy v{trace.policy_version}"
-    episode = None if row.stage or trace.episode_id is None else f"episode {trace.episode_id}"
-    stage = row.stage or (f"superseded in {row.superseded}" if row.superseded else trace.source)
+    """Two lines: where the trace belongs and its duration; its agent, model, tokens and cost."""
+    # The name of a stage contains the episode and stands for the time.
+    episode = started = ""
+    if not row.stage:
+        episode = format_optional(trace.episode_id, "episode {}")
+        started = format_optional(trace.started_at, "{:%Y-%m-%d %H:%M:%S} UTC")
+    stage = row.stage or trace.source
+    if row.superseded and not row.stage:
+        stage = f"superseded in {row.superseded}"
+    version = format_optional(trace.policy_version, "policy v{}")
     first = (trace.task_id, episode, version, stage, trace.isolation, f"{trace.duration_s:.2f} s")
-    used = (
-        f"{row.n_prompt_tokens:,} + {row.n_completion_tokens:,} tokens",
-        row.n_prompt_tokens + row.n_completion_tokens,
-    )
+    tokens = spans = ""
+    if row.n_prompt_tokens + row.n_completion_tokens:
+        tokens = f"{row.n_prompt_tokens:,} + {row.n_completion_tokens:,} tokens"
+    if row.n_spans:
+        spans = counted(row.n_spans, "span")
     second = (
-        None if trace.agent is None else f"agent {trace.agent}",
-        None if row.model is None else f"model {row.model}",
-        None if trace.session is None else f"session {trace.session}",
-        None if trace.started_at is None or row.stage else f"{trace.started_at:%Y-%m-%d %H:%M:%S} UTC",
-        used[0] if used[1] else None,
-        None if row.cost_usd is None else f"${row.cost_usd:.4g}",
-        counted(row.n_spans, "span") if row.n_spans else None,
+        format_optional(trace.agent, "agent {}"),
+        format_optional(row.model, "model {}"),
+        format_optional(trace.session, "session {}"),
+        started,
+        tokens,
+        format_optional(row.cost_usd, "${:.4g}"),
+        spans,
     )
     return GAP.join(filter(None, first)), GAP.join(filter(None, second))
 
@@ -107,10 +116,11 @@ def _print_child(child: SubTrace, margin: Text) -> None:
     name = child.trace.agent or child.trace.id
     print_block(margin, Text.assemble(("sub-agent ", "dim"), (on_one_line(name), "bold cyan")))
     _print_run(child.trace, (), margin)
-    end = child.trace.error or child.trace.answer
-    if end is not None:
-        style = "red" if child.trace.error else ""
-        print_block(margin, Text.assemble(("gave back ", "dim"), (repr(clean(end)), style)))
+    result = Text(repr(clean(child.trace.answer or "")))
+    if child.trace.error:
+        result = Text(repr(clean(child.trace.error)), style="red")
+    if child.trace.error or child.trace.answer is not None:
+        print_block(margin, Text.assemble(("gave back ", "dim"), result))
 
 
 def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
@@ -126,31 +136,39 @@ def _print_step(step: Step, failures: list[Failure], margin: Text) -> None:
         name = (on_one_line(call.name or "(no tool)"), "bold cyan")
         print_block(lead, Text.assemble(name, " ", clean(_arguments(call))))
     if step.is_broken:
-        there = reply.content or reply.reasoning or reply.tool_calls
-        print_block(lead, Text("the answer ended here" if there else "no answer came", style="red"))
+        problem = "no answer came"
+        if reply.content or reply.reasoning or reply.tool_calls:
+            problem = "the answer ended here"
+        print_block(lead, Text(problem, style="red"))
     for result in step.results:
         bar = margin + Text("  │ ", style="dim")
-        print_block(bar, Text(clean(result.content.rstrip("\n")), style="" if result.ok else "red"), hang=bar)
+        print_block(bar, Text(clean(result.content.rstrip("\n")), style=_alert(not result.ok)), hang=bar)
     for failure in failures:
         _print_failure(failure)
 
 
 def _arguments(call: ToolCall) -> str:
-    """The command or the answer; of a call that cannot be made, the arguments as they were written."""
+    """The command or the answer; for a malformed call, the arguments as the model wrote them."""
     from agentloop.agents.tools.shell import argument
 
-    value, why_not = argument(call)
-    return value if why_not is None else call.arguments
+    value, problem = argument(call)
+    return value if problem is None else call.arguments
+
+
+def _alert(is_bad: bool) -> str:
+    return "red" if is_bad else ""
 
 
 def _print_failure(failure: Failure) -> None:
-    lead = Text("  ✗ ", style="bold red") if failure.critical else Text("  · ", style="yellow")
+    lead = Text("  · ", style="yellow")
+    if failure.critical:
+        lead = Text("  ✗ ", style="bold red")
     quote = f" “{clean(failure.evidence)}” "
     print_block(lead, Text.assemble((failure.type, "red"), quote, (failure.detector, "dim")))
 
 
 def _ended(trace: Trace) -> str:
-    """How it did; of one from elsewhere no more than it says, as few agents submit anything."""
+    """How the run ended. Few agents from elsewhere submit an answer, so a missing one is no news there."""
     if trace.answer is not None:
         return f"submitted {clean(trace.answer)!r}"
     why = trace.stop_reason.replace("_", " ")
@@ -162,23 +180,26 @@ def _ended(trace: Trace) -> str:
 def _last_words(trace: Trace) -> str:
     contents = (step.completion.message.content.strip() for step in reversed(trace.answered))
     words = next(filter(None, contents), "")
-    return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"
+    if len(words) > MAX_LAST:
+        return f"…{words[-MAX_LAST:]}"
+    return words
 
 
 def _print_end(trace: Trace, verdict: Verdict) -> None:
-    """What came of it: the answer and its reward, every verifier's word, and what was wrong with the whole."""
-    reward = f"no reward: {verdict.state}" if verdict.reward is None else f"reward {verdict.reward:g}"
+    """Print the answer and its reward, every score, and the failures of the run as a whole."""
+    reward = format_optional(verdict.reward, "reward {:g}", missing=f"no reward: {verdict.state}")
     colour = "green" if verdict.reward == 1.0 else "red"
     print_block(NO_MARGIN, Text.assemble(f"{_ended(trace)}, ", (reward.replace("_", " "), colour)))
     if trace.answer is None and (words := _last_words(trace)):
-        print_block(Text(INDENT), Text(f"its last words: {clean(words)!r}"))  # above they may be far away
+        print_block(Text(INDENT), Text(f"its last words: {clean(words)!r}"))  # their step may be far above
     for score in verdict.scores:
-        gave = f"gave no number: {score.error}" if score.value is None else f"gave {score.value:g}"
+        line = f"verifier {score.verifier} "
+        line += format_optional(score.value, "gave {:g}", missing=f"gave no number: {score.error}")
         if score.value is not None and score.value < 1 and score.why:
-            gave += f": {score.why}"
-        who = f" ({score.source})" if score.source else ""
-        style = "red" if score.value is None else ""
-        print_block(Text(INDENT), Text(clean(f"verifier {score.verifier} {gave}{who}"), style=style))
+            line += f": {score.why}"
+        if score.source:
+            line += f" ({score.source})"
+        print_block(Text(INDENT), Text(clean(line), style=_alert(score.value is None)))
     steps = {step.index for step in trace.steps}
     for failure in verdict.failures:
         if failure.step not in steps:

@@ -1,4 +1,4 @@
-"""Which store a command is about."""
+"""The options that choose a command's store."""
 
 from __future__ import annotations
 
@@ -38,6 +38,24 @@ def opened_store(
 
 
 def same_store(project: Path, where: str | None, tenant: str | None) -> str:
-    """The options with which another command is about the same traces."""
-    options = (("-p", None if project == Path() else project), ("--store", where), ("--tenant", tenant))
-    return "".join(f" {name} {shlex.quote(str(value))}" for name, value in options if value is not None)
+    """The options with which another command reads the same traces."""
+    options = same_project(project)
+    for name, value in (("--store", where), ("--tenant", tenant)):
+        if value is not None:
+            options += f" {name} {shlex.quote(value)}"
+    return options
+
+
+def same_project(project: Path) -> str:
+    """The option with which another command takes the same project; the current folder needs none."""
+    if project == Path():
+        return ""
+    return f" -p {shlex.quote(str(project))}"
+
+
+def loop_command(folder: Path, where: str | None) -> str:
+    """The command that runs the loop of this project, as reports show it."""
+    words = ["agentloop", "loop", str(folder)]
+    if where:
+        words += ["--store", where]
+    return shlex.join(words)

@@ -13,15 +13,17 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import counted
-from agentloop_cli.render import AsJson, LiveProgress, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, LiveProgress, add_columns, format_optional, print_json, stderr, stdout
 
-FAILED_CHECK, INFRASTRUCTURE, INTERRUPTED = 1, 4, 130
+FAILED_CHECK = 1
+INFRASTRUCTURE = 4
+INTERRUPTED = 130
 MAX_ROWS = 40
 """Of more tasks, those with the whole reward have no row."""
 
 
 class AgentChoice(StrEnum):
-    """Who works on the tasks."""
+    """The agents that work on tasks."""
 
     oracle = "oracle"
     nop = "nop"
@@ -127,8 +129,9 @@ def _explained_interrupt() -> Iterator[None]:
 def _exit_code(document: Mapping[str, Any]) -> int:
     if document["n_scored"] < document["n_trials"]:
         return INFRASTRUCTURE
-    is_broken = document["agent"] == AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"])
-    return FAILED_CHECK if is_broken else 0
+    if document["agent"] == AgentChoice.oracle and any(trial["reward"] < 1.0 for trial in document["trials"]):
+        return FAILED_CHECK
+    return 0
 
 
 def _rows(tasks: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -146,26 +149,39 @@ def _show(result: Mapping[str, Any], place: Path) -> None:
         )
     many = result["n_trials"] > result["n_tasks"]
     table = Table(box=None, pad_edge=False)
-    for heading in ("task", "reward", *(["each"] if many else []), "time", "why"):
-        table.add_column(heading, justify="right" if heading in {"reward", "time"} else "left", overflow="fold")
+    add_columns(table, *_columns(many), left=("task", "each", "why"), overflow="fold")
     tasks = _rows(result["tasks"])
     for task in tasks[:MAX_ROWS]:
         trials = [trial for trial in result["trials"] if trial["task"] == task["task"]]
-        reward, time_s = task["mean_reward"], sum(trial["duration_s"] for trial in trials) / len(trials)
-        marks = (
-            Text(trials[0]["state"], "yellow")
-            if reward is None
-            else Text(f"{reward:.3g}", "green" if reward >= 1 else "red")
-        )
-        each = " ".join("-" if each is None else f"{each:.3g}" for each in task["rewards"])
-        why = next((trial["why"] for trial in trials if trial["why"]), "")
-        table.add_row(task["task"], marks, *([each] if many else []), f"{time_s:.1f} s", why)
+        duration_s = sum(trial["duration_s"] for trial in trials) / len(trials)
+        cells = {
+            "task": task["task"],
+            "reward": _reward(task["mean_reward"], trials[0]["state"]),
+            "each": " ".join(format_optional(reward, "{:.3g}", "-") for reward in task["rewards"]),
+            "time": f"{duration_s:.1f} s",
+            "why": next((trial["why"] for trial in trials if trial["why"]), ""),
+        }
+        table.add_row(*(cells[heading] for heading in _columns(many)))
     if tasks:
         stdout.print(table)
     if len(tasks) > MAX_ROWS:
         stdout.print(f"and {len(tasks) - MAX_ROWS} more; --json has all")
-    mean = () if result["mean_reward"] is None else (", mean reward ", (f"{result['mean_reward']:.3f}", "bold"))
-    what = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
-    scored = f"{result['n_scored']} of {result['n_trials']} {what} scored"
-    stdout.print(Text.assemble(scored, *mean))
+    noun = f"trials of {counted(result['n_tasks'], 'task')}" if many else "tasks"
+    summary = Text(f"{result['n_scored']} of {result['n_trials']} {noun} scored")
+    if result["mean_reward"] is not None:
+        summary.append(", mean reward ").append(f"{result['mean_reward']:.3f}", style="bold")
+    stdout.print(summary)
     stdout.print(f"traces: agentloop traces ls --project {place}", markup=False, soft_wrap=True)
+
+
+def _columns(many: bool) -> Sequence[str]:
+    """many: more attempts than tasks, so that each attempt's reward is shown beside the mean."""
+    if many:
+        return ("task", "reward", "each", "time", "why")
+    return ("task", "reward", "time", "why")
+
+
+def _reward(reward: float | None, state: str) -> Text:
+    if reward is None:
+        return Text(state, "yellow")
+    return Text(f"{reward:.3g}", "green" if reward >= 1 else "red")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.text import Text
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.printable import on_one_line
 from agentloop_cli.leaves import check_types, known_types
-from agentloop_cli.render import AsJson, print_json, stderr, stdout
+from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
 
 # The store is imported when a command needs it: `--help` must answer at once.
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 traces = typer.Typer(help="List, show, import and export stored traces.", no_args_is_help=True)
 HASH = re.compile(r"[0-9a-f]{64}")
 N_DIGITS = 12
-"""Shown of a hash in the name of a stage, such as `bank/HASH`."""
+"""Digits shown of a hash in the name of a stage, such as `bank/HASH`."""
 HEADINGS = ("trace", "age", "from", "by", "task", "reward", "failure", "steps", "answer")
-KEPT = {"answer": 6, "failure": 12, "task": 8, "by": 6, "from": 7}
-"""The columns that are cut where a terminal is too narrow, in this order, and the width that each keeps."""
+MIN_WIDTHS = {"answer": 6, "failure": 12, "task": 8, "by": 6, "from": 7}
+"""The columns cut in a narrow terminal, in this order, and the least width of each."""
 GAP = "  "
 AGES = (("d", 86_400), ("h", 3600), ("m", 60))
 MAX_LISTED = 24
-"""Known values that fit a message; of more, the first few are named."""
+"""Values that a message lists; it names the first few of a longer list."""
 
 
 @traces.command("ls")
@@ -65,7 +65,9 @@ def list_traces(
     words = " ".join([*(filter or ()), *(_term(name, value) for name, value in options.items())])
     with opened_store(where, project=project) as store:
         rows = list(islice(store.every(words, project=tenant), limit))
-        why_none = "" if rows else _why_none(store, options, " ".join(filter or ()), known_types(project, store))
+        why_none = ""
+        if not rows:
+            why_none = _why_none(store, options, " ".join(filter or ()), known_types(project, store))
     if as_json:
         print_json({"traces": [row.model_dump(mode="json", exclude={"key"}) for row in rows]})
     elif why_none:
@@ -84,7 +86,7 @@ def _term(name: str, value: str) -> str:
 
 
 def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list[str]) -> str:
-    """What to say of an empty list. Raises ConfigError for a value that is known nowhere, probably a typo."""
+    """The reason for an empty list. Raises ConfigError for a value that no trace has, probably a typo."""
     if not store.n_traces():
         return "no traces yet; `agentloop loop` makes some, `agentloop traces import` and `agentloop serve` take some"
     values = {
@@ -94,18 +96,25 @@ def _why_none(store: Store, options: Mapping[str, str], filter: str, types: list
         "stage": list(dict.fromkeys(map(_stage, store.values("stage")))),
     }
     for name, value in options.items():
-        if (_stage(value) if name == "stage" else value) not in values[name]:
-            more = len(values[name]) > MAX_LISTED
-            listed = ", ".join(values[name][:3] if more else values[name])
-            listed += f", … {len(values[name])} in all" if more else ""
-            raise ConfigError(f"--{name}: no {value!r} (known: {listed}){did_you_mean(value, values[name])}")
+        plain = _stage(value) if name == "stage" else value
+        if plain not in values[name]:
+            hint = did_you_mean(value, values[name])
+            raise ConfigError(f"--{name}: no {value!r} (known: {_listed(values[name])}){hint}")
     check_types(filter, types)
-    criteria = [*([filter] if filter else []), *(f"--{name} {value}" for name, value in options.items())]
+    criteria = [f"--{name} {value}" for name, value in options.items()]
+    if filter:
+        criteria.insert(0, filter)
     return f"no trace with {' '.join(criteria) or 'that --tenant'}"
 
 
+def _listed(values: Sequence[str]) -> str:
+    if len(values) <= MAX_LISTED:
+        return ", ".join(values)
+    return f"{', '.join(values[:3])}, … {len(values)} in all"
+
+
 def _stage(name: str | None) -> str:
-    """Without the state of the suite: `gate-v1` of `gate-v1.1a2b3c`; nothing for a trace from elsewhere."""
+    """The stage without the state of its suite: `gate-v1` of `gate-v1.1a2b3c`; "" for a trace from elsewhere."""
     return (name or "").partition(".")[0]
 
 
@@ -114,21 +123,27 @@ def _short(digits: re.Match[str]) -> str:
 
 
 def _heading(name: str) -> str:
-    return "started" if name == "age" and not sys.stdout.isatty() else name
+    if name == "age" and not sys.stdout.isatty():
+        return "started"
+    return name
 
 
 def _cells(row: TraceSummary) -> tuple[Text, ...]:
-    """One row; of the id, as much as is unique among millions, and in a pipe the whole."""
-    colour = "" if row.reward is None else "green" if row.reward == 1.0 else "red"
-    by = row.model or row.agent or "" if row.policy_version is None else f"v{row.policy_version}"
-    name = row.name if row.name and row.name != f"chat {row.model}" else ""  # which says no more than `by`
+    """One row. A pipe gets the whole id; ten characters are unique among millions."""
+    reward = Text(row.reward_state)
+    if row.reward is not None:
+        reward = Text(f"{row.reward:g}", style="green" if row.reward == 1.0 else "red")
+    by = format_optional(row.policy_version, "v{}", missing=row.model or row.agent or "")
+    name = row.name or ""
+    if name == f"chat {row.model}":  # repeats the column `by`
+        name = ""
     return (
         Text(row.id[:10] if sys.stdout.isatty() else row.id),
         Text(_when(row.started_at)),
         Text(on_one_line(HASH.sub(_short, _stage(row.stage or row.superseded)) or row.source)),
         Text(on_one_line(by)),
         Text(on_one_line(row.task_id or row.episode_id or name)),
-        Text(row.reward_state if row.reward is None else f"{row.reward:g}", style=colour),
+        reward,
         Text(row.failure or ""),
         Text(str(row.n_steps)),
         Text(on_one_line(row.answer or row.error or "")),
@@ -136,7 +151,7 @@ def _cells(row: TraceSummary) -> tuple[Text, ...]:
 
 
 def _when(time: datetime | None) -> str:
-    """How long ago, for a person; when, for a program."""
+    """The age for a terminal, the time for a pipe."""
     if time is None:
         return ""
     at = time if time.tzinfo else time.replace(tzinfo=UTC)
@@ -147,10 +162,10 @@ def _when(time: datetime | None) -> str:
 
 
 def _print_table(rows: list[tuple[Text, ...]]) -> None:
-    """In columns. A pipe gets everything; in a terminal, the columns of KEPT give way when a line is too long."""
+    """Print columns. A pipe gets them whole; in a terminal, a line that is too long loses width as MIN_WIDTHS says."""
     widths = {heading: max(cell.cell_len for cell in column) for heading, *column in zip(HEADINGS, *rows, strict=True)}
     if sys.stdout.isatty():
-        for heading, minimum in KEPT.items():
+        for heading, minimum in MIN_WIDTHS.items():
             excess = sum(widths.values()) + len(GAP) * (len(widths) - 1) - stdout.width
             widths[heading] -= max(0, min(excess, widths[heading] - minimum))
     for row in rows:

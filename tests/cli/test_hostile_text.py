@@ -159,6 +159,7 @@ STORED: dict[Words, list[Words]] = {
     ],
     ("mine",): [(*HERE, "--policy", SHOUTS, "--fixed", SHOUTS, *BOXED), (*HERE, "--check", *BOXED)],
     ("failures",): [HERE, (*HERE, "--labels"), (*HERE, "--json"), *((*HERE, "--by", by) for by in ("tool", "task"))],
+    ("report",): [(NAME, "--out", "report.html"), (NAME, "--json")],
     ("costs",): [HERE, (*HERE, "--by", "task"), (*HERE, "--json")],
     ("doctor",): [("--json",), ()],
     ("upgrade",): [(NAME,), (NAME, "--json"), (f"no-{NAME}",)],
