@@ -1,7 +1,8 @@
 """What the tables say of failures: which traces a filter looks at, what was critical in each, which call it was.
 
-Nothing here reads a whole trace. Only the name of the tool that failed lies in a body, and it is read of failed traces
-that have several tools, one step of each.
+A superseded attempt does not count, except where the filter asks for `superseded`. Nothing here reads a whole trace.
+Only the name of the tool that failed lies in a body, and it is read of failed traces that have several tools, one step
+of each.
 """
 
 from __future__ import annotations
@@ -124,11 +125,9 @@ class Failures:
             func.coalesce(col(LabelRow.type), col(TraceRow.failure)), func.coalesce(col(LabelRow.detector), ""),
             col(LabelRow.step), func.coalesce(col(LabelRow.evidence), ""),
         ).join(LabelRow, join, isouter=not every)  # fmt: skip
-        query = query.where(*conditions(filter, self._database.engine.dialect.name))
+        query = query.where(*self._of(filter, project))
         if not every:
             query = query.where(_failed)
-        if project is not None:
-            query = query.where(col(TraceRow.project) == project)
         keys = select(col(TraceRow.key)).where(*self._about(filter, project)).order_by(col(TraceRow.key))
         after = 0
         while True:
@@ -149,8 +148,16 @@ class Failures:
             after = last
 
     def _about(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
-        made = conditions(without_outcomes(filter), self._database.engine.dialect.name)
-        return made if project is None else [*made, col(TraceRow.project) == project]
+        return self._of(without_outcomes(filter), project)
+
+    def _of(self, filter: str, project: str | None) -> list[ColumnElement[bool]]:
+        """The traces that `filter` is about, without superseded attempts where it does not ask for them."""
+        wanted = conditions(filter, self._database.engine.dialect.name)
+        if project is not None:
+            wanted.append(col(TraceRow.project) == project)
+        if all(term.key != "superseded" or term.negated for term in parse(filter)):
+            wanted.append(col(TraceRow.superseded).is_(None))
+        return wanted
 
 
 def without_outcomes(filter: str) -> str:

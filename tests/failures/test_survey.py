@@ -186,6 +186,25 @@ def test_traces_that_nobody_judged_or_scored_are_told(store: Store) -> None:
     assert survey(store, project="nobody").n == 0
 
 
+def test_superseded_attempts_do_not_count_and_are_listed(store: Store) -> None:
+    store.put_attempts("gate", [failed(n, WRONG, "no file a") for n in range(10, 14)])
+    again = [failed(n, MALFORMED, "not JSON", 2) for n in (10, 11)]
+    store.put_attempts("gate", [*again, fine(12, 2)], anew=True)
+    store.put_spans("default", [span(1)])
+    store.put_imported("default", [imported("a")])
+    now = survey(store, every=True)
+    assert (now.n, now.failed, now.won, now.counted) == (6, 3, 1, 3), "4 attempts, an import and a trace of spans"
+    assert [(row.value, row.n) for row in now.rows] == [("call.malformed", 2), ("call.wrong_arguments", 1)]
+    assert sum(one.n for one in now.clusters) == 3
+    assert [(row.value, row.n, row.rate and row.rate.of) for row in survey(store, by="version").rows] == [
+        ("v2", 2, 3),
+        ("v1", 1, 1),
+    ]
+    assert survey(store, "superseded:gate").failed == 3
+    assert len(store.find("superseded:gate").traces) == 3
+    assert len(store.find("").traces) == 9
+
+
 def test_purposes_are_told_because_they_do_different_tasks(store: Store) -> None:
     store.put_attempts("run", [fine(1), judged("2", purpose=Purpose.evaluate)])
     assert survey(store).purposes == ("evaluate", "train")
