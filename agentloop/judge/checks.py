@@ -40,10 +40,13 @@ def check_environments(suite: Suite) -> None:
 
 
 def _place(suite: Suite, task: Task) -> str:
-    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none."""
+    """Where the verifiers of `task` are written: in its own line, or for all tasks that name none.
+
+    Tasks of Harbor folders, of cases and of Python have no line in the suite's file.
+    """
     path = suite.folder / TASKS
-    lines = read_jsonl(path, path.read_text(encoding="utf-8"))
-    where, row = next((where, row) for where, row in lines if row.get("id") == task.id)
-    if "verifiers" in row:
-        return f"{where}: task {task.id!r}"
-    return f"{suite.folder / HEAD}: [[verifiers]]"
+    lines = read_jsonl(path, path.read_text(encoding="utf-8")) if path.is_file() else []
+    for where, row in lines:
+        if row.get("id") == task.id:
+            return f"{where}: task {task.id!r}" if "verifiers" in row else f"{suite.folder / HEAD}: [[verifiers]]"
+    return f"{suite.folder}: task {task.id!r}"

@@ -111,7 +111,7 @@ def open_project(
     suite = load_suite(suite_folder(folder, config))
     for split in Split if config.policy.kind == "tiny" else (Split.heldout,):
         if not suite.split(split):
-            raise ConfigError(f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}")
+            raise ConfigError(_without(split, suite))
     check_verifiers(suite)
     check_environments(suite)
     suite = trainable(folder / EVALS, suite, progress.say)
@@ -123,6 +123,16 @@ def open_project(
             yield Project(folder, config, suite, store, backend.name, SandboxPool(backend), progress, meter)
     finally:
         store.close()
+
+
+def _without(split: Split, suite: Suite) -> str:
+    """The line for a suite that has no task of `split`."""
+    if suite.is_harbor:
+        return (
+            f"suite {suite.name!r} has Harbor tasks, which have no splits, so no loop can train on some and test on "
+            "others; use `agentloop run`, `agentloop bank` and `agentloop gate` for Harbor folders"
+        )
+    return f"suite {suite.name!r} has no {split} task; give some the split {split.value!r}"
 
 
 def _refuse_training_on_host(config: Config, folder: Path) -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from agentloop.config.settings import load_config
 from agentloop.errors import ConfigError, PluginError
+from agentloop.judge.checks import check_verifiers
 from agentloop.mining.case import MinedCase, drafted, put_case, write_case
 from agentloop.suites.suite import load_suite
-from agentloop.types import FailureType, Imported, Message, Split, StopReason, Trace
+from agentloop.types import FailureType, Imported, Message, Part, Split, StopReason, Trace
+from tests.harbor.folders import make_task
 
 from .mini import Recorder, make_mini, opened
 
@@ -169,3 +171,26 @@ def test_when_cases_hold_out_all_there_is_nothing_to_train_on(tmp_path: Path) ->
     mined_of(folder, 1)
     with pytest.raises(ConfigError, match=r"all train tasks of suite 'mini' are held out.*add tasks"), opened(folder):
         pass
+
+
+def test_a_suite_of_harbor_tasks_is_refused_with_the_commands_that_take_it(tmp_path: Path) -> None:
+    folder = make_mini(tmp_path / "mini")
+    for name in ("suite.toml", "tasks.jsonl"):
+        (folder / "evals/mini" / name).unlink()
+    make_task(folder / "evals/mini/t", toml="")
+    with (
+        pytest.raises(ConfigError, match=r"^suite 'mini' has Harbor tasks, .*`agentloop run`") as caught,
+        opened(folder),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+    assert "give some" not in str(caught.value)
+
+
+def test_a_verifier_that_cannot_be_made_is_named_in_suites_without_a_file_of_tasks(tmp_path: Path) -> None:
+    make_task(tmp_path / "suite/t", toml="")
+    suite = load_suite(tmp_path / "suite")
+    [task] = suite.tasks
+    wrong = task.model_copy(update={"verifiers": (Part(kind="exat"),)})
+    with pytest.raises(PluginError, match=r"^/.*/suite: task 't': .*did you mean 'exact'\?$"):
+        check_verifiers(suite.model_copy(update={"tasks": (wrong,)}))
