@@ -26,7 +26,7 @@ from agentloop.judge.group import judge_group
 from agentloop.protocols import Policy, Pool, Sandbox
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import stable_id
-from agentloop.rollout.retry import is_lost, repeated
+from agentloop.rollout.retry import is_worth_repeating, repeated
 from agentloop.rollout.workplace import handed_in, prepare, sandbox_tests, seen_by
 from agentloop.sandbox.absent import AbsentSandbox
 from agentloop.types import (
@@ -101,7 +101,7 @@ async def run_attempt(
             [attempt] = await judge_rollouts([rollout], crew)
             return attempt
 
-    *lost, attempt = await repeated(once, lambda one: is_lost(one.episode), pauses_s)
+    *lost, attempt = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), pauses_s)
     for one in lost:
         on_lost(one)
     return attempt.model_copy(update={"trace": with_n_lost(attempt.trace, len(lost))})

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 
 from agentloop.errors import ConfigError, PolicyError, SandboxError
 from agentloop.faults import fault_in
-from agentloop.rollout.retry import is_lost
+from agentloop.rollout.retry import MISTAKES, is_lost
 from agentloop.types import Attempt, FailureType, RewardState, Trace, Verdict
 
 MAX_INFRA_SHARE = 0.5
 """Attempts of which more than this failed for our reasons say nothing about the policy."""
-MISTAKES = ("ConfigError", "PluginError")
-"""Errors by which settings end an attempt, which the user can mend."""
 REFUSALS = (401, 403, 404)
 """HTTP statuses with which an endpoint refuses a wrong API key, model name or URL."""
 CORRECT = "correct the API key, the model name or the URL of the policy, then run the same command again"

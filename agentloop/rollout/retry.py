@@ -2,7 +2,8 @@
 
 An attempt is repeated where infrastructure ended it (`faults.py`), so that its episode is `infra_failed`. It is
 repeated at most once for each of PAUSES_S, after that pause, with the same seed; then it stands as lost, never as a 0.
-Whatever the agent caused is its outcome and is never repeated. `Trace.n_lost` counts the attempts that were lost before
+Whatever the agent caused is its outcome and is never repeated, and neither is a mistake in the settings or in the
+task: it is the same again. `Trace.n_lost` counts the attempts that were lost before
 the one that counts; the gate charges them to its version.
 
 Audits and forks try once: an audit looks for what an attempt does to its sandbox, and a fork must do the same again.
@@ -14,18 +15,25 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from agentloop.types import Episode, EpisodeState
+from agentloop.types import Episode, EpisodeState, Trace
 
 T = TypeVar("T")
 PAUSES_S = (1.0, 5.0)
 """Seconds before each repetition: a restarted endpoint or engine is back after them."""
 ONCE: tuple[float, ...] = ()
 """No repetition."""
+MISTAKES = ("ConfigError", "PluginError")
+"""Errors by which settings, or a task, end an attempt: only the user can mend them."""
 
 
 def is_lost(episode: Episode) -> bool:
     """True for an attempt that infrastructure ended."""
     return episode.state is EpisodeState.infra_failed
+
+
+def is_worth_repeating(episode: Episode, trace: Trace) -> bool:
+    """True for a lost attempt that may end otherwise the next time."""
+    return is_lost(episode) and (trace.broke is None or trace.broke.error not in MISTAKES)
 
 
 async def repeated(

@@ -23,7 +23,7 @@ from agentloop.protocols import Agent, Pool
 from agentloop.rollout.attempt import Crew, Rollout
 from agentloop.rollout.plan import Planned
 from agentloop.rollout.refusals import MAX_INFRA_SHARE, is_mistaken
-from agentloop.rollout.retry import is_lost, repeated
+from agentloop.rollout.retry import is_lost, is_worth_repeating, repeated
 from agentloop.store.commits import AttemptCommits
 from agentloop.store.store import Store
 from agentloop.types import Attempt
@@ -161,7 +161,7 @@ class LocalWork:
             async with slots or nullcontext():
                 return await judging.roll_out(planned)
 
-        *lost, rollout = await repeated(once, lambda one: is_lost(one.episode), self._pauses_s)
+        *lost, rollout = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), self._pauses_s)
         await judging.end(rollout, n_lost=len(lost))
         return rollout
 
@@ -191,7 +191,7 @@ class LocalWork:
                     rollout = await judging.roll_out(planned, seat)
                 finally:
                     seat.leave()
-                if is_lost(rollout.episode):
+                if is_worth_repeating(rollout.episode, rollout.trace):
                     lost[rollout.episode.id] = rollout
                 else:
                     await judging.end(rollout, n_lost=n_tries)

@@ -273,6 +273,7 @@ def test_a_user_that_cannot_be_had_is_never_a_0(
     done = solved(make_task(tmp_path / "t", toml=f"[{phase}]\nuser = {user}\n", image=image), bubblewrap)
     assert (done.verdict.state, done.verdict.reward) == (RewardState.infra_failed, None)
     assert words.format(tmp_path / "t/task.toml", phase) in str(done.trace.error)
+    assert done.trace.n_lost == (2 if words.startswith("CapabilityError") else 0), "a mistake is not repeated"
 
 
 @pytest.mark.parametrize("user", ['"nosuchuser"', "4322"])

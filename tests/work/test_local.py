@@ -11,7 +11,7 @@ from agents.sandbox import MemoryPool, MemorySandbox, calls, playing
 from policies.test_lockstep import Echo
 
 from agentloop.agents.tool_loop import ToolLoop
-from agentloop.errors import ModelRefused, SandboxGone, StoreError
+from agentloop.errors import ConfigError, ModelRefused, SandboxGone, StoreError
 from agentloop.identity import Identity
 from agentloop.policies.lockstep import Request
 from agentloop.policies.scripted import ScriptedPolicy
@@ -117,6 +117,19 @@ def test_attempts_that_were_lost_are_made_again_and_those_before_are_counted(sto
     again = make(store, asked, MemoryPool(die))
     assert [one.trace.n_lost for one in again] == [0, 2, 0, 0, 0, 0]
     assert store.attempts([gone])[gone].reward == 1.0
+
+
+@pytest.mark.parametrize(("error", "n_leases"), [(SandboxGone("it died"), 3), (ConfigError("no such user"), 1)])
+def test_a_mistake_is_not_repeated_as_if_infrastructure_had_failed(error: Exception, n_leases: int) -> None:
+    leases = list[int]()
+
+    def refuse(lease_id: str, attempt: int) -> MemorySandbox:
+        leases.append(attempt)
+        raise error
+
+    [lost] = make(None, ask(Counting(), TASKS[:1], size=1), MemoryPool(refuse))
+    assert lost.episode.state is EpisodeState.infra_failed
+    assert (len(leases), lost.trace.n_lost) == (n_leases, n_leases - 1)
 
 
 def test_where_nothing_answers_only_the_first_attempts_are_made() -> None:
