@@ -272,6 +272,19 @@ def test_the_architecture_has_every_package_of_the_engine() -> None:
     assert set(re.findall(r"`agentloop/(\w+)/`", table)) == packages
 
 
+def test_each_module_that_the_architecture_lists_is_in_its_folder() -> None:
+    table = ARCHITECTURE.partition("## Folders")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `agentloop/")]
+    missing = [
+        f"{folder}{name}"
+        for place, modules in rows
+        for folder in re.findall(r"`(agentloop/\w+/)`", place)
+        for name in re.findall(r"`(\w+\.py)`", modules)
+        if not any((ROOT / folder).rglob(name))
+    ]
+    assert not missing
+
+
 @pytest.mark.slow
 def test_a_policy_of_ones_own_is_a_file_and_a_table(agentloop: Run, tmp_path: Path) -> None:
     """The page's class and its settings, in a project; and its table of groups is the engine's."""
