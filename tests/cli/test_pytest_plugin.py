@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from agentloop.store.store import Store
+from agentloop.testing import decision, own, session
 
 pytest_plugins = ["pytester"]
 pytestmark = pytest.mark.slow  # each a pytest of its own
+READ = (decision, own, session)
+"""Modules that a run in this process would read anew, as pytester forgets those that a run has read."""
 N = 16
 SUITE = """
 name = "words"
@@ -89,7 +92,8 @@ def words(*options: str, policy: str = "steady") -> tuple[str, ...]:
 
 
 def run(pytester: pytest.Pytester, *options: str, policy: str = "steady") -> pytest.RunResult:
-    return pytester.runpytest_subprocess(*words(*options, policy=policy))
+    """In this process, which has the engine's modules already: a process of its own takes seconds to read them."""
+    return pytester.runpytest_inprocess(*words(*options, policy=policy))
 
 
 ALL = ("--agentloop-run", "--agentloop-baseline=main")
@@ -145,7 +149,7 @@ def test_a_start_without_marked_tests_loads_no_part_of_agentloop(pytester: pytes
             assert not heavy & {name.split(".")[0] for name in sys.modules}
         """
     )
-    run(pytester).assert_outcomes(passed=1)
+    pytester.runpytest_subprocess(*words()).assert_outcomes(passed=1)
 
 
 @pytest.mark.usefixtures("bubblewrap")
@@ -311,7 +315,7 @@ def test_money_that_is_spent_ends_the_trials(pytester: pytest.Pytester, recorded
 
 
 def test_recording_is_one_process_s(pytester: pytest.Pytester, project: Path) -> None:
-    done = run_all(pytester, "--agentloop-mode=record", "-n2")
+    done = run_all(pytester, "--agentloop-mode=record", "-n1")
     assert done.ret != 0
     assert "run it without xdist: -n0" in said(done)
     done = run_all(pytester, "--agentloop-mode=record", "-k", "t3]")

@@ -8,6 +8,7 @@ import math
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,10 @@ from agentloop.errors import ConfigError
 from agentloop.failures.closing import blamable
 from agentloop.failures.critical import classify
 from agentloop.failures.evidence import texts
+from agentloop.failures.learned import fitted
 from agentloop.failures.learned.calibration import fit_curve, fit_trust, folds, held_out
 from agentloop.failures.learned.features import FEATURES, rows
-from agentloop.failures.learned.fitted import N_TREES, SURE, Forest, Linear, StepModel
+from agentloop.failures.learned.fitted import SURE, Forest, Linear, StepModel
 from agentloop.failures.learned.fitting import (
     MIN_LABELS,
     ScorerExample,
@@ -101,9 +103,22 @@ def labelled() -> list[ScorerExample]:
     return runs(40, seed=1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_forests() -> Iterator[None]:
+    """A fifth of the trees: these runs are easily told apart, and most of the time of a fit goes into trees."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitted, "N_TREES", 8)
+        yield
+
+
 @pytest.fixture(scope="module")
 def scorer(labelled: list[ScorerExample]) -> Scorer:
     return fit(labelled)
+
+
+@pytest.fixture(scope="module")
+def only_steps(labelled: list[ScorerExample]) -> Scorer:
+    return fit([replace(item, category=None) for item in labelled])
 
 
 # ------------------------------------------------------------------------------------ what it finds
@@ -202,9 +217,9 @@ def test_answers_as_scikit_learn_does(labelled: list[ScorerExample]) -> None:
     weight = np.concatenate(
         [np.where(np.arange(len(t)) == i.place, 1, 1 / (len(t) - 1)) for t, i in zip(tables, labelled, strict=True)]
     )
-    forest = RandomForestClassifier(N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
+    forest = RandomForestClassifier(fitted.N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
     until = np.concatenate([np.arange(len(item.rows)) <= item.place for item in labelled])
-    first = RandomForestClassifier(N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
+    first = RandomForestClassifier(fitted.N_TREES, min_samples_leaf=5, max_features=0.3, random_state=0)
     for theirs, ours in (
         (forest.fit(x, y, sample_weight=weight), model.forest),
         (first.fit(x[until], y[until]), model.first_forest),
@@ -238,8 +253,7 @@ def test_too_few_labels_are_refused_with_how_many_there_are() -> None:
 
 
 @pytest.mark.slow
-def test_a_head_without_labels_is_left_out(labelled: list[ScorerExample]) -> None:
-    only_steps = fit([replace(item, category=None) for item in labelled])
+def test_a_head_without_labels_is_left_out(labelled: list[ScorerExample], only_steps: Scorer) -> None:
     assert only_steps.categories is None
     (failure,) = only_steps.failures(labelled[0].trace)
     assert (failure.type, failure.step) == (FailureType.unclassified, labelled[0].step)
@@ -355,13 +369,11 @@ def test_as_a_rule_it_speaks_where_rules_leave_the_cause_open(scorer: Scorer) ->
 
 
 @pytest.mark.slow
-def test_a_step_is_named_where_no_type_was_learned(labelled: list[ScorerExample]) -> None:
+def test_a_step_is_named_where_no_type_was_learned(only_steps: Scorer) -> None:
     """The step needs no type: it is the critical failure, with its probability and a quote that stands at it."""
-    steps_only = fit([replace(item, category=None) for item in labelled])
-    assert steps_only.steps is not None
-    assert steps_only.categories is None
+    assert only_steps.steps is not None
     for item in runs(5, seed=11):
-        found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=steps_only.guess)
+        found = classify(TASK, item.trace, RewardState.scored, 0.0, guess=only_steps.guess)
         [critical] = [failure for failure in found if failure.critical]
         assert (critical.detector, critical.step) == (DETECTOR, item.step)
         assert 0.5 < critical.confidence <= 1.0
@@ -482,14 +494,16 @@ def test_rows_are_finite_whatever_was_said(words: list[str], called: bool) -> No
 
 
 @pytest.mark.slow
-def test_single_steps_and_unknown_places_are_no_labels_of_steps(labelled: list[ScorerExample]) -> None:
+def test_single_steps_and_unknown_places_are_no_labels_of_steps(
+    labelled: list[ScorerExample], only_steps: Scorer
+) -> None:
     odd = [
         replace(labelled[0], trace=labelled[0].trace.model_copy(update={"steps": labelled[0].trace.steps[:1]}), step=0),
         replace(labelled[1], step=999),
     ]
     assert odd[1].place is None
     plain = [replace(item, category=None) for item in labelled]
-    assert fit([*plain, *(replace(item, category=None) for item in odd)]).steps == fit(plain).steps
+    assert fit([*plain, *(replace(item, category=None) for item in odd)]).steps == only_steps.steps
 
 
 words = st.text(max_size=40) | st.sampled_from(["Error: x", "日本語 मिला", "1e999", "\x00"])

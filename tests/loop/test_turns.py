@@ -221,7 +221,7 @@ class Cut(BaseException):
 
 CUTS = [
     pytest.param(write, after, id=f"{when}-{write}", marks=pytest.mark.slow)
-    for write in ("put_placed", "put_stage", "put_version", "put_report", "put_decision")
+    for write in ("put_stage", "put_decision", "put_version", "put_report", "put_placed")
     for when, after in (("before", False), ("after", True))
 ]
 
