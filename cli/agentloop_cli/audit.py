@@ -52,9 +52,14 @@ def audit(
     else:
         show(document)
     if not document["ok"]:
-        if any(task.get("problem") or task.get("problems") for task in document["tasks"]):
-            raise typer.Exit(FAILED_CHECK)
-        raise typer.Exit(SandboxError.exit_code)
+        raise typer.Exit(_exit_code(document["tasks"]))
+
+
+def _exit_code(tasks: Sequence[Mapping[str, Any]]) -> int:
+    """Of an audit that is not clean: a problem of a task, else of the sandboxes."""
+    if any(task.get("problem") or task.get("problems") for task in tasks):
+        return FAILED_CHECK
+    return SandboxError.exit_code
 
 
 def show_quick(result: Mapping[str, Any]) -> None:

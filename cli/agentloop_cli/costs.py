@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +14,9 @@ from rich.text import Text
 from agentloop.printable import on_one_line
 from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Tenant, Where, opened_store
+
+if TYPE_CHECKING:
+    from agentloop.costs.totals import Price
 
 UNKNOWN = "-"
 COLUMNS = (
@@ -55,14 +58,10 @@ def costs(
     is measured for whole stages of a loop on this machine, other programs
     included; each episode gets a share by its wall time.
     """
-    from agentloop.config.settings import load_prices
-    from agentloop.costs.totals import price, tabulate
+    from agentloop.costs.totals import tabulate
     from agentloop.views.costs import stored_costs
 
-    own = load_prices(project)
-    model_price = price(own)
-    if find_spec("litellm"):
-        model_price = price(own, _listed)
+    model_price = _model_price(project)
     with opened_store(where, project=project) as store:
         rows = tabulate(stored_costs(store, " ".join(filter or ()), tenant), by.value, model_price)
     if as_json:
@@ -71,6 +70,17 @@ def costs(
         stderr.print("no trace matches; `agentloop traces ls` lists all traces")
     else:
         stdout.print(_table(by.value, rows))
+
+
+def _model_price(project: Path) -> Price:
+    """Of the project's tables, then of litellm's list where it is installed."""
+    from agentloop.config.settings import load_prices
+    from agentloop.costs.totals import price
+
+    own = load_prices(project)
+    if find_spec("litellm"):
+        return price(own, _listed)
+    return price(own)
 
 
 def _listed(completion: Any) -> float | None:
