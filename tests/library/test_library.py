@@ -241,6 +241,7 @@ def test_verifiers_of_files_are_refused_for_an_agent_on_this_machine(folder: Pat
         al.bank([task], agent="my_agent.py:four", name="main", trials=4)
 
 
+@pytest.mark.slow
 def test_agents_and_policies_that_share_a_file_a_type_or_a_name_are_not_the_same_version(folder: Path) -> None:
     for name, answer in (("one", "4"), ("two", "5")):
         (folder / f"agent_{name}.py").write_text(f"def run(task):\n    return {answer!r}\n")
@@ -383,6 +384,7 @@ def test_a_tool_that_cannot_be_described_is_refused() -> None:
 # ------------------------------------------------------------------------------------ gate
 
 
+@pytest.mark.slow
 def test_a_gate_tells_a_worse_candidate_from_one_that_is_not(folder: Path) -> None:
     (folder / "agentloop.toml").write_text('[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n')
     tasks = [TASK.model_copy(update={"id": f"sum-{n}"}) for n in range(6)]
