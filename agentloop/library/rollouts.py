@@ -108,7 +108,7 @@ def run(
     actor = actor_of(policy, agent, whole)
     with opened(store) as target:
         backend = backend_for(sandbox, actor)
-        results = run_blocking(SuiteRun(whole, actor, target, trials).attempts(backend, n_concurrent))
+        results = run_blocking(SuiteRun(whole, actor, backend, target, trials).attempts(n_concurrent))
     refuse_broken(results)
     return results
 
@@ -136,7 +136,15 @@ def as_suite(suite: Suite | Sequence[Task]) -> Suite:
 class SuiteRun:
     """A run of an actor on a suite. Its name, and so the ids and seeds of its attempts, follow from what is run."""
 
-    def __init__(self, suite: Suite, actor: Actor, store: Store, n_trials: int, name: str | None = None) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        actor: Actor,
+        backend: SandboxBackend,
+        store: Store,
+        n_trials: int,
+        name: str | None = None,
+    ) -> None:
         """name: tells this run apart from others of the same actor on the same suite.
 
         Raises ConfigError for an agent that cannot do the tasks.
@@ -144,33 +152,39 @@ class SuiteRun:
         refuse_host_agent(actor.agent, suite.tasks)
         self._suite = suite
         self._actor = actor
+        self._backend = backend
         self._store = store
         self._n_trials = n_trials
-        self._name = f"run/{actor.identity.hash[:16]}/{suite.hash[:16]}"
+        parts = ["run", actor.identity.hash[:16], suite.hash[:16]]
+        if not is_on_host(actor.agent):  # attempts in another kind of sandbox are others
+            parts.append(backend.name)
         if name:
-            self._name += f"/{name}"
+            parts.append(name)
+        self._name = "/".join(parts)
         self.stage = f"run-{name or suite.name}-{stable_id(self._name)[:8]}"
 
     async def attempts(
         self,
-        backend: SandboxBackend,
         n_concurrent: int,
         *,
+        project: Path = Path(),
         canaries: bool = True,
         on_done: Callable[[Attempt], None] = lambda _: None,
     ) -> Results:
         """All of them, in order, those of a task together. on_done: gets each, stored ones too.
 
+        project: folder of the learned scorer.
+
         Raises ConfigError, PolicyError or SandboxError where the first ones show that no other can succeed.
         """
-        scorer = load_scorer(Path())
-        pool = SandboxPool(backend)
+        scorer = load_scorer(project)
+        pool = SandboxPool(self._backend)
         guess = scorer.guess if scorer else None
         probes = not self._suite.is_harbor  # whose tasks have an image each: one that fails says nothing of the others
         work = LocalWork(pool, self._store, guess=guess, canaries=canaries, max_concurrent=n_concurrent, probes=probes)
         done: dict[str, Attempt] = {}
         try:
-            with images_for(self._suite.tasks, backend) as tasks:
+            with images_for(self._suite.tasks, self._backend) as tasks:
                 planned = [self._planned(task, trial) for task in tasks for trial in range(self._n_trials)]
                 async for attempt in work.each(Ask(self.stage, tuple(planned), self._actor)):
                     done[attempt.episode.id] = attempt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,11 +61,14 @@ def run_suites(
     results: list[Results] = []
     with _store_of(options) as store:
         for suite, actor in zip(suites, acting, strict=True):
-            run = SuiteRun(suite.suite, actor, store, options.n_trials, options.name)
+            run = SuiteRun(suite.suite, actor, backend, store, options.n_trials, options.name)
             n_tasks = len(suite.suite.tasks)
             progress.start(f"run: {_who(actor)} on {counted(n_tasks, 'task')}", n_tasks * options.n_trials)
             work = run.attempts(
-                backend, options.n_concurrent, canaries=options.canaries, on_done=lambda _: progress.advance()
+                options.n_concurrent,
+                project=options.project,
+                canaries=options.canaries,
+                on_done=lambda _: progress.advance(),
             )
             results.append(run_blocking(work))
         attempts = [attempt for result in results for attempt in result]
@@ -76,7 +80,7 @@ def run_suites(
             "sandbox": backend.name,
             "stages": [result.stage for result in results],
             "n_continued": sum(_is_before(attempt, started_at) for attempt in attempts),
-            **_scores(attempts),
+            **_scores([(suite.suite.name, [*result]) for suite, result in zip(suites, results, strict=True)]),
             "store": str(store.path or store.name),
         }
 
@@ -104,28 +108,38 @@ def _who(actor: Actor) -> str:
     return actor.agent.name
 
 
-def _scores(attempts: Sequence[Attempt]) -> dict[str, Any]:
-    """`mean_reward` is the mean over tasks of each one's mean over its scored attempts."""
+def _scores(runs: Sequence[tuple[str, Sequence[Attempt]]]) -> dict[str, Any]:
+    """runs: the name of each suite, and its attempts.
+
+    `mean_reward` is the mean over tasks of each one's mean over its scored attempts. Tasks of different suites that
+    have the same id are called SUITE/ID.
+    """
+    suites_of = Counter(task_id for _, attempts in runs for task_id in {attempt.task.id for attempt in attempts})
+
+    def label(suite: str, task_id: str) -> str:
+        return f"{suite}/{task_id}" if suites_of[task_id] > 1 else task_id
+
+    labelled = [(label(suite, one.task.id), one) for suite, attempts in runs for one in attempts]
     by_task: dict[str, list[float | None]] = {}
-    for attempt in attempts:
-        by_task.setdefault(attempt.task.id, []).append(attempt.verdict.reward)
+    for name, attempt in labelled:
+        by_task.setdefault(name, []).append(attempt.verdict.reward)
     tasks = [{"task": name, "mean_reward": _mean(rewards), "rewards": rewards} for name, rewards in by_task.items()]
     return {
         "n_tasks": len(tasks),
-        "n_trials": len(attempts),
-        "n_scored": sum(attempt.verdict.reward is not None for attempt in attempts),
+        "n_trials": len(labelled),
+        "n_scored": sum(attempt.verdict.reward is not None for _, attempt in labelled),
         "mean_reward": _mean([_mean(rewards) for rewards in by_task.values()]),
         "tasks": tasks,
         "trials": [
             {
-                "task": attempt.task.id,
+                "task": name,
                 "reward": attempt.verdict.reward,
                 "state": attempt.verdict.state.value,
                 "why": why(attempt),
                 "duration_s": round(attempt.trace.duration_s, 1),
                 "trace": attempt.trace.id,
             }
-            for attempt in attempts
+            for name, attempt in labelled
         ],
     }
 
