@@ -106,6 +106,12 @@ class Bank(Frozen):
     head: BankHead
     outcomes: tuple[Outcome, ...]
 
+    def __str__(self) -> str:
+        n_tasks = len({outcome.task_id for outcome in self.outcomes})
+        mean = sum(outcome.reward or 0.0 for outcome in self.outcomes) / len(self.outcomes)
+        trials = counted(self.head.trials, "trial")
+        return f"{self.head.suite}: {counted(n_tasks, 'task')}, {trials} of each, mean reward {mean:.1%}"
+
 
 def gate_tasks(suite: Suite) -> tuple[Task, ...]:
     """Those that a gate runs."""

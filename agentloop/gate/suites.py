@@ -32,7 +32,7 @@ from agentloop.store.commits import AttemptCommits
 from agentloop.store.redact import Redactor
 from agentloop.store.store import Store
 from agentloop.suites.names import HEAD, TASKS
-from agentloop.suites.suite import Suite, load_suite
+from agentloop.suites.suite import Suite, load_suite, where_suites_are
 from agentloop.types import Attempt, Task
 from agentloop.work.stored import usable_attempt
 
@@ -91,7 +91,7 @@ def evals_at(folder: Path) -> EvalSuite:
         if tasks_file.is_file() and not tasks_file.read_text(encoding="utf-8", errors="replace").strip():
             raise NoTasks(f"{tasks_file}: no task in it, so there is nothing to run; write one task a line, as JSON")
     elif not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder; name a suite's folder, or one of Harbor tasks")
+        raise ConfigError(f"{folder}: no such folder; {where_suites_are(folder)}")
     elif not any(folder.glob("**/task.toml")):
         raise NoTasks(f"{folder}: no {HEAD} and no folders of Harbor tasks, so there is nothing to run; name a suite")
     return checked_evals(load_suite(folder))

@@ -16,17 +16,16 @@ from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, Settings
 from agentloop.library.blocking import run_blocking
 from agentloop.library.policies import AgentLike, PolicyLike, actor_of
-from agentloop.library.rollouts import as_suite
+from agentloop.library.rollouts import SuiteLike, as_suite
 from agentloop.rollout.actors import Actor
 from agentloop.suites.suite import Suite
-from agentloop.types import Task
 
 BaselineLike: TypeAlias = "str | tuple[str, PolicyLike] | tuple[str, PolicyLike, AgentLike]"
 """The name of a bank, alone or with the policy and the agent that filled it."""
 
 
 def bank(
-    suite: Suite | Sequence[Task],
+    suite: SuiteLike,
     policy: PolicyLike = None,
     *,
     name: str,
@@ -52,7 +51,7 @@ def bank(
 
 
 def gate(
-    suite: Suite | Sequence[Task],
+    suite: SuiteLike,
     *,
     baseline: BaselineLike,
     candidate: PolicyLike = None,

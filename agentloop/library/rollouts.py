@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from statistics import fmean
-from typing import Any, overload
+from typing import Any, TypeAlias, overload
 
 from agentloop.abilities import is_on_host
 from agentloop.errors import ConfigError
@@ -25,10 +26,13 @@ from agentloop.rollout.workplace import refuse_host_agent
 from agentloop.sandbox.ladder import make_backend
 from agentloop.sandbox.pool import SandboxPool
 from agentloop.store.store import Store
-from agentloop.suites.suite import Suite
+from agentloop.suites.suite import Suite, load_suite
 from agentloop.types import Attempt, Purpose, RewardState, Task
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
+
+SuiteLike: TypeAlias = "Suite | Sequence[Task] | str | PathLike[str]"
+"""A suite, its folder, or its tasks."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class Results(Sequence[Attempt]):
 
 
 def run(
-    suite: Suite | Sequence[Task],
+    suite: SuiteLike,
     policy: PolicyLike = None,
     *,
     agent: AgentLike = None,
@@ -120,9 +124,14 @@ def backend_for(sandbox: str | None, actor: Actor) -> SandboxBackend:
     return project_backend(None, Path(), [actor.agent])
 
 
-def as_suite(suite: Suite | Sequence[Task]) -> Suite:
-    """A list of tasks is the suite `tasks`. Raises ConfigError for a suite that cannot be run."""
-    whole = suite if isinstance(suite, Suite) else Suite(name="tasks", tasks=tuple(suite))
+def as_suite(suite: SuiteLike) -> Suite:
+    """A path is a folder of tasks; a list of tasks is the suite `tasks`. Raises ConfigError for what cannot be run."""
+    if isinstance(suite, str | PathLike):
+        whole = load_suite(Path(suite))
+    elif isinstance(suite, Suite):
+        whole = suite
+    else:
+        whole = Suite(name="tasks", tasks=tuple(suite))
     ids = [task.id for task in whole.tasks]
     twice = next((name for name in ids if ids.count(name) > 1), None)
     if twice is not None:

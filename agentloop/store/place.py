@@ -106,8 +106,8 @@ def open_store(
     place = store_place(project, where)
     if not create and place.file is not None and not place.file.exists():
         raise StoreError(
-            f"no trace store at {place.file}; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
-            "`agentloop demo` make one; name another with --store, or its project's folder with -p"
+            f"no trace store at {place.file}; `agentloop run`, `loop`, `serve` and `traces import` make one, and gates "
+            "and banks keep theirs below .agentloop/runs; name another with --store, or its project's folder with -p"
         )
     return place.open(create=create, secrets=secrets)
 

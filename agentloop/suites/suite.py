@@ -60,7 +60,7 @@ def load_suite(path: Path | str) -> Suite:
     folder = Path(path).resolve()
     if _is_harbor(folder):
         return _harbor_suite([folder])
-    head = parse_head(read_text(folder / HEAD, _where_suites_are(folder)), folder)
+    head = parse_head(read_text(folder / HEAD, where_suites_are(folder)), folder)
     cases = _case_tasks(folder, head)
     tasks: tuple[Task, ...] = ()
     if not cases or (folder / TASKS).exists():
@@ -118,7 +118,8 @@ def _case_tasks(folder: Path, head: SuiteHead) -> tuple[Task, ...]:
     )
 
 
-def _where_suites_are(folder: Path) -> str:
+def where_suites_are(folder: Path) -> str:
+    """The suites beside `folder`, for a message; the most likely one where a name is misspelt."""
     names = sorted(head.parent.name for head in folder.parent.glob(f"*/{HEAD}"))
     if not names:
         return f"a suite is a folder with {HEAD} and {TASKS}"

@@ -39,7 +39,8 @@ class Versions:
         self.decisions = store.decisions()
         if not self.all:
             raise ConfigError(
-                f"{store.name}: no version has a result on the suite as it is now; run `agentloop loop` in the project"
+                f"{store.name}: no version has a result on the suite as it is now; run `agentloop loop` in the "
+                "project, or look at attempts of other commands with `agentloop traces ls`"
             )
         live = [version for version in self.all if version.state is PolicyState.live]
         self.live: PolicyVersion = [self.first, *live][-1]

@@ -113,8 +113,8 @@ def test_no_sandbox_is_usable(process: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [("traces", "ls"), ("traces", "show", "abc")])
 def test_no_store(agentloop: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     assert refused(agentloop, 4, *command, "--project", "d") == (
-        "no trace store at d/traces/store.db; `agentloop traces import`, `agentloop serve`, `agentloop loop` and "
-        "`agentloop demo` make one; name another with --store, or its project's folder with -p"
+        "no trace store at d/traces/store.db; `agentloop run`, `loop`, `serve` and `traces import` make one, and gates "
+        "and banks keep theirs below .agentloop/runs; name another with --store, or its project's folder with -p"
     )
     assert files(tmp_path) == [], "looking makes nothing"
 

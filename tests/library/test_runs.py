@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import agentloop as al
+from agentloop.errors import ConfigError
 from agentloop.gate.suites import evals_at
 from agentloop.library.actors import ActorOptions
 from agentloop.library.rollouts import SuiteRun
 from agentloop.library.runs import RunOptions, run_suites
+from agentloop.policies.scripted import call_message
 from agentloop.progress import Silent
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
 from agentloop.sandbox.unconfined import UnconfinedBackend
@@ -49,3 +52,17 @@ def test_attempts_in_another_kind_of_sandbox_are_others(
         first = SuiteRun(evals.suite, actor, bubblewrap, store, 1)
         second = SuiteRun(evals.suite, actor, bubblewrap if same else UnconfinedBackend(), store, 1)
     assert (first.stage == second.stage) is same
+
+
+def test_the_folder_of_a_suite_is_a_suite(bubblewrap: BubblewrapBackend, tmp_path: Path) -> None:
+    policy = al.policy(lambda messages, rng: call_message("submit", answer="4"))
+    folder = suite_in(tmp_path / "right", RIGHT)
+    assert al.run(str(folder), policy, sandbox="bubblewrap", store=tmp_path / "store.db").mean_reward == 1.0
+    bank = al.bank(folder, policy, name="main", trials=2, sandbox="bubblewrap")
+    assert str(bank) == "right: 1 task, 2 trials of each, mean reward 100.0%"
+
+
+def test_a_misspelt_suite_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    folder = suite_in(tmp_path / "notes", RIGHT)
+    with pytest.raises(ConfigError, match=r"no such folder; suites in .*: notes; did you mean 'notes'\?"):
+        evals_at(folder.with_name("note"))
