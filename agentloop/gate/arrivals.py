@@ -33,7 +33,8 @@ class Arrivals:
     def add(self, outcome: Outcome, *, last: bool) -> None:
         """See `Fold.add`. A second reward for a trial is a duplicate, and the first stands."""
         self.outcomes.append(outcome)
-        side, key = outcome.policy, (outcome.task_id, outcome.trial)
+        side = outcome.policy
+        key = (outcome.task_id, outcome.trial)
         row = self._rows[side].get(key)
         if row is None or row.reward is None:
             self._n_lost[side, key] = self._n_lost.get((side, key), 0) + n_lost(outcome)

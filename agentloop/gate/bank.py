@@ -35,7 +35,8 @@ from agentloop.types import FailureType, Frozen, RewardState, Split, Task, conte
 
 BASELINE = "baseline"
 HEAD = "bank"
-WHOLE, CRASHED = "whole", "crashed"
+WHOLE = "whole"
+CRASHED = "crashed"
 """How the filling of a bank ends."""
 N_DIGITS = 16
 """Of each part's hash."""
@@ -153,7 +154,8 @@ def load_bank(path: Path, evals: Evals, *, min_trials: int = MIN_TRIALS) -> Bank
         there = f" (banks there: {', '.join(names)})" if names else ""
         raise ConfigError(f"no bank {path}{there}{did_you_mean(path.stem, names)}; {_make(evals, path)}")
     bank = _read(path)
-    head, again = bank.head, _make(evals, path)
+    head = bank.head
+    again = _make(evals, path)
     if head.suite != evals.name:
         raise ConfigError(f"{path}: a bank of suite {head.suite!r}, not of {evals.name!r}; name another, or {again}")
     if head.suite_hash != evals.hash:

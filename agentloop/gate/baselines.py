@@ -41,7 +41,8 @@ def find_baselines(
     actors = {}
     where, hint = (f" in {folder}", "") if folder else ("", f"; {HINT}")
     for one, bank in zip(suites, banks, strict=True):
-        ref, candidate = bank.head.policy, candidates[one.evals.name].identity
+        ref = bank.head.policy
+        candidate = candidates[one.evals.name].identity
         if not bank.head.is_of_known_program:
             return {}, "the bank was recorded for an unknown program; fill it again"
         if candidate.unhashed and bank.head.difference(candidate) is None:

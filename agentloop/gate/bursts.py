@@ -43,7 +43,8 @@ def burst(rows: Iterable[tuple[str, float]], seed: int) -> Burst | None:
         families.setdefault(family, []).append((i, difference))
     series = [(name, differences) for name, differences in families.items() if len(differences) >= 2 * WINDOW]
     centred = [_centred([difference for _, difference in differences]) for _, differences in series]
-    observed, rng = sum(map(_spread, centred)), Random(seed)
+    observed = sum(map(_spread, centred))
+    rng = Random(seed)
     if not observed:
         return None
     for _ in range(SHUFFLES):
@@ -62,7 +63,8 @@ def banked_burst(tasks: Sequence[tuple[str, Sequence[float]]]) -> str | None:
     for family, rewards in tasks:
         if len(rewards) > 1:
             families.setdefault(family, []).append(_centred(list(rewards)))
-    excess, variance = {}, 0.0
+    excess = {}
+    variance = 0.0
     for family, rows in families.items():
         squares = [sum(one * one for one in row) for row in rows]
         totals = [sum(trial) for trial in zip(*rows, strict=False)]

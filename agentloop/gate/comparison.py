@@ -206,7 +206,8 @@ def _change(banks: Sequence[Bank], environments: dict[str, Environment], note: C
 
 def _part(evals: Evals, weight: float, patterns: Sequence[str], note: Callable[[str], None]) -> SuitePart:
     """patterns: as `GateOptions.must_pass`."""
-    today, entries = datetime.now(UTC).date(), read_quarantine(evals.folder, evals.tasks)
+    today = datetime.now(UTC).date()
+    entries = read_quarantine(evals.folder, evals.tasks)
     for line in said(entries, today):
         note(line)
     aside = active(entries, today)
@@ -301,7 +302,8 @@ def _is_decided(path: Path) -> bool:
 
 
 async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, display: GateDisplay) -> Stopped:
-    options, header = prepared.options, prepared.header
+    options = prepared.options
+    header = prepared.header
     budget = GateBudget(options.max_usd, options.max_minutes, spent_usd=run.spent_usd)
     n_done = len(run.outcomes) - run.n_banked
     if prepared.taped:

@@ -20,7 +20,8 @@ from agentloop.gate.losses import Tried
 from agentloop.gate.outcomes import Header
 from agentloop.gate.schedule import Visit
 
-CONTROLS, FIRST = 24, 8
+CONTROLS = 24
+FIRST = 8
 """Where the environment is the same: one control in so many visits, and so many in every second one of the first."""
 STALE = 0.01
 """Risk of calling a bank stale that is not."""
@@ -66,7 +67,9 @@ class BankCheck:
     """Evidence that fresh attempts of the baseline have another mean than the banked ones of the same tasks."""
 
     def __init__(self) -> None:
-        self.n, self.total, self._squares = 0, 0.0, PRIOR_N * PRIOR_SQUARE
+        self.n = 0
+        self.total = 0.0
+        self._squares = PRIOR_N * PRIOR_SQUARE
         self._logs = [-math.log(6)] * 6
         """Three sizes of bets, each on less and on more."""
 

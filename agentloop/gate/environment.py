@@ -38,7 +38,8 @@ from agentloop.version import __version__
 Change: TypeAlias = Literal["same", "unknown", "changed"]
 OURS = Path(__file__).parents[1]
 """Folder of the code of agentloop, which changes between releases, too."""
-PACKAGE, IMAGE = "package ", "image "
+PACKAGE = "package "
+IMAGE = "image "
 """How the names of such parts begin."""
 LISTING = "listing "
 """How the value of a part begins that is known by names, sizes and times: one that differs may still act the same."""

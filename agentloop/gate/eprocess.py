@@ -13,7 +13,8 @@ import math
 from collections.abc import Sequence
 from copy import copy
 
-PRIOR_N, PRIOR_SQUARE = 20, 0.2
+PRIOR_N = 20
+PRIOR_SQUARE = 0.2
 """Differences, and their mean square, that the estimate of the variance starts with."""
 MULTIPLES = (1.0, 2.0, 4.0)
 """Of delta: the drops that the bets are sized for. One size would find one drop fast, and others late."""
@@ -45,8 +46,11 @@ class Bets:
     """
 
     def __init__(self, delta: float, *, bound: float = 1.0, looks: bool = True) -> None:
-        self.delta, self.cap = delta, CAP / bound
-        self.n, self.total, self.squares = 0, 0.0, PRIOR_N * PRIOR_SQUARE
+        self.delta = delta
+        self.cap = CAP / bound
+        self.n = 0
+        self.total = 0.0
+        self.squares = PRIOR_N * PRIOR_SQUARE
         self.log_fail = self.log_pass = 0.0
         """Natural logarithms of the two e-values."""
         self.interval = ConfidenceSequence(bound) if looks else None
@@ -73,7 +77,8 @@ class Bets:
             stake = min(self.cap, size)
             self._fail[j] += math.log1p(-stake * difference)
             self._pass[j] += math.log1p(stake * (difference + share * self.delta))
-        self.log_fail, self.log_pass = log_mixture(self._fail), log_mixture(self._pass)
+        self.log_fail = log_mixture(self._fail)
+        self.log_pass = log_mixture(self._pass)
         if self.interval is not None:
             self.interval.add(difference, sizes)
         self.n += 1
@@ -83,7 +88,9 @@ class Bets:
     def copy(self) -> Bets:
         """The same evidence, without the confidence sequence, to go on from apart from this one."""
         twin = copy(self)
-        twin.interval, twin._fail, twin._pass = None, list(self._fail), list(self._pass)
+        twin.interval = None
+        twin._fail = list(self._fail)
+        twin._pass = list(self._pass)
         return twin
 
 
@@ -106,7 +113,8 @@ class ConfidenceSequence:
 
     def add(self, difference: float, sizes: tuple[float, ...]) -> None:
         """sizes: the stakes before their caps, sized by the differences before this one."""
-        bound, left = 2 / (1 - LEVEL), []
+        bound = 2 / (1 - LEVEL)
+        left = []
         first, second, third = sizes
         for m, cap_up, cap_down, a, b, c, d, e, f in self._open:
             x = difference - m
@@ -152,7 +160,8 @@ class Case:
     """
 
     def __init__(self, reliability: float, bound: float) -> None:
-        self.log_e, self.n_scored = 0.0, 0
+        self.log_e = 0.0
+        self.n_scored = 0
         self._log_charged = 0.0
         """As `log_e`, with lost trials as failures."""
         self._on_pass = math.log(PASSES_BROKEN / reliability)

@@ -42,7 +42,8 @@ def over_tasks(values: Sequence[float]) -> Estimate:
     """
     if not values:
         raise ValueError("no task has an estimate")
-    mean, n = fmean(values), len(values)
+    mean = fmean(values)
+    n = len(values)
     if n == 1:
         return mean, 0.0, 1.0
     half = Z95 * math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n * (n - 1)))

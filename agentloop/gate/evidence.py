@@ -20,12 +20,15 @@ class SuiteState:
 
     def __init__(self, part: SuitePart, header: Header, *, looks: bool) -> None:
         settings = header.settings
-        self.part, self._settings, self._looks = part, settings, looks
+        self.part = part
+        self._settings = settings
+        self._looks = looks
         self.alpha = settings.alpha * part.weight / sum(one.weight for one in header.suites)
         share = self.alpha / 2 if part.tasks and part.must_pass else self.alpha
         log_share = math.log1p(-SWITCH) if header.controls > 1 else 0.0
         """For the evidence that begins anew where the bank is given up."""
-        self.log_fail, self.log_pass = math.log(1 / share) - log_share, math.log(1 / settings.beta) - log_share
+        self.log_fail = math.log(1 / share) - log_share
+        self.log_pass = math.log(1 / settings.beta) - log_share
         self._log_share = log_share
         self.case_bound = len(part.must_pass) / share
         self.weights: dict[str, float] = {}
@@ -53,7 +56,8 @@ class SuiteState:
 
     def begin_again(self) -> None:
         """Forget all differences, which came from a bank that is given up; the risk that was kept is free for it."""
-        self.log_fail, self.log_pass = self.log_fail + self._log_share, self.log_pass + self._log_share
+        self.log_fail = self.log_fail + self._log_share
+        self.log_pass = self.log_pass + self._log_share
         self._log_share = 0.0
         self._begin()
 
@@ -109,7 +113,8 @@ class SuiteState:
             self.crossed = GateVerdict.passed
 
     def _look(self) -> None:
-        bets, interval = self.bets, self.bets.interval
+        bets = self.bets
+        interval = self.bets.interval
         if interval is None:
             return
         to_10 = 1 / math.log(10)

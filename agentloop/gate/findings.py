@@ -20,7 +20,9 @@ PASSING = 0.5
 """A task passes more often than not from this mean reward on."""
 UNLIKELY = 0.2
 """What a task that got better would have come to by chance at most; one trial more of a coin is no progress."""
-CLEAR, UNDECIDED, BROKEN = "clear", "undecided", "broken"
+CLEAR = "clear"
+UNDECIDED = "undecided"
+BROKEN = "broken"
 """States of a must-pass case."""
 MAX_NAMED = 3
 
@@ -69,13 +71,15 @@ def by_chance(result: GateResult) -> float:
 
 def _flips_by_chance(task: TaskLine) -> float:
     """P(fewer than half of the candidate's trials pass), its chance of each being the baseline's, drawn to a half."""
-    p, n = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1), len(task.candidate)
+    p = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1)
+    n = len(task.candidate)
     return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.ceil(n * PASSING)))
 
 
 def _better_by_chance(task: TaskLine) -> float:
     """P(as many of the candidate's trials pass, or more), as for `_flips_by_chance`."""
-    p, n = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1), len(task.candidate)
+    p = (sum(task.baseline) + 0.5) / (len(task.baseline) + 1)
+    n = len(task.candidate)
     return sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.floor(sum(task.candidate)), n + 1))
 
 
@@ -212,7 +216,8 @@ def drop(settings: Settings) -> str:
 
 def headline(result: GateResult, *, names: bool = True) -> str:
     """The verdict in words. names: those of the broken cases, too, which somebody else chose."""
-    n_broken, n_cases = len(broken(result)), len(cases(result.tasks))
+    n_broken = len(broken(result))
+    n_cases = len(cases(result.tasks))
     n_open = len(cases(result.tasks, UNDECIDED))
     fell = any(has_fallen(suite) for suite in result.suites)
     if result.verdict is GateVerdict.passed:

@@ -87,7 +87,8 @@ def failing(rates: Mapping[str, FlakeRate], must_pass: Iterable[str]) -> list[st
 
 def _rate(task_id: str, trials: Sequence[bool | None]) -> FlakeRate:
     scored = [trial for trial in trials if trial is not None]
-    n, n_passed = len(scored), sum(scored)
+    n = len(scored)
+    n_passed = sum(scored)
     rarer = min(n_passed, n - n_passed)
     low, high = wilson(rarer, n)
     return FlakeRate(

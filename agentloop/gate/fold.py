@@ -33,7 +33,8 @@ class Fold:
     """
 
     def __init__(self, header: Header, order: FileOrder | None = None, *, looks: bool = True) -> None:
-        self.header, self.order = header, order
+        self.header = header
+        self.order = order
         self.notes = order.notes if order else ()
         self.suites = [SuiteState(part, header, looks=looks) for part in header.suites]
         self.arrivals = Arrivals()
@@ -61,7 +62,8 @@ class Fold:
         """Visits of the order that are over or were left out."""
         self._kind = _kinds(header)
         self._reference: Reference | None = None
-        self._looks, self._closed = looks, False
+        self._looks = looks
+        self._closed = False
 
     # ------------------------------------------------------------------------------------ what comes in
 
@@ -187,7 +189,8 @@ class Fold:
     def _case(self) -> bool:
         """The next run of a must-pass case; all first runs, then all second ones that are needed, and so on."""
         suite, task = self._due[0]
-        key, case = (task, self._runs[task]), self.suites[suite].cases[task]
+        key = (task, self._runs[task])
+        case = self.suites[suite].cases[task]
         tried = self._turn(key)
         if tried is None and not self._closed:
             return False
@@ -227,7 +230,8 @@ class Fold:
         return True
 
     def _settle(self, visit: Visit, mine: Tried, partner: Partner) -> None:
-        suite, key = self.suites[visit.suite], (visit.task_id, visit.trial)
+        suite = self.suites[visit.suite]
+        key = (visit.task_id, visit.trial)
         if partner.drift is not None:
             self.check.add(partner.drift)
         if not partner.theirs:
@@ -254,7 +258,8 @@ class Fold:
             if can_pair:
                 self._give_up_bank(why)
             else:
-                self.distrust, self.decided = why, GateVerdict.infra
+                self.distrust = why
+                self.decided = GateVerdict.infra
 
     def _stale(self, suite: SuiteState) -> str | None:
         is_due = suite.is_due and self.check.is_enough
@@ -266,20 +271,23 @@ class Fold:
         return None
 
     def _loses_much(self) -> str | None:
-        lost, n = self._n_lost[Side.candidate], self._n_asked[Side.candidate]
+        lost = self._n_lost[Side.candidate]
+        n = self._n_asked[Side.candidate]
         if self.header.is_same_version or not pairs_pay(lost, n):
             return None
         return f"{lost} of {counted(n, 'attempt')} were lost, and a bank does not show how many the baseline loses now"
 
     def _leave_bank(self, why: str) -> None:
         """Go on in fresh pairs; what the bank has shown stays."""
-        self.distrust, self.reference.is_paired = why, True
+        self.distrust = why
+        self.reference.is_paired = True
         self.n_given_up = sum(suite.bets.n for suite in self.suites)
 
     def _give_up_bank(self, why: str) -> None:
         """Begin anew in fresh pairs."""
         if self.header.is_same_version:  # they would compare the version with itself, whatever it does now
-            self.distrust, self.decided = why, GateVerdict.infra
+            self.distrust = why
+            self.decided = GateVerdict.infra
             return
         self._leave_bank(why)
         self.used = {key for key in self.used if self._kind[key[0]] != "mean"}

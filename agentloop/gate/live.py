@@ -71,7 +71,8 @@ async def roll_out(
     live = _Live(fold, runner, run, n_concurrent, budget, no_baseline)
     try:
         while True:
-            asked, taken = live.ask(), live.take()
+            asked = live.ask()
+            taken = live.take()
             for outcome in taken:
                 on_added(outcome)
             if fold.decided is not None or live.why is not None:
@@ -90,8 +91,13 @@ class _Live:
     def __init__(
         self, fold: Fold, runner: Runner, run: Run, n_concurrent: int, budget: GateBudget, no_baseline: str | None
     ) -> None:
-        self.fold, self.runner, self.run, self.budget = fold, runner, run, budget
-        self.n_concurrent, self.no_baseline, self.asking = n_concurrent, no_baseline, NextTrials(fold)
+        self.fold = fold
+        self.runner = runner
+        self.run = run
+        self.budget = budget
+        self.n_concurrent = n_concurrent
+        self.no_baseline = no_baseline
+        self.asking = NextTrials(fold)
         self.queue: deque[Trial] = deque()
         """Asked for and not in `fold`, in order."""
         self.running: dict[asyncio.Task[Outcome], Trial] = {}
@@ -104,7 +110,8 @@ class _Live:
         while len(self.running) < self.n_concurrent and len(self.queue) < LOOKAHEAD * self.n_concurrent:
             asked = () if self.dry else self.asking.next()
             if self.no_baseline and any(trial.policy is Side.baseline for trial in asked):
-                self.dry, asked = self.no_baseline, ()
+                self.dry = self.no_baseline
+                asked = ()
             if not asked:
                 break
             for trial in asked:

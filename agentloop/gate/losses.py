@@ -96,7 +96,8 @@ class Charged:
     """Evidence with every loss charged against the claim; goes on from the evidence up to the first loss."""
 
     def __init__(self, before: Bets) -> None:
-        self._failures, self._successes = before.copy(), before.copy()
+        self._failures = before.copy()
+        self._successes = before.copy()
 
     def add(self, visit: Compared) -> None:
         """The next visit's."""

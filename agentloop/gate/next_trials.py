@@ -60,7 +60,8 @@ class NextTrials:
 
     def _is_due(self, task: str) -> bool:
         """Its first run, or another after one that left the case open."""
-        run, case = self._runs[task], self._cases[task]
+        run = self._runs[task]
+        case = self._cases[task]
         if not self._ready[task]:
             tried = self._fold.tried(task, run - 1)
             if tried is None:

@@ -45,7 +45,9 @@ class Reference:
         Raises ConfigError for a task without a baseline.
         """
         settings = header.settings
-        self._header, self._arrivals, self._has_schedule = header, arrivals, has_schedule
+        self._header = header
+        self._arrivals = arrivals
+        self._has_schedule = has_schedule
         self.is_paired = header.controls == 1
         """The candidate is compared with fresh attempts alone."""
         self._hold = header.bank_trials or 0

@@ -48,7 +48,8 @@ def arrange(
 ) -> Arranged:
     """settings, must_pass (patterns of task ids): for a file without a header. Raises ConfigError."""
     sides = {side: [one for one in outcomes if one.policy is side] for side in Side}
-    baseline, candidate = sides[Side.baseline], sides[Side.candidate]
+    baseline = sides[Side.baseline]
+    candidate = sides[Side.candidate]
     banked = _banked(outcomes, len(baseline))
     if header is not None and header.suites:
         mean = {task for part in header.suites for task in part.tasks}
@@ -138,10 +139,12 @@ def _order(
 ) -> tuple[FileOrder, dict[Key, int]]:
     """(order of the visits, (task, trial) as the file numbers it -> number from 0 within the task)."""
     keys = list(dict.fromkeys((one.task_id, one.trial) for one in candidate))
-    n_numbers, first = len({trial for _, trial in keys}), min(trial for _, trial in keys)
+    n_numbers = len({trial for _, trial in keys})
+    first = min(trial for _, trial in keys)
     if n_numbers == len(keys) and len({task for task, _ in keys}) > 1:  # one counter for the whole file
         ordered = sorted(keys, key=lambda key: key[1])
-        numbers, seen = {}, dict[str, int]()
+        numbers = {}
+        seen: dict[str, int] = {}
         for task, trial in ordered:
             numbers[task, trial] = seen[task] = seen.get(task, -1) + 1
         n_missing = ordered[-1][1] - first + 1 - len(keys)
@@ -163,7 +166,8 @@ def _order(
     n_trials: dict[str, int] = {}
     for task, number in rows:
         n_trials[task] = max(n_trials.get(task, 0), number + 1)
-    fewest, most = min(n_trials.values(), default=0), max(n_trials.values(), default=0)
+    fewest = min(n_trials.values(), default=0)
+    most = max(n_trials.values(), default=0)
     unseen = {one.task_id for one in baseline} & mean - n_trials.keys()
     # Few draws at random look like rounds by their numbers, but leave out more tasks than a round under way does.
     in_rounds = settings.sampling != "iid" and most - fewest <= 1 and len(unseen) <= len(n_trials)

@@ -20,7 +20,8 @@ from agentloop.store.evidence import EvidenceLog, StoredLook, StoredOutcome
 from agentloop.store.store import Store
 from agentloop.types import content_hash
 
-OUTCOMES, MADE_OF = "gate.outcomes.jsonl", "gate.json"
+OUTCOMES = "gate.outcomes.jsonl"
+MADE_OF = "gate.json"
 KIND = "gate"
 ANEW = "name another folder with --out, or delete this one to begin anew"
 
@@ -45,7 +46,8 @@ class Run:
         A folder without a gate continues the one of the same question that the store has without a verdict. Raises
         ConfigError for a folder with another gate in it, or with one that the store does not have.
         """
-        self.folder, self._path = folder, folder / OUTCOMES
+        self.folder = folder
+        self._path = folder / OUTCOMES
         self._rows = _Rows(header, versions or {})
         about: dict[str, object] = {
             "header": header.model_dump(mode="json"),

@@ -124,7 +124,8 @@ def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
         )
         for kind, tasks in groups:
             for task in tasks:
-                sides, case = trials.get(task, nothing), suite.cases.get(task)
+                sides = trials.get(task, nothing)
+                case = suite.cases.get(task)
                 mine = sides[Side.candidate]
                 failed = [one for one in mine if one.failure is not None]
                 yield TaskLine(
@@ -234,7 +235,8 @@ def _used_up(fold: Fold) -> str:
     ):
         return ""
     suite = fold.suites[stop.suite]
-    more, n = _needed(suite), suite.bets.n
+    more = _needed(suite)
+    n = suite.bets.n
     if not more:
         return "The bank is used up: fill a larger one with --trials."
     n_trials = math.ceil(fold.header.bank_trials * (n + more) / n)  # as many a visit as until here
@@ -251,7 +253,8 @@ def _first_lost(fold: Fold) -> str:
 
 def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     several = len(fold.suites) > 1
-    settings, verdict = fold.header.settings, fold.decided
+    settings = fold.header.settings
+    verdict = fold.decided
     if verdict is GateVerdict.infra:
         yield _no_claim(fold)
     elif verdict is GateVerdict.inconclusive and fold.n_rollouts >= settings.max_rollouts:

@@ -66,7 +66,10 @@ class TapedTrials:
         pauses_s: Sequence[float] | None = None,
     ) -> None:
         """make: gives a runner of the actors it gets by side, which tries nothing again when `pauses_s` is empty."""
-        self._make, self._actor, self._recording, self._pauses_s = make, actor, recording, pauses_s
+        self._make = make
+        self._actor = actor
+        self._recording = recording
+        self._pauses_s = pauses_s
         environment = recording.environment
         parts = environment.parts if environment else None
         self._setting = setting_hash(suite_hash, actor.identity.hash, parts)

@@ -73,12 +73,18 @@ class Trials:
     ) -> None:
         """run: decides every seed, with the task, the side and the trial. guess: of `Crew`. pauses_s: of `repeated`."""
         self._tasks = {task.id: task for task in tasks}
-        self._sides, self._pool, self._run, self._storage = sides, pool, run, storage
-        self._guess, self._pauses_s = guess, pauses_s
+        self._sides = sides
+        self._pool = pool
+        self._run = run
+        self._storage = storage
+        self._guess = guess
+        self._pauses_s = pauses_s
 
     async def __call__(self, task_id: str, side: Side, trial: int) -> Outcome:
         """See `bank.Runner`. Raises PluginError and ConfigError for a task's own mistake."""
-        task, actor, lost = self._tasks[task_id], self._sides[side], list[Attempt]()
+        task = self._tasks[task_id]
+        actor = self._sides[side]
+        lost: list[Attempt] = []
         [(_, episode)] = plan(
             [task],
             run=self._run,
@@ -113,12 +119,15 @@ def outcome_of(attempt: Attempt, side: Side, trial: int, price: Price) -> Outcom
 
     No reward of an agent that tampered with its tests can be believed; the gate counts that as a failure.
     """
-    trace, verdict = attempt.trace, attempt.verdict
+    trace = attempt.trace
+    verdict = attempt.verdict
     critical = verdict.critical
     has_tampered = critical is not None and critical.type is FailureType.outcome_reward_hack
-    state, reward = verdict.state, verdict.reward
+    state = verdict.state
+    reward = verdict.reward
     if state is RewardState.unscored and has_tampered:
-        state, reward = RewardState.scored, 0.0
+        state = RewardState.scored
+        reward = 0.0
     return Outcome(
         task_id=attempt.task.id,
         policy=side,

@@ -40,7 +40,9 @@ from agentloop.types import Completion, Frozen, Message, ToolSpec, content_hash
 from agentloop.version import __version__
 
 SUFFIX = ".tape.jsonl"
-MESSAGE, SETTING, ANSWER = "message", "setting", "answer"
+MESSAGE = "message"
+SETTING = "setting"
+ANSWER = "answer"
 """Kinds of exchanges: a message of conversations, what a trial ran under, an answer in it."""
 UNKEPT = {"message", "prompt_token_ids", "logprobs"}
 """Of a completion: said elsewhere, or of use to training only."""
@@ -122,7 +124,10 @@ class RecordingPolicy:
 
         on_divergence: what a difference does in the mode `auto`.
         """
-        self.name, self.task_id, self.trial, self.mode = policy.name, task_id, trial, mode
+        self.name = policy.name
+        self.task_id = task_id
+        self.trial = trial
+        self.mode = mode
         self.diverged: str | None = None
         """The first difference from the tape, for a person; None while there is none."""
         self.played: list[Completion] = []
@@ -130,7 +135,9 @@ class RecordingPolicy:
         self.n_live = 0
         self.recorded: list[RecordedAnswer] = []
         self.heard: dict[str, Message] = {}
-        self._policy, self._identity, self._recording = policy, identity, recording
+        self._policy = policy
+        self._identity = identity
+        self._recording = recording
         self.stops = mode is Mode.replay or (mode is Mode.auto and on_divergence == "stop")
         """Whether a difference ends the episode."""
         self._ids: dict[str, str] = {}

@@ -23,7 +23,8 @@ from agentloop.errors import ReplayMismatch, SandboxError, SandboxGone, boundary
 from agentloop.recordings.exchanges import Exchange, Replies, digest, read_exchanges
 
 Request = Mapping[str, Any]
-CREATE, CLOSE = "create", "close"
+CREATE = "create"
+CLOSE = "close"
 MAX_SHOWN = 160
 """Characters of a request that a message quotes."""
 

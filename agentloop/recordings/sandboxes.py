@@ -45,8 +45,10 @@ class Recording:
 
     def __init__(self, backend: SandboxBackend, folder: Path) -> None:
         """Raises ConfigError when the folder has the recording of another backend, or cannot be written."""
-        self.name, self.isolation = backend.name, backend.isolation
-        self._backend, self._folder = backend, folder
+        self.name = backend.name
+        self.isolation = backend.isolation
+        self._backend = backend
+        self._folder = folder
         about = {"format": FORMAT, "backend": backend.name, "isolation": backend.isolation}
         with boundary(ConfigError, f"no recording can be made in {folder}; name another folder"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,12 +119,16 @@ class RecordedSandbox:
         sandbox: SupervisedSandbox | None = None,
     ) -> None:
         """open_journal: the journal of a lease, to be written or played."""
-        self.id, self.isolation = sandbox_id, isolation
+        self.id = sandbox_id
+        self.isolation = isolation
         # Where the files are is this machine's business; what is in them shows in what commands print.
         self._spec = spec.model_dump(mode="json", exclude={"files", "agent_files"})
-        self._blobs, self._open_journal, self._sandbox = Blobs(folder), open_journal, sandbox
+        self._blobs = Blobs(folder)
+        self._open_journal = open_journal
+        self._sandbox = sandbox
         self._journals: dict[str, Journal] = {}
-        self._lease, self._n_sessions = NO_LEASE, 0
+        self._lease = NO_LEASE
+        self._n_sessions = 0
 
     @property
     def gone(self) -> bool:
@@ -250,7 +256,9 @@ class RecordedSession:
     """What a `ShellSession` is to its users."""
 
     def __init__(self, journal: Journal, number: int, session: ShellSession | None) -> None:
-        self._journal, self._number, self._session = journal, number, session
+        self._journal = journal
+        self._number = number
+        self._session = session
 
     async def exec(self, command: str, *, timeout_s: float = 30.0, max_output: int = 16_384) -> ExecResult:
         """See `ShellSession`. Raises ReplayMismatch."""

@@ -99,7 +99,11 @@ def _gate(session: Session, tests: Sequence[TestReport]) -> SessionDecision:
 
 def _header(session: Session, compared: Sequence[TestReport]) -> tuple[Header, list[Outcome]]:
     """One part a suite; the bank is parted evenly among the trials, or one each where a tape is played."""
-    parts, banked, per_visit, n_banked, changes = [], list[Outcome](), [], [], list[Change]()
+    parts = []
+    banked: list[Outcome] = []
+    per_visit = []
+    n_banked = []
+    changes: list[Change] = []
     for suite in dict.fromkeys(one.suite for one in compared):
         ours = [one for one in compared if one.suite == suite]
         n_trials = max(one.trials for one in ours)

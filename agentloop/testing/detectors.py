@@ -33,7 +33,8 @@ async def it_has_an_id(detector: AnyDetector, failing: Reading) -> None:
 
 async def it_finds_what_it_is_for(detector: AnyDetector, failing: Reading) -> None:
     """Failures of a known type with its name, a step of the trace, and a confidence from 0 to 1."""
-    failures, steps = detector(failing), {step.index for step in failing.trace.steps}
+    failures = detector(failing)
+    steps = {step.index for step in failing.trace.steps}
     expect(failures, "nothing was found in the trace that has its failure")
     for failure in failures:
         expect(isinstance(failure, Failure), f"it gave a {type(failure).__name__}")

@@ -19,7 +19,8 @@ class LeasedSandbox:
     """A leased sandbox, for tests that do not await."""
 
     def __init__(self, runner: asyncio.Runner, pool: SandboxPool) -> None:
-        self._runner, self._lease = runner, pool.lease(SandboxSpec(), f"pytest-{os.getpid()}-{token_bytes(4).hex()}")
+        self._runner = runner
+        self._lease = pool.lease(SandboxSpec(), f"pytest-{os.getpid()}-{token_bytes(4).hex()}")
         self._sandbox = runner.run(self._lease.__aenter__())
 
     def exec(self, command: str, *, timeout_s: float = 30.0) -> ExecResult:
@@ -37,7 +38,9 @@ class Taping:
     def __init__(self, folder: Path, name: str, mode: Mode, project: Path) -> None:
         """Raises ConfigError for a tape that is to be played and cannot be read."""
         path = folder / f"{name}{SUFFIX}"
-        self._path, self._mode, self._project = path, mode, project
+        self._path = path
+        self._mode = mode
+        self._project = project
         self._tape = (
             read_tape(path) if mode is Mode.replay or (mode is Mode.auto and path.is_file()) else PolicyRecording()
         )

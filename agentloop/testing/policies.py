@@ -38,7 +38,8 @@ async def it_answers_as_an_assistant(policy: Policy) -> None:
 async def its_tokens_fit_together(policy: Policy) -> None:
     """Tokens are exact or absent: a log-probability for each token of the answer, or none."""
     answer = await _answer(policy)
-    tokens, logprobs = answer.message.token_ids, answer.logprobs
+    tokens = answer.message.token_ids
+    logprobs = answer.logprobs
     expect(len(logprobs) in (0, len(tokens)), f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
     expect(all(value <= 0 for value in logprobs), "a log-probability is above 0")
     expect(not tokens or answer.prompt_token_ids, "the answer has token ids and its prompt has none")

@@ -38,7 +38,8 @@ from agentloop.store.place import run_store
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Trace, Verdict
 
-NONE, BASELINE = "none", "baseline"
+NONE = "none"
+BASELINE = "baseline"
 N_CONCURRENT = 4
 """Trials of one test at once."""
 PREFIX = "agentloop."

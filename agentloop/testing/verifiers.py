@@ -49,14 +49,16 @@ async def _number(case: VerifierCase, trace: Trace) -> float:
 
 async def it_has_a_name_and_a_version(case: VerifierCase) -> None:
     """Every verdict records both."""
-    name, version = case.verifier.name, case.verifier.version
+    name = case.verifier.name
+    version = case.verifier.version
     expect(isinstance(name, str) and name, f"name is {name!r}, not a text")
     expect(isinstance(version, str) and version, f"version is {version!r}, not a text")
 
 
 async def its_abilities_are_well_formed(case: VerifierCase) -> None:
     """Artifacts are absolute paths, a time is above 0."""
-    artifacts, time_s = artifacts_of(case.verifier), time_of(case.verifier, TIMEOUT_S)
+    artifacts = artifacts_of(case.verifier)
+    time_s = time_of(case.verifier, TIMEOUT_S)
     expect(all(path.startswith("/") for path in artifacts), f"artifacts are absolute paths, not {artifacts}")
     expect(time_s > 0 and math.isfinite(time_s), f"timeout_s is {time_s}")
 
@@ -69,14 +71,16 @@ async def it_tells_right_from_wrong(case: VerifierCase) -> None:
         except NotYet:
             return
         raise AssertionError(f"it waits for a number from outside, and gave {number!r}")
-    right, wrong = await _number(case, case.right), await _number(case, case.wrong)
+    right = await _number(case, case.right)
+    wrong = await _number(case, case.wrong)
     expect(right > wrong, f"the right trace has {right:g}, the wrong one {wrong:g}")
 
 
 async def nothing_is_not_right(case: VerifierCase) -> None:
     """An agent that did nothing does not win."""
     if not waits(case.verifier) and case.fresh is None:
-        nothing, right = await _number(case, answered(None)), await _number(case, case.right)
+        nothing = await _number(case, answered(None))
+        right = await _number(case, case.right)
         expect(nothing < right, f"an empty trace has {nothing:g}, the right one {right:g}")
 
 
