@@ -75,7 +75,9 @@ class Arrivals:
     def started_at(self, key: Key) -> datetime | None:
         """Of a candidate's trial."""
         row = self._rows[Side.candidate].get(key)
-        return None if row is None else row.started_at
+        if row is None:
+            return None
+        return row.started_at
 
     def banked(self, below: int) -> dict[str, list[Tried]]:
         """Task -> the baseline's scored trials numbered below `below`, by number; without what was lost before each.

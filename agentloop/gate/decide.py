@@ -154,7 +154,11 @@ def decide(
         low, high = _charged_differences(baseline, candidate)
         p_better, p_worse = max(p_better, sign_flip_p(low)), max(p_worse, sign_flip_p([-d for d in high]))
     obstacles = _obstacles(baseline, candidate, len(differences), n_min, max_infra)
-    action = Action.hold if obstacles else _choose(p_better, p_worse, alpha)
+    action = Action.hold
+    verdict = []
+    if not obstacles:
+        action = _choose(p_better, p_worse, alpha)
+        verdict = [_verdict(action, p_better, p_worse, alpha)]
     return Decision(
         action=action,
         baseline=baseline.policy_version,
@@ -166,7 +170,7 @@ def decide(
         p_worse=p_worse,
         reasons=(
             *obstacles,
-            *([] if obstacles else [_verdict(action, p_better, p_worse, alpha)]),
+            *verdict,
             *_evidence(differences),
             *_charge(baseline, candidate),
             *_left_out(baseline, candidate, len(differences)),
@@ -197,7 +201,9 @@ def _choose(p_better: float, p_worse: float, alpha: float) -> Action:
     """At most one of the two holds: p_better + p_worse >= 1, since every sign pattern is in one tail."""
     if p_better <= alpha:
         return Action.promote
-    return Action.roll_back if p_worse <= alpha else Action.hold
+    if p_worse <= alpha:
+        return Action.roll_back
+    return Action.hold
 
 
 def _same_suite(baseline: EvalReport, candidate: EvalReport) -> None:
@@ -265,4 +271,6 @@ def _charge(baseline: EvalReport, candidate: EvalReport) -> list[str]:
 def _left_out(baseline: EvalReport, candidate: EvalReport, n_tasks: int) -> list[str]:
     scored = {task for report in (baseline, candidate) for task, rewards in report.rewards.items() if rewards}
     n_alone = len(scored) - n_tasks
-    return [f"{n_alone} tasks were scored under one version only and are left out."] if n_alone else []
+    if n_alone:
+        return [f"{n_alone} tasks were scored under one version only and are left out."]
+    return []

@@ -45,7 +45,9 @@ def controls_for(environment: Literal["same", "unknown", "changed"], *, has_base
         return 1
     if not has_baseline:
         return 0
-    return CONTROLS if environment == "same" else 1
+    if environment == "same":
+        return CONTROLS
+    return 1
 
 
 def is_control(visit: Visit, controls: int) -> bool:
@@ -85,7 +87,9 @@ class BankCheck:
     @property
     def mean(self) -> float:
         """Of the differences; 0 before the first."""
-        return self.total / self.n if self.n else 0.0
+        if self.n:
+            return self.total / self.n
+        return 0.0
 
     @property
     def is_stale(self) -> bool:

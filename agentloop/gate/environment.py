@@ -115,15 +115,17 @@ def compare(then: Environment | None, now: Environment) -> tuple[Change, str]:
     names = [name for name in sorted({*then.parts, *now.parts}) if then.parts.get(name) != now.parts.get(name)]
     differences = [f"{name} ({then.parts.get(name, 'none')} then, {now.parts.get(name, 'none')} now)" for name in names]
     both = [(then.parts.get(name, ""), now.parts.get(name, "")) for name in names]
-    words = "; ".join(differences[:N_NAMED]) + (
-        f"; and {len(differences) - N_NAMED} more" if len(differences) > N_NAMED else ""
-    )
+    words = "; ".join(differences[:N_NAMED])
+    if len(differences) > N_NAMED:
+        words += f"; and {len(differences) - N_NAMED} more"
     if any(not (a.startswith(LISTING) and b.startswith(LISTING)) for a, b in both):
         return "changed", words
     if names:
         return "unknown", f"{words}: the same software may be installed in another way"
     outside = list(dict.fromkeys((*then.outside, *now.outside)))
-    return ("unknown", f"no content hash covers {outside[0]}") if outside else ("same", "")
+    if outside:
+        return "unknown", f"no content hash covers {outside[0]}"
+    return "same", ""
 
 
 def _version(package_name: str) -> str:
@@ -141,7 +143,8 @@ def _images(names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         short = Path(image).name if image.startswith("/") else image
         identity_of_image, label = _image(image)
         hashes.setdefault(short, []).append(identity_of_image)
-        outside += [label] if label else []
+        if label:
+            outside.append(label)
     parts = {
         f"{IMAGE}{short}": each[0] if len(each) == 1 else content_hash(each)[:N_DIGITS]
         for short, each in hashes.items()
@@ -164,11 +167,9 @@ def _image(image: str) -> tuple[str, str]:
             image_hash = image_id(client, image)
     except SandboxError:
         image_hash = None
-    return (
-        (image_hash.removeprefix("sha256:")[:N_DIGITS], "")
-        if image_hash
-        else ("none", f"the image {image!r}, not found here")
-    )
+    if not image_hash:
+        return "none", f"the image {image!r}, not found here"
+    return image_hash.removeprefix("sha256:")[:N_DIGITS], ""
 
 
 def _games(ids: Sequence[str]) -> tuple[dict[str, str], list[str]]:

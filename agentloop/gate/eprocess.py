@@ -60,7 +60,9 @@ class Bets:
     @property
     def mean(self) -> float:
         """Of the differences; 0 before the first."""
-        return self.total / self.n if self.n else 0.0
+        if self.n:
+            return self.total / self.n
+        return 0.0
 
     @property
     def mean_square(self) -> float:
@@ -181,7 +183,9 @@ class Case:
     @property
     def evidence(self) -> float:
         """The natural logarithm that says most of its state: above 0 until it is cleared."""
-        return self.log_e if self.broken else self._log_charged
+        if self.broken:
+            return self.log_e
+        return self._log_charged
 
     @property
     def broken(self) -> bool:

@@ -81,13 +81,17 @@ class SuiteState:
     def log_e_fail(self) -> float:
         """Evidence of a drop, losses left out and losses charged against it: the less of both."""
         left_out = self.bets.log_fail
-        return left_out if self.charged is None else min(left_out, self.charged.log_fail)
+        if self.charged is None:
+            return left_out
+        return min(left_out, self.charged.log_fail)
 
     @property
     def log_e_pass(self) -> float:
         """Evidence against a drop of delta, likewise."""
         left_out = self.bets.log_pass
-        return left_out if self.charged is None else min(left_out, self.charged.log_pass)
+        if self.charged is None:
+            return left_out
+        return min(left_out, self.charged.log_pass)
 
     @property
     def bounds(self) -> tuple[float, float] | None:

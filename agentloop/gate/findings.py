@@ -232,7 +232,9 @@ def headline(result: GateResult, *, names: bool = True) -> str:
         is_lost = result.distrust is None or 0 < result.settings.max_infra * result.n_rollouts < result.n_lost
         if is_lost and 2 * result.n_unscored > result.n_lost:
             return "No verdict: too many attempts could not be scored"
-        return "No verdict: too many attempts were lost" if is_lost else "No verdict: the comparison cannot be trusted"
+        if is_lost:
+            return "No verdict: too many attempts were lost"
+        return "No verdict: the comparison cannot be trusted"
     if not n_broken:
         return "Regression: the candidate succeeds less often than the baseline"
     which = f" ({named([case.task_id for case in broken(result)])})" if names else ""

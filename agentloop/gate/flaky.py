@@ -190,11 +190,12 @@ def active(entries: Iterable[Quarantined], today: date) -> tuple[str, ...]:
 
 def said(entries: Iterable[Quarantined], today: date) -> list[str]:
     """A line for each entry, so that none is hidden: until when and why, or that it counts again."""
-    return [
-        f"quarantine of task {e.task!r} expired on {e.expires} and it counts again: {e.reason}"
-        if e.is_over(today)
-        else f"quarantine of task {e.task!r} begins on {e.since} and it counts until then: {e.reason}"
-        if e.is_early(today)
-        else f"task {e.task!r} is in quarantine until {e.expires} and decides nothing: {e.reason}"
-        for e in entries
-    ]
+    return [_line(entry, today) for entry in entries]
+
+
+def _line(entry: Quarantined, today: date) -> str:
+    if entry.is_over(today):
+        return f"quarantine of task {entry.task!r} expired on {entry.expires} and it counts again: {entry.reason}"
+    if entry.is_early(today):
+        return f"quarantine of task {entry.task!r} begins on {entry.since} and it counts until then: {entry.reason}"
+    return f"task {entry.task!r} is in quarantine until {entry.expires} and decides nothing: {entry.reason}"

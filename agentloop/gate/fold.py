@@ -102,7 +102,9 @@ class Fold:
 
     def visits(self) -> Iterator[Visit]:
         """All of them, in order."""
-        return iter(self.order.visits) if self.order else visits(self.header, self.reference.weights)
+        if self.order:
+            return iter(self.order.visits)
+        return visits(self.header, self.reference.weights)
 
     def must_pass(self) -> list[tuple[int, str]]:
         """(suite, task) of each case, in order."""
@@ -177,7 +179,9 @@ class Fold:
     def _turn(self, key: Key) -> Tried | None:
         """What became of a candidate's trial; None while its turn cannot be over. One that is missing is lost."""
         tried = self.arrivals.tried(Side.candidate, key, closed=self._closed)
-        return Tried(None) if tried is None and self._closed and self.arrivals.is_passed_over(key) else tried
+        if tried is None and self._closed and self.arrivals.is_passed_over(key):
+            return Tried(None)
+        return tried
 
     def _count(self, side: Side, tried: Tried) -> None:
         is_missing = tried == Tried(None)

@@ -50,7 +50,9 @@ class GateBudget:
     @property
     def left_s(self) -> float | None:
         """Seconds; None without a limit."""
-        return None if self.max_minutes is None else self.started + 60 * self.max_minutes - time.monotonic()
+        if self.max_minutes is None:
+            return None
+        return self.started + 60 * self.max_minutes - time.monotonic()
 
 
 async def roll_out(
@@ -76,7 +78,9 @@ async def roll_out(
             for outcome in taken:
                 on_added(outcome)
             if fold.decided is not None or live.why is not None:
-                return None if fold.decided is not None else live.why
+                if fold.decided is not None:
+                    return None
+                return live.why
             if live.running:
                 await live.wait()
             elif not asked and not taken:

@@ -51,12 +51,16 @@ class Tried(NamedTuple):
     @property
     def low(self) -> float:
         """Its reward with a lost first attempt as a failure."""
-        return 0.0 if self.is_lost or self.reward is None else self.reward
+        if self.is_lost or self.reward is None:
+            return 0.0
+        return self.reward
 
     @property
     def high(self) -> float:
         """Its reward with a lost first attempt as a success."""
-        return 1.0 if self.is_lost or self.reward is None else self.reward
+        if self.is_lost or self.reward is None:
+            return 1.0
+        return self.reward
 
 
 class Compared(NamedTuple):

@@ -80,11 +80,15 @@ class NextTrials:
             if self._fold.takes(visit.suite):
                 fresh = self._fold.fresh_trial(visit)
                 mine = Trial(visit.task_id, Side.candidate, visit.trial)
-                return (mine,) if fresh is None else self._pair(mine, Trial(visit.task_id, Side.baseline, fresh))
+                if fresh is None:
+                    return (mine,)
+                return self._pair(mine, Trial(visit.task_id, Side.baseline, fresh))
             if not any(self._fold.takes(suite) for suite in range(len(self._fold.header.suites))):
                 break
         return ()
 
     def _pair(self, mine: Trial, theirs: Trial) -> tuple[Trial, ...]:
         """In random order, so that neither side is always the later one."""
-        return (theirs, mine) if draw(self._fold.header.settings.seed, *mine) % 2 else (mine, theirs)
+        if draw(self._fold.header.settings.seed, *mine) % 2:
+            return theirs, mine
+        return mine, theirs

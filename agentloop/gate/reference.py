@@ -90,8 +90,12 @@ class Reference:
         beyond = visit.trial - len(self.bank.get(visit.task_id, ())) // self._per_visit
         if self._header.controls:
             is_asked = beyond >= 0 or self.is_paired or is_control(visit, self._header.controls)
-            return self._hold + visit.trial if is_asked else None
-        return None if beyond < 0 else self._hold + beyond
+            if is_asked:
+                return self._hold + visit.trial
+            return None
+        if beyond < 0:
+            return None
+        return self._hold + beyond
 
     def partner(self, visit: Visit, *, closed: bool) -> Partner | None:
         """The baseline of a visit; None while it may still come. closed: no more outcomes come.
@@ -101,7 +105,8 @@ class Reference:
         """
         m = self._per_visit
         banked = tuple(self.bank.get(visit.task_id, ())[visit.trial * m : (visit.trial + 1) * m])
-        banked = banked if len(banked) == m else ()
+        if len(banked) != m:
+            banked = ()
         number = self.fresh_trial(visit)
         if number is None:
             return Partner(banked)
@@ -109,7 +114,9 @@ class Reference:
         if fresh is None:
             # A gate that rolls out fresh ones had this one under way when it ended: only the quick are in the file.
             is_cut = self._has_schedule and self._arrivals.has_fresh(self._hold)
-            return Partner() if closed and not is_cut else None
+            if closed and not is_cut:
+                return Partner()
+            return None
         theirs = (fresh,) if self.is_paired or not banked else banked
         if fresh.reward is None or not banked:
             return Partner(theirs, fresh)

@@ -93,7 +93,9 @@ def _banked(outcomes: Sequence[Outcome], n_baseline: int) -> list[Outcome]:
     start = min(first.values(), default=len(outcomes))
     is_last = start == 0 and all(one.policy is Side.baseline for one in outcomes[len(outcomes) - n_baseline :])
     by_task = len(set(n_before.values())) == 1 and min(n_before.values()) > 1 and sum(n_before.values()) == n_baseline
-    return baseline if is_last or by_task else list(outcomes[:start])
+    if is_last or by_task:
+        return baseline
+    return list(outcomes[:start])
 
 
 def _fewest(banked: Sequence[Outcome], tasks: set[str]) -> int:
@@ -131,7 +133,9 @@ def _ranks(banked: Sequence[Outcome], baseline: Sequence[Outcome]) -> dict[Key, 
 
 def _numbered(one: Outcome, numbers: dict[Key, int]) -> Outcome:
     number = numbers[one.task_id, one.trial]
-    return one if number == one.trial else one.model_copy(update={"trial": number})
+    if number == one.trial:
+        return one
+    return one.model_copy(update={"trial": number})
 
 
 def _order(

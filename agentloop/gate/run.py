@@ -190,4 +190,6 @@ def _refuse_header(path: Path, before: Header, header: Header) -> bool:
 
 
 def _change(key: str, then: object, now: object) -> str:
-    return f"other {key}" if isinstance(then, list | tuple) else f"{key} {then}, not {now}"
+    if isinstance(then, list | tuple):
+        return f"other {key}"
+    return f"{key} {then}, not {now}"

@@ -99,12 +99,16 @@ def evals_at(folder: Path) -> EvalSuite:
 
 def evals_of_source(source: Path | Suite) -> EvalSuite:
     """Of a folder, or of a suite that is loaded already."""
-    return checked_evals(source) if isinstance(source, Suite) else evals_at(source)
+    if isinstance(source, Suite):
+        return checked_evals(source)
+    return evals_at(source)
 
 
 def name_of(chosen: str | Actor) -> str:
     """What reports call an actor, or a REF."""
-    return chosen if isinstance(chosen, str) else chosen.ref
+    if isinstance(chosen, str):
+        return chosen
+    return chosen.ref
 
 
 def checked_evals(suite: Suite) -> EvalSuite:
@@ -189,6 +193,8 @@ async def rolling(
 def _without_secrets(runners: Mapping[tuple[str, Side], Runner], redactor: Redactor) -> Runner:
     async def roll(task_id: str, side: Side, trial: int) -> Outcome:
         outcome = await runners[task_id, side](task_id, side, trial)
-        return outcome.model_copy(update={"why": redactor.text(outcome.why)}) if outcome.why else outcome
+        if outcome.why:
+            return outcome.model_copy(update={"why": redactor.text(outcome.why)})
+        return outcome
 
     return roll

@@ -109,7 +109,9 @@ def _cost(fold: Fold) -> float | None:
     n_bank = fold.header.bank_trials or 0
     costs = [one.cost_usd for one in fold.arrivals.outcomes if one.policy is Side.candidate or one.trial >= n_bank]
     priced = [cost for cost in costs if cost is not None]
-    return math.fsum(priced) if priced and len(priced) == len(costs) else None
+    if priced and len(priced) == len(costs):
+        return math.fsum(priced)
+    return None
 
 
 def _lines(fold: Fold, trials: Trials) -> Iterator[TaskLine]:
@@ -177,7 +179,9 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
     if unsure:
         advice = never_passed(line for line in lines if line.task_id in unsure)
         undecided = f"{len(unsure)} of {counted(len(suite.cases), 'must-pass case')} undecided ({named(unsure)})"
-        yield f"{undecided}{'; ' if advice else ''}{advice}."
+        if advice:
+            undecided += f"; {advice}"
+        yield f"{undecided}."
     elif not broken and suite.cases:
         yield f"All {counted(len(suite.cases), 'must-pass case')} passed."
     if not suite.part.tasks:
@@ -206,7 +210,9 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
 
 
 def _odds(log_e: float) -> str:
-    return f"{math.exp(log_e):,.0f} : 1" if log_e < 14 else f"1e{log_e / math.log(10):.0f} : 1"
+    if log_e < 14:
+        return f"{math.exp(log_e):,.0f} : 1"
+    return f"1e{log_e / math.log(10):.0f} : 1"
 
 
 def _needed(suite: SuiteState) -> int:
@@ -248,7 +254,9 @@ def _used_up(fold: Fold) -> str:
 
 def _first_lost(fold: Fold) -> str:
     why = next((one.why for one in fold.arrivals.outcomes if one.reward is None and one.why), None)
-    return f"; the first: {why.rstrip('.')}" if why else ""
+    if why:
+        return f"; the first: {why.rstrip('.')}"
+    return ""
 
 
 def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
