@@ -101,12 +101,18 @@ def links_of(attributes: dict[str, Any], outer: Links = NO_LINKS) -> Links:
     A version that is not a whole number, and a reward outside [0, 1], count as missing.
     """
     get = attributes.get
+    policy_version = outer.policy_version
+    if VERSION in attributes:
+        policy_version = _version(attributes[VERSION])
+    reward = outer.reward
+    if REWARD in attributes:
+        reward = _reward(attributes[REWARD])
     return Links(
         text_of(get, SESSIONS) or outer.session,
         text_of(get, (EPISODE,)) or outer.episode_id,
         text_of(get, (TASK,)) or outer.task_id,
-        outer.policy_version if VERSION not in attributes else _version(attributes[VERSION]),
-        outer.reward if REWARD not in attributes else _reward(attributes[REWARD]),
+        policy_version,
+        reward,
     )
 
 
@@ -126,7 +132,9 @@ def kind_of(attributes: dict[str, Any]) -> str:
         return "chat"
     if "gen_ai.agent.name" in attributes and "gen_ai.request.model" not in attributes:
         return "agent"
-    return "chat" if "gen_ai.request.model" in attributes and "openinference.span.kind" not in attributes else "other"
+    if "gen_ai.request.model" in attributes and "openinference.span.kind" not in attributes:
+        return "chat"
+    return "other"
 
 
 def agent_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
@@ -136,20 +144,25 @@ def agent_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
     if agent or kind != "agent":
         return agent
     agent = text_of(get, ("traceloop.entity.name",))
-    return agent or (name if get("openinference.span.kind") == "AGENT" else None)
+    if agent is None and get("openinference.span.kind") == "AGENT":
+        return name
+    return agent
 
 
 def tool_name_of(attributes: dict[str, Any], kind: str, name: str) -> str | None:
     """The tool of a span. name: the span's name, used if no attribute names the tool."""
     get = attributes.get
-    return text_of(get, TOOLS) or (text_of(get, ("traceloop.entity.name",)) or name if kind == "tool" else None)
+    tool = text_of(get, TOOLS)
+    if tool is None and kind == "tool":
+        return text_of(get, ("traceloop.entity.name",)) or name
+    return tool
 
 
 def text_of(get: Any, keys: tuple[str, ...]) -> str | None:
     for key in keys:
         value = get(key)
         if value is not None and value != "":
-            return value if type(value) is str else str(value)
+            return str(value)
     return None
 
 
@@ -157,8 +170,8 @@ def count_of(get: Any, keys: tuple[str, ...]) -> int:
     for key in keys:
         value = get(key)
         if value is not None:
-            number = _number(value)
-            return 0 if number is None else min(max(int(number), 0), MAX_INT)
+            number = _number(value) or 0
+            return min(max(int(number), 0), MAX_INT)
     return 0
 
 
@@ -175,16 +188,24 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if isfinite(number) else None
+    if not isfinite(number):
+        return None
+    return number
 
 
 def _version(value: Any) -> int | None:
     """A version from a number or from text, since OTEL_RESOURCE_ATTRIBUTES can only hold text."""
     if type(value) is str and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
-    return value if type(value) is int and 0 <= value <= LARGEST_VERSION else None
+    if type(value) is int and 0 <= value <= LARGEST_VERSION:
+        return value
+    return None
 
 
 def _reward(value: Any) -> float | None:
-    number = None if type(value) is bool else _number(value)
-    return number if number is not None and 0 <= number <= 1 else None
+    if type(value) is bool:
+        return None
+    number = _number(value)
+    if number is None or not 0 <= number <= 1:
+        return None
+    return number

@@ -114,7 +114,9 @@ def split(attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
 
 def split_event(name: str, attributes: dict[str, Any], bodies: list[bytes]) -> dict[str, Any]:
     """As `split`, for the attributes of an event; those of a message are one `body`."""
-    return {"body": body_of(attributes, bodies)} if name in MESSAGE_EVENTS else split(attributes, bodies)
+    if name in MESSAGE_EVENTS:
+        return {"body": body_of(attributes, bodies)}
+    return split(attributes, bodies)
 
 
 def joined(head: dict[str, Any], bodies: tuple[bytes, ...] = (), *, read: bool = False) -> dict[str, Any]:
@@ -122,12 +124,12 @@ def joined(head: dict[str, Any], bodies: tuple[bytes, ...] = (), *, read: bool =
 
     read: return JSON text of messages as the parsed value, which is cheaper than to serialise it again.
     """
-    attributes = {
-        key: unescaped(value["$json"][1], bodies, literal=True)
-        if read and type(value) is dict and "$json" in value
-        else unescaped(value, bodies)
-        for key, value in head.pop("attributes", {}).items()
-    }
+    attributes = {}
+    for key, value in head.pop("attributes", {}).items():
+        if read and type(value) is dict and "$json" in value:
+            attributes[key] = unescaped(value["$json"][1], bodies, literal=True)
+        else:
+            attributes[key] = unescaped(value, bodies)
     if "body" in head:
         attributes = unescaped(head.pop("body"), bodies)
     for prefix, parts in head.pop("flat", {}).items():
@@ -143,15 +145,21 @@ def escaped(value: Any, depth: int = 0) -> Any:
     if value is None or kind in _SIMPLE:
         return value
     if kind is float:
-        return value if isfinite(value) else {"$float": repr(value)}
+        if isfinite(value):
+            return value
+        return {"$float": repr(value)}
     if kind is bytes:
         return {"$bytes": base64.b64encode(value).decode()}
     if depth >= MAX_DEPTH:
         raise ValueError(f"a value nests deeper than {MAX_DEPTH} levels")
     if kind is list:
-        return value if set(map(type, value)) <= _SIMPLE else [escaped(item, depth + 1) for item in value]
+        if set(map(type, value)) <= _SIMPLE:
+            return value
+        return [escaped(item, depth + 1) for item in value]
     table = {key: escaped(item, depth + 1) for key, item in value.items()}
-    return {"$map": table} if any(key[:1] == "$" for key in table) else table
+    if any(key[:1] == "$" for key in table):
+        return {"$map": table}
+    return table
 
 
 def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = False) -> Any:
@@ -166,7 +174,9 @@ def unescaped(value: Any, bodies: tuple[bytes, ...] = (), *, literal: bool = Fal
         ((key, held),) = value.items()
         if key == "$":
             body = orjson.loads(bodies[held])
-            return body if literal else unescaped(body, bodies)
+            if literal:
+                return body
+            return unescaped(body, bodies)
         if key == "$json":
             return STYLES[held[0]](unescaped(held[1], bodies, literal=True))
         if key == "$cat":
@@ -214,7 +224,9 @@ def _messages(value: Any, bodies: list[bytes]) -> Any:
                 return {"$json": [style, numbers]}
             rest = {key: numbers if key == "messages" else escaped(item) for key, item in document.items()}
             return {"$json": [style, rest]}
-        return _cut(value, bodies) if messages is document else body_of(value, bodies)
+        if messages is document:
+            return _cut(value, bodies)
+        return body_of(value, bodies)
     except (ValueError, TypeError, RecursionError):  # not JSON, or not JSON that we could write again unchanged
         return body_of(value, bodies)
 

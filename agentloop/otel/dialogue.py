@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from agentloop.otel.contents import MESSAGE_EVENTS
-from agentloop.otel.messages import as_text, first_of, message_of, messages_of, parsed
+from agentloop.otel.messages import as_text, document_of, first_of, message_of, messages_of, optional_text, parsed
 from agentloop.store.spans import DIALECT
 from agentloop.types import Message
 
@@ -49,8 +49,10 @@ def chat_of(fields: dict[str, Any]) -> ChatContent:
     if isinstance(finish, str) and finish.startswith("["):
         finish = parsed(finish)
     outputs, more = _outputs(attributes)
-    first = next((r for r in [*(finish if isinstance(finish, list) else [finish]), *reasons, *more] if r), None)
-    return ChatContent(_inputs(attributes) or inputs, outputs or answers, None if first is None else str(first))
+    if not isinstance(finish, list):
+        finish = [finish]
+    first = next(filter(None, [*finish, *reasons, *more]), None)
+    return ChatContent(_inputs(attributes) or inputs, outputs or answers, optional_text(first))
 
 
 def inputs_of(fields: dict[str, Any]) -> list[Message]:
@@ -62,8 +64,12 @@ def answer_of(fields: dict[str, Any]) -> str | None:
     """An agent's answer, as text."""
     attributes = _attributes(fields)
     outputs, _ = _outputs(attributes)
-    text = outputs[-1].content if outputs else _returned(attributes.get("traceloop.entity.output"))
-    return as_text(text) if text not in (None, "") else None
+    if outputs:
+        return outputs[-1].content or None
+    text = _returned(attributes.get("traceloop.entity.output"))
+    if text in (None, ""):
+        return None
+    return as_text(text)
 
 
 def tool_of(fields: dict[str, Any]) -> ToolUse:
@@ -71,11 +77,13 @@ def tool_of(fields: dict[str, Any]) -> ToolUse:
     get = fields["attributes"].get
     call_id = get("gen_ai.tool.call.id") or get("tool_call.id") or get("ai.toolCall.id")
     arguments = first_of(get, "gen_ai.tool.call.arguments", "ai.toolCall.args", "input.value")
-    arguments = _arguments(get("traceloop.entity.input")) if arguments is None else arguments
+    if arguments is None:
+        arguments = _arguments(get("traceloop.entity.input"))
     content = first_of(get, "gen_ai.tool.call.result", "ai.toolCall.result", "output.value")
-    content = _returned(get("traceloop.entity.output")) if content is None else content
+    if content is None:
+        content = _returned(get("traceloop.entity.output"))
     return ToolUse(
-        None if call_id is None else str(call_id),
+        optional_text(call_id),
         None if arguments is None else as_text(arguments),
         None if content is None else as_text(content),
     )
@@ -84,8 +92,9 @@ def tool_of(fields: dict[str, Any]) -> ToolUse:
 def _arguments(value: Any) -> Any:
     """A function's arguments. OpenLLMetry writes {"args", "kwargs"}; a model's call has the keyword arguments only."""
     table = parsed(value)
-    by_name = isinstance(table, dict) and table.keys() == {"args", "kwargs"} and not table["args"]
-    return table["kwargs"] if by_name else value
+    if isinstance(table, dict) and table.keys() == {"args", "kwargs"} and not table["args"]:
+        return table["kwargs"]
+    return value
 
 
 def _returned(value: Any) -> Any:
@@ -109,8 +118,10 @@ def _attributes(fields: dict[str, Any]) -> dict[str, Any]:
 def _inputs(attributes: dict[str, Any]) -> list[Message]:
     inputs: list[Message] = []
     if system := attributes.get("gen_ai.system_instructions"):
-        parts = parsed(system) if isinstance(system, str) else system
-        inputs += message_of({"role": "system", "parts": parts if isinstance(parts, list) else [system]}, "system")
+        parts = document_of(system)
+        if not isinstance(parts, list):
+            parts = [system]
+        inputs += message_of({"role": "system", "parts": parts}, "system")
     if messages := attributes.get("gen_ai.input.messages"):
         return inputs + messages_of(messages, "user")
     for prefix in ("gen_ai.prompt", "llm.input_messages"):
@@ -125,17 +136,19 @@ def _inputs(attributes: dict[str, Any]) -> list[Message]:
 def _outputs(attributes: dict[str, Any]) -> tuple[list[Message], list[Any]]:
     """The answers and their finish reasons."""
     if value := attributes.get("gen_ai.output.messages"):
-        answers = parsed(value) if isinstance(value, str) else value
-        if DIALECT in attributes and isinstance(answers, list):  # the gateway writes a message for each choice
+        answers = document_of(value)
+        if not isinstance(answers, list):
+            return messages_of(value, "assistant"), []
+        if DIALECT in attributes:  # the gateway writes a message for each choice
             value = answers = answers[:1]
-        reasons = [m.get("finish_reason") for m in answers if isinstance(m, dict)] if isinstance(answers, list) else []
+        reasons = [m.get("finish_reason") for m in answers if isinstance(m, dict)]
         return messages_of(value, "assistant"), reasons
     for prefix in ("gen_ai.completion", "llm.output_messages"):
         if items := _unflattened(attributes, prefix):
             return messages_of(items, "assistant"), [item.get("finish_reason") for item in items]
     if attributes.get("ai.response.text") or attributes.get("ai.response.toolCalls"):
-        calls = attributes.get("ai.response.toolCalls")
-        item = {"content": attributes.get("ai.response.text"), "tool_calls": parsed(calls) if calls else None}
+        calls = parsed(attributes.get("ai.response.toolCalls"))
+        item = {"content": attributes.get("ai.response.text"), "tool_calls": calls}
         return message_of(item, "assistant"), []
     for key in ("gen_ai.completion", "output.value"):
         if value := attributes.get(key):
@@ -144,7 +157,7 @@ def _outputs(attributes: dict[str, Any]) -> tuple[list[Message], list[Any]]:
 
 
 def _answers(value: Any) -> tuple[list[Message], list[Any]]:
-    document = parsed(value) if isinstance(value, str) else value
+    document = document_of(value)
     choices = document.get("choices") if isinstance(document, dict) else None
     if isinstance(choices, list):  # the unchanged answer of a chat completions endpoint
         tables: list[dict[str, Any]] = [choice for choice in choices if isinstance(choice, dict)]
@@ -153,7 +166,9 @@ def _answers(value: Any) -> tuple[list[Message], list[Any]]:
     is_message = isinstance(document, list) or (
         isinstance(document, dict) and document.keys() & {"role", "content", "messages"}
     )
-    return messages_of(document if is_message else [as_text(value)], "assistant"), []
+    if not is_message:
+        document = [as_text(value)]
+    return messages_of(document, "assistant"), []
 
 
 def _of_events(events: Iterable[dict[str, Any]]) -> tuple[list[Message], list[Message], list[Any]]:
@@ -167,8 +182,11 @@ def _of_events(events: Iterable[dict[str, Any]]) -> tuple[list[Message], list[Me
         if event["name"] == "gen_ai.choice":
             reasons.append(item.get("finish_reason"))
             message = item.get("message")
-            message = parsed(message) or {"content": message} if isinstance(message, str) else message
-            answers += message_of(message if isinstance(message, dict) else item, role)
+            if isinstance(message, str):
+                message = parsed(message) or {"content": message}
+            if not isinstance(message, dict):
+                message = item
+            answers += message_of(message, role)
         else:
             inputs += message_of(item, role)
     return inputs, answers, reasons
@@ -184,11 +202,15 @@ def _unflattened(attributes: dict[str, Any], prefix: str) -> list[dict[str, Any]
         *path, last = key[len(start) :].split(".", _MAX_NESTED)
         node: Any = tree
         for name in path:
-            node = node.setdefault(name, {}) if isinstance(node, dict) else None
+            if not isinstance(node, dict):
+                break
+            node = node.setdefault(name, {})
         if isinstance(node, dict):
             node.setdefault(last, value)
     items = _listed(tree)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, dict)]
 
 
 def _listed(node: Any) -> Any:

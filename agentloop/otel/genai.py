@@ -208,7 +208,9 @@ def _error(fields: SpanFields) -> str | None:
     if fields.code == OK:
         return None
     kind = fields.attributes.get("error.type")
-    words = [str(kind)] if kind else []
+    words = []
+    if kind:
+        words.append(str(kind))
     for event in fields.events[:MAX_EVENTS]:
         if event["name"] in ("exception", "gen_ai.execute_tool.exception"):
             attributes = event["attributes"]
@@ -218,7 +220,9 @@ def _error(fields: SpanFields) -> str | None:
         return None
     words = [word for word in dict.fromkeys([*words, fields.message]) if word]
     summary = ": ".join(w for w in words if not any(w in other and w != other for other in words)) or "error"
-    return summary if len(summary) <= MAX_ERROR else f"{summary[:MAX_ERROR]}…"
+    if len(summary) > MAX_ERROR:
+        return f"{summary[:MAX_ERROR]}…"
+    return summary
 
 
 def _dumps(head: dict[str, Any]) -> bytes:

@@ -21,7 +21,9 @@ def messages_of(value: Any, role: str) -> list[Message]:
     """Messages in a value or in its JSON text. role: for messages without one."""
     if isinstance(value, str):
         document = parsed(value)
-        value = [value] if document is None else document
+        if document is None:
+            return [Message(role=role, content=value)]
+        value = document
     if isinstance(value, dict):
         value = value["messages"] if isinstance(value.get("messages"), list) else [value]
     if not isinstance(value, list):
@@ -40,7 +42,7 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
         item = item["message"]
     role = str(item.get("role") or default)
     role = {"function": "tool", "model": "assistant", "ai": "assistant", "human": "user"}.get(role, role)
-    name = item.get("name") if isinstance(item.get("name"), str) else None
+    name = _text(item, "name")
     texts: list[str] = []
     thoughts = [item[key] for key in ("reasoning_content", "reasoning") if isinstance(item.get(key), str)][:1]
     calls: list[ToolCall] = []
@@ -66,9 +68,9 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
             thoughts.append(str(first_of(part.get, "content", "text", "thinking") or ""))
         elif isinstance(text := first_of(part.get, "text", "content"), str):
             texts.append(text)
-    listed = item.get("tool_calls")
-    listed = parsed(listed) if isinstance(listed, str) else listed
-    listed = listed if isinstance(listed, list) else []
+    listed = document_of(item.get("tool_calls"))
+    if not isinstance(listed, list):
+        listed = []
     call_ids = {call.id for call in calls}  # some libraries write a call both in the parts and here
     more = [_call(call, len(calls) + n) for n, call in enumerate(listed) if isinstance(call, dict)]
     calls += [call for call in more if call.id not in call_ids]
@@ -80,7 +82,9 @@ def message_of(item: dict[str, Any], default: str) -> list[Message]:
     if results and not content and not calls:
         return [message.model_copy(update={"name": message.name or name}) for message in results]
     ids = item.get("token_ids")
-    token_ids = tuple(ids) if isinstance(ids, list) and {*map(type, ids)} <= {int} else ()
+    token_ids: tuple[int, ...] = ()
+    if isinstance(ids, list) and {*map(type, ids)} <= {int}:
+        token_ids = tuple(ids)
     message = Message(
         role=role, content=content, reasoning="".join(thoughts), tool_calls=tuple(calls), name=name, token_ids=token_ids
     )
@@ -93,19 +97,24 @@ def _parts(item: dict[str, Any]) -> list[Any]:
         parts = parsed(held)
         if isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts):
             return parts
-    if isinstance(held, dict):
-        return [held] if "type" in held or "text" in held else [as_text(held)]
     if held is None:
         return []
-    return held if isinstance(held, list) else [as_text(held)]
+    if isinstance(held, list):
+        return held
+    if isinstance(held, dict) and held.keys() & {"type", "text"}:
+        return [held]
+    return [as_text(held)]
 
 
 def _call(part: dict[str, Any], n: int) -> ToolCall:
-    part = part["tool_call"] if isinstance(part.get("tool_call"), dict) else part
-    function = part["function"] if isinstance(part.get("function"), dict) else part
+    if isinstance(part.get("tool_call"), dict):
+        part = part["tool_call"]
+    function = part.get("function")
+    if not isinstance(function, dict):
+        function = part
     held = first_of(function.get, "arguments", "input", "args")
     arguments = "{}" if held is None else as_text(held)
-    error = part.get("error") if isinstance(part.get("error"), str) else None
+    error = _text(part, "error")
     if isinstance(held, str) and error is None:
         try:
             json.loads(held)
@@ -123,7 +132,9 @@ def _content(held: Any) -> str:
         return "".join(part["text"] for part in held)
     if isinstance(held, dict) and held.keys() == {"type", "value"}:  # the AI SDK's wrapper of a result
         held = held["value"]
-    return "" if held is None else as_text(held)
+    if held is None:
+        return ""
+    return as_text(held)
 
 
 def first_of(get: Any, *keys: str) -> Any:
@@ -132,7 +143,14 @@ def first_of(get: Any, *keys: str) -> Any:
 
 def _id(item: dict[str, Any], *keys: str) -> str | None:
     value = first_of(item.get, *keys)
-    return None if value in (None, "") else str(value)
+    if value in (None, ""):
+        return None
+    return str(value)
+
+
+def _text(item: dict[str, Any], key: str) -> str | None:
+    value = item.get(key)
+    return value if isinstance(value, str) else None
 
 
 def parsed(text: Any) -> Any:
@@ -143,6 +161,15 @@ def parsed(text: Any) -> Any:
         return orjson.loads(text)
     except ValueError:
         return None
+
+
+def document_of(value: Any) -> Any:
+    """A text as `parsed` reads it; any other value as it is."""
+    return parsed(value) if isinstance(value, str) else value
+
+
+def optional_text(value: Any) -> str | None:
+    return None if value is None else str(value)
 
 
 def as_text(value: Any) -> str:

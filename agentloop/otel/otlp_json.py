@@ -168,7 +168,9 @@ def _record(record: dict[str, Any], lost: Lost) -> SpanFields:
         raise ValueError("a log record without a trace id")
     counted = _counted(record, lost)
     body = _get(record, "body")
-    log: dict[str, Any] = {"body": None if body is None else _value(body, lost)}
+    log: dict[str, Any] = {"body": body}
+    if body is not None:
+        log["body"] = _value(body, lost)
     observed = _int(record, "observedTimeUnixNano", UINT64)
     _add(log, "observed_time_unix_nano", observed)
     _add(log, "severity_number", _enum(record, "severityNumber", SEVERITY))
@@ -192,7 +194,7 @@ def _counted(holder: dict[str, Any], lost: Lost) -> dict[str, Any]:
 
 def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str, Any], int]:
     attributes: dict[str, Any] = {}
-    for pair in pairs if len(pairs) <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
+    for pair in islice(pairs, MAX_ATTRIBUTES):
         value = _is_object(pair).get("value")
         key = _text(pair, "key")
         if len(key) > MAX_KEY:
@@ -200,8 +202,10 @@ def _attributes(pairs: list[Any], lost: Lost, depth: int = 0) -> tuple[dict[str,
         text = value.get("stringValue") if type(value) is dict else None
         if type(text) is str and len(text) <= MAX_VALUE:
             attributes[key] = text
+        elif value is None:
+            attributes[key] = None
         else:
-            attributes[key] = None if value is None else _value(value, lost, depth)
+            attributes[key] = _value(value, lost, depth)
     if n_dropped := len(pairs) - len(attributes):
         lost.n["attributes"] += n_dropped
     return attributes, n_dropped
@@ -262,7 +266,9 @@ def _is_object(value: Any) -> dict[str, Any]:
 
 def _object(holder: Any, key: str) -> dict[str, Any]:
     value = _is_object(holder).get(key)
-    return {} if value is None else _is_object(value)
+    if value is None:
+        return {}
+    return _is_object(value)
 
 
 def _list(holder: Any, key: str) -> list[Any]:
@@ -312,7 +318,9 @@ def _double(value: Any) -> float:
 
 def _enum(holder: dict[str, Any], key: str, names: dict[str, int]) -> int:
     value = _get(holder, key)
-    return names[value] if type(value) is str and value in names else _int(holder, key, (0, 2**31 - 1))
+    if type(value) is str and value in names:
+        return names[value]
+    return _int(holder, key, (0, 2**31 - 1))
 
 
 def _needed(holder: dict[str, Any], key: str, n_bytes: int) -> str:
@@ -333,7 +341,9 @@ def _id(holder: dict[str, Any], key: str, n_bytes: int) -> str | None:
         data = b""
     if len(data) != n_bytes:
         raise ValueError(f"{key}: {text[:40]!r} is not {n_bytes} bytes in hex")
-    return data.hex() if any(data) else None
+    if not any(data):
+        return None
+    return data.hex()
 
 
 def _base64(value: Any, key: str) -> bytes:
@@ -352,4 +362,6 @@ def _add(more: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _brief(value: Any) -> str:
-    return repr(value)[:40] if isinstance(value, str | int | float) or value is None else type(value).__name__
+    if value is None or isinstance(value, str | int | float):
+        return repr(value)[:40]
+    return type(value).__name__

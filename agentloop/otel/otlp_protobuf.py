@@ -79,7 +79,7 @@ def _span(span: trace_pb2.Span, lost: Lost) -> SpanFields | ValueError:
         return SpanFields(
             trace_id.hex(),
             span_id.hex(),
-            parent_id.hex() if parent_id and parent_id != NO_SPAN else None,
+            _parent(parent_id),
             span.name,
             span.start_time_unix_nano,
             span.end_time_unix_nano,
@@ -153,17 +153,23 @@ def _record(record: Any, lost: Lost) -> SpanFields:
         log["event_name"] = record.event_name
     _add(log, "flags", record.flags)
     _add(log, "dropped_attributes_count", dropped(record.dropped_attributes_count, n_dropped))
-    parent_id = span_id.hex() if span_id and span_id != NO_SPAN else None
     name = record.event_name or str(attributes.get("event.name") or "")
     time = record.time_unix_nano or record.observed_time_unix_nano
-    return SpanFields(trace_id.hex(), "", parent_id, name, time, time, attributes, [], [], 0, "", log)
+    return SpanFields(trace_id.hex(), "", _parent(span_id), name, time, time, attributes, [], [], 0, "", log)
+
+
+def _parent(span_id: bytes) -> str | None:
+    """In hex; None if it is missing or all zero."""
+    if not span_id or span_id == NO_SPAN:
+        return None
+    return span_id.hex()
 
 
 def _attributes(pairs: Sequence[common_pb2.KeyValue], lost: Lost) -> tuple[dict[str, Any], int]:
     """The attributes within limits, and the number of dropped ones."""
     attributes = {}
     n = len(pairs)
-    for pair in pairs if n <= MAX_ATTRIBUTES else islice(pairs, MAX_ATTRIBUTES):
+    for pair in islice(pairs, MAX_ATTRIBUTES):
         key = pair.key
         value = pair.value
         which = value.WhichOneof("value")
@@ -191,7 +197,9 @@ def _value(value: common_pb2.AnyValue, lost: Lost) -> Any:
     if which.endswith("_strindex"):
         raise ValueError("a value refers to a string table, which traces do not have")
     held = getattr(value, which)
-    return lost.cut(held) if type(held) in (str, bytes) and len(held) > MAX_VALUE else held
+    if type(held) in (str, bytes) and len(held) > MAX_VALUE:
+        return lost.cut(held)
+    return held
 
 
 def _where(of_resource: Any, of_scope: Any, lost: Lost) -> Where:

@@ -304,7 +304,9 @@ class RunSteps:
 
 def at(ns: int) -> datetime | None:
     """A time from nanoseconds since 1970; None for 0, which means unknown."""
-    return EPOCH + timedelta(microseconds=ns // 1000) if ns else None
+    if not ns:
+        return None
+    return EPOCH + timedelta(microseconds=ns // 1000)
 
 
 def _step(n: int, step: dict[str, Any]) -> Step:

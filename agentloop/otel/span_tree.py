@@ -71,7 +71,8 @@ def tree_of(spans: Iterable[Span]) -> list[Node]:
         elif span.end_ns > earlier.span.end_ns:
             earlier.span = span
     for node in nodes.values():
-        node.parent = nodes.get(node.span.parent_id) if node.span.parent_id else None
+        if node.span.parent_id:
+            node.parent = nodes.get(node.span.parent_id)
     _cut_cycles(list(nodes.values()))
     for node in nodes.values():
         if node.parent is not None:
@@ -137,17 +138,20 @@ def _find_runs(order: Sequence[Node]) -> None:
     above_of: dict[str, str] = {}
     for node in order:
         if (parent := node.parent) is not None:
-            node.run = parent if parent.is_run else parent.run
+            if parent.is_run:
+                node.run = parent
+            else:
+                node.run = parent.run
+                node.tool = parent.tool
             if parent.span.kind == "tool":
                 node.tool = parent
-            else:
-                node.tool = None if parent.is_run else parent.tool
             above = parent if parent.span.kind == "chat" else chats.get(id(parent))
             if above is not None and node.tool is None and not parent.is_run:
                 chats[id(node)] = above
                 if node.span.kind == "chat":
                     above_of[node.span.span_id] = above.span.span_id
-        node.depth = 0 if node.run is None else node.run.depth + 1
+        if node.run is not None:
+            node.depth = node.run.depth + 1
         if node.is_run and node.depth >= MAX_AGENTS:
             node.is_run = False
     _find_calls([node for node in order if node.span.kind == "chat"], above_of)

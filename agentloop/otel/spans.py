@@ -8,12 +8,14 @@ from typing import Any
 
 from agentloop.errors import FormatError
 from agentloop.otel.dialogue import answer_of, inputs_of
+from agentloop.otel.messages import optional_text
 from agentloop.otel.run_steps import RunSteps, at
 from agentloop.otel.span_tree import Node, tree_of
 from agentloop.otel.spans_export import spans_of
+from agentloop.otel.usage import whole
 from agentloop.store.spans import source_of, task_of
 from agentloop.store.sums import GATEWAY
-from agentloop.types import Message, Span, StopReason, SubTrace, Trace
+from agentloop.types import Span, StopReason, SubTrace, Trace
 
 __all__ = ["spans_of", "trace_of"]
 
@@ -83,16 +85,22 @@ def _run(main: Node | None, members: dict[Node | None, list[Node]], trace_id: st
 
 
 def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: str, is_ours: bool) -> Trace:
-    fields: dict[str, Any] = {"attributes": {}, "events": []} if main is None else main.fields()
-    attributes = fields["attributes"]
-    get = attributes.get
-    nodes = [] if main is None else [main]
-    if not is_ours or main is None:
-        nodes += own
-    spans = [node.span for node in nodes]
-    start = main.span.start_ns if main else min((s.start_ns for s in spans if s.start_ns), default=0)
-    end = main.span.end_ns if main else max((s.end_ns for s in spans), default=0)
-    error = (main.span.error if main else _root_error(own)) or steps.error
+    spans = [node.span for node in own]
+    if main is None:
+        fields: dict[str, Any] = {"attributes": {}, "events": []}
+        start = min((span.start_ns for span in spans if span.start_ns), default=0)
+        end = max((span.end_ns for span in spans), default=0)
+        error = _root_error(own)
+    else:
+        fields = main.fields()
+        start = main.span.start_ns
+        end = main.span.end_ns
+        error = main.span.error
+        spans.insert(0, main.span)
+        if is_ours:
+            spans = [main.span]
+    error = error or steps.error
+    get = fields["attributes"].get
     messages = steps.first
     if main and (is_ours or not messages):
         messages = tuple(inputs_of(fields))
@@ -107,17 +115,17 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
         episode_id=next((span.episode_id for span in spans if span.episode_id), None),
         task_id=_task(spans),
         policy_version=next((span.policy_version for span in spans if span.policy_version is not None), None),
-        isolation=_text(get("agentloop.isolation")),
+        isolation=optional_text(get("agentloop.isolation")),
         answers_readable=get("agentloop.answers_readable") is True,
-        source=(_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
-        source_id=_text(get("agentloop.source_id")),
+        source=(optional_text(get("agentloop.source")) if is_ours else None) or source_of(spans),
+        source_id=optional_text(get("agentloop.source_id")),
         session=next((span.session for span in spans if span.session), None),
         agent=_agent_name(main),
         messages=messages,
         steps=steps.done(),
-        answer=_text(answer),
+        answer=optional_text(answer),
         stop_reason=StopReason(stop) if stop in {*StopReason} else _stop(error, steps),
-        error=_text(get("agentloop.error")) if is_ours else error,
+        error=optional_text(get("agentloop.error")) if is_ours else error,
         started_at=at(start),
         duration_s=max(end - start, 0) / 1e9,
     )
@@ -126,7 +134,9 @@ def _filled(main: Node | None, own: Sequence[Node], steps: RunSteps, trace_id: s
 def _agent_name(main: Node | None) -> str | None:
     if main is None:
         return None
-    return main.span.agent or (main.span.tool if main.span.kind == "tool" else None)
+    if main.span.agent is None and main.span.kind == "tool":
+        return main.span.tool
+    return main.span.agent
 
 
 def _task(spans: Sequence[Span]) -> str | None:
@@ -139,7 +149,9 @@ def _task(spans: Sequence[Span]) -> str | None:
 def _root_error(own: Sequence[Node]) -> str | None:
     """The error of the program around a run without an agent; None without such a program."""
     roots = [node.span for node in own if node.parent is None]
-    return roots[0].error if len(roots) == 1 and roots[0].kind == "other" else None
+    if len(roots) == 1 and roots[0].kind == "other":
+        return roots[0].error
+    return None
 
 
 def _acts(node: Node) -> bool:
@@ -161,12 +173,11 @@ def _child(
     trace = _run(node, members, child_id)
     if node.mark("agentloop.trace.id") is not None:
         attributes = node.fields()["attributes"]
-        at = attributes.get("agentloop.step")
-        return SubTrace(
-            trace=trace, step=at if type(at) is int else None, call_id=_text(attributes.get("agentloop.call_id"))
-        )
-    caller = steps.callers.get(id(node.tool)) if node.tool else None
-    return SubTrace(trace=trace, step=caller[0] if caller else step, call_id=caller[1] if caller else call)
+        step = whole(attributes.get("agentloop.step"))
+        call = optional_text(attributes.get("agentloop.call_id"))
+    elif node.tool:
+        step, call = steps.callers.get(id(node.tool), (step, call))
+    return SubTrace(trace=trace, step=step, call_id=call)
 
 
 def _wrapped(main: Node | None, inner: Node, members: dict[Node | None, list[Node]], trace_id: str) -> Trace:
@@ -176,7 +187,8 @@ def _wrapped(main: Node | None, inner: Node, members: dict[Node | None, list[Nod
     if main is not None:
         fields = main.fields()
         update["session"] = main.span.session or trace.session
-        update["answer"] = trace.answer if trace.answer is not None else answer_of(fields)
+        if trace.answer is None:
+            update["answer"] = answer_of(fields)
         update["messages"] = trace.messages or tuple(inputs_of(fields))
         if main.span.error and not trace.error:
             update |= {"error": main.span.error, "stop_reason": _stop(main.span.error, None)}
@@ -196,12 +208,9 @@ def _index(node: Node, key: str) -> int:
     return value if type(value) is int else -1
 
 
-def _text(value: Any) -> str | None:
-    return None if value is None else str(value)
-
-
 def _stop(error: str | None, steps: RunSteps | None) -> StopReason:
     if error is not None:
         return next((stop for word, stop in STOPS if word in error.lower()), StopReason.error)
-    last: Message | None = steps.last_answer if steps else None
-    return StopReason.no_tool_call if last and last.content and not last.tool_calls else StopReason.unknown
+    if steps and (last := steps.last_answer) and last.content and not last.tool_calls:
+        return StopReason.no_tool_call
+    return StopReason.unknown

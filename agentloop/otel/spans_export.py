@@ -30,7 +30,9 @@ def spans_of(trace: Trace, reward: float | None = None) -> list[Span]:
     nanoseconds; a message has only the fields of its role (a tool: content, id and name; others: content, reasoning,
     calls and tokens); and an answer's tokens are the completion's. The ids derive from the trace's id.
     """
-    trace_id = trace.id if re.fullmatch("[0-9a-f]{32}", trace.id) and trace.id.strip("0") else _hash(trace.id, 32)
+    trace_id = trace.id
+    if not re.fullmatch("[0-9a-f]{32}", trace.id) or not trace.id.strip("0"):
+        trace_id = _hash(trace.id, 32)
     return _agent(trace, trace_id, None, {REWARD: reward})
 
 
@@ -70,7 +72,9 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     context[:] = step.context or [*context, *step.heard]
     completion = step.completion
     message = step.completion.message
-    messages = context if len(context) <= MAX_CONTEXT else step.heard
+    messages = context
+    if len(context) > MAX_CONTEXT:
+        messages = list(step.heard)
     output = {**_message(message), "finish_reason": completion.finish_reason}
     output.pop("token_ids", None)
     attributes = {
@@ -99,7 +103,9 @@ def _step(step: Step, trace_id: str, parent_id: str, context: list[Message]) -> 
     calls: dict[str, list[ToolCall]] = {}
     for call in message.tool_calls:
         calls.setdefault(call.id, []).append(call)
-    started = None if step.started_at is None else _ns(step.started_at) + round(step.duration_s * 1e9)
+    started = None
+    if step.started_at is not None:
+        started = _ns(step.started_at) + round(step.duration_s * 1e9)
     for n, result in enumerate(step.results):
         same = calls.get(result.call_id, [])
         own = same.pop(0) if len(same) > 1 else next(iter(same), None)
@@ -181,7 +187,11 @@ def _span(
     attributes = {key: _utf8(value) if isinstance(value, str) else value for key, value in attributes.items()}
     kind = CLIENT if attributes["gen_ai.operation.name"] == "chat" else INTERNAL
     end = start + round(times[1] * 1e9)
-    code, words = (ERROR, _utf8(error)) if error is not None else (0, "")
+    code = 0
+    words = ""
+    if error is not None:
+        code = ERROR
+        words = _utf8(error)
     fields = SpanFields(
         trace_id, span_id, parent_id, _utf8(name), start, end, attributes, [], [], code, words, {"kind": kind}
     )
@@ -190,7 +200,7 @@ def _span(
 
 def _utf8(text: str) -> str:
     """The text without lone surrogates, which protobuf cannot encode."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+    return text.encode("utf-8", "replace").decode()
 
 
 def _ns(time: datetime) -> int:

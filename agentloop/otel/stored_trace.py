@@ -40,7 +40,9 @@ class StoredTrace:
     @property
     def raw(self) -> Mapping[str, Any]:
         """See `Stored`."""
-        return self._imported.raw if self._imported is not None else {}
+        if self._imported is None:
+            return {}
+        return self._imported.raw
 
     def spans(self) -> Iterator[Span]:
         """See `Stored`."""
