@@ -201,12 +201,16 @@ class Waits(Protocol):
 
 def artifacts_of(verifier: Verifier | GroupVerifier) -> Sequence[str]:
     """Paths that `verifier` judges; none for one that reads the trace alone."""
-    return verifier.artifacts if isinstance(verifier, JudgesArtifacts) else ()
+    if isinstance(verifier, JudgesArtifacts):
+        return verifier.artifacts
+    return ()
 
 
 def time_of(verifier: Verifier | GroupVerifier, default_s: float) -> float:
     """Seconds that one score of `verifier` may take."""
-    return verifier.timeout_s if isinstance(verifier, TakesTime) else default_s
+    if isinstance(verifier, TakesTime):
+        return verifier.timeout_s
+    return default_s
 
 
 def is_paid(verifier: Verifier | GroupVerifier) -> bool:
@@ -273,5 +277,6 @@ def is_on_host(agent: object) -> bool:
 
 def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
     """The sandbox with the folder that `agent` brings."""
-    files = agent.files if isinstance(agent, BringsFiles) else None
-    return spec if files is None else spec.model_copy(update={"agent_files": files})
+    if not isinstance(agent, BringsFiles) or agent.files is None:
+        return spec
+    return spec.model_copy(update={"agent_files": agent.files})

@@ -116,7 +116,9 @@ def _content(part: Part) -> object:
         return part.value
     if isinstance(part, Files):
         return files_hash(part.path, follow=part.follow)
-    return part.sha256 if isinstance(part, Digest) else part.name
+    if isinstance(part, Digest):
+        return part.sha256
+    return part.name
 
 
 def _entries(top: Path, follow: bool) -> Iterator[tuple[bytes, Path]]:

@@ -78,7 +78,9 @@ def one_line(text: str) -> str:
 def _children(item: Any) -> list[Any]:
     if isinstance(item, dict):
         return [*item, *item.values()]
-    return item if isinstance(item, list) else []
+    if isinstance(item, list):
+        return item
+    return []
 
 
 def _check_scalar(item: Any) -> None:

@@ -128,13 +128,17 @@ def _fitting(where: str, value: Any, annotation: Any, base: Path) -> Any:
         raise PluginError(f"{where}{got}: {wanted}") from None
     except PydanticUserError:  # it can check most annotations, not all; the constructor has the last word
         return value
-    return base / checked if isinstance(checked, Path) else checked
+    if isinstance(checked, Path):
+        return base / checked
+    return checked
 
 
 def _annotations(annotation: Any) -> tuple[Any, ...]:
     """The members of a union as they are written; of anything else that alone."""
     is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
+    if is_union:
+        return typing.get_args(annotation)
+    return (annotation,)
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:

@@ -181,7 +181,10 @@ def _from_path(group: str, kind: str, base: Path) -> Callable[..., Any]:
             f"`{PREFIX}*` entry point, so it is not imported; name a file of the project, `file.py:Class`"
         )
     with _contained(f"{group} {kind!r} cannot be loaded (name it `file.py:Class` or `module:Class`)"):
-        module = _file_module(base / source) if source.endswith(".py") else importlib.import_module(source)
+        if source.endswith(".py"):
+            module = _file_module(base / source)
+        else:
+            module = importlib.import_module(source)
     if not hasattr(module, name):
         own = [n for n, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
         there = ", ".join(own) or "nothing"
@@ -245,7 +248,9 @@ def _is_defined_by_part(part: object, base: Path) -> bool:
 def _defining(kind: str) -> str:
     """The file's name, or the module, that should define the part `kind`."""
     source = kind.rpartition(":")[0]
-    return Path(source).name if source.endswith(".py") else source
+    if source.endswith(".py"):
+        return Path(source).name
+    return source
 
 
 def _origin(part: object) -> str:
@@ -295,7 +300,9 @@ def _is_ours(point: EntryPoint) -> bool:
 
 
 def _package(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.module.split(".")[0]
+    if point.dist is None:
+        return point.module.split(".")[0]
+    return f"{point.dist.name} {point.dist.version}"
 
 
 def _next_move(point: EntryPoint, error: BaseException | None) -> str:
@@ -304,4 +311,6 @@ def _next_move(point: EntryPoint, error: BaseException | None) -> str:
         return f"; {extra('train')}"
     if missing.split(".")[0] in {"google", "opentelemetry"}:
         return f"; {extra('serve')}"
-    return "" if _is_ours(point) else "; correct that package, or uninstall it"
+    if _is_ours(point):
+        return ""
+    return "; correct that package, or uninstall it"

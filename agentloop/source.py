@@ -47,12 +47,16 @@ def source(group: str, name: str, base: Path) -> dict[str, Part]:
     """
     if ":" not in name:
         point = installed(group).get(name)
-        return {} if point is None else _module(point.module)
+        if point is None:
+            return {}
+        return _module(point.module)
     file, _, attribute = name.rpartition(":")
     if not file.endswith(".py"):
         return {"name": Value(name), **_module(file)}
     path = (base / file).resolve()
-    return {"name": Value(attribute), **({} if not path.is_file() else _file(path))}
+    if not path.is_file():
+        return {"name": Value(attribute)}
+    return {"name": Value(attribute), **_file(path)}
 
 
 def program(name: str, base: Path) -> dict[str, Part]:

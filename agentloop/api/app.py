@@ -77,7 +77,9 @@ def make_app(
     describe(app)
     inner: ASGIApp = BodyLimit(app)
     token = LocalToken(token_file(store.path)) if store.path else None
-    return Counted(Guard(Gateway(inner, calls) if calls else inner, store, token, project=store.project), metrics)
+    if calls:
+        inner = Gateway(inner, calls)
+    return Counted(Guard(inner, store, token, project=store.project), metrics)
 
 
 def _engine_error(request: Request, error: Exception) -> Response:
@@ -95,7 +97,9 @@ def _validation_error(request: Request, error: Exception) -> Response:
     why = "; ".join(f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}" for each in errors)
     if any(each["loc"][0] == "body" for each in errors) and not content_type(request.headers).endswith("json"):
         why = f"body: send JSON with the header `content-type: {JSON}`"
-    return refusal(request.scope, 422, why if len(why) <= MAX_REASON else f"{why[:MAX_REASON]}…")
+    if len(why) > MAX_REASON:
+        why = f"{why[:MAX_REASON]}…"
+    return refusal(request.scope, 422, why)
 
 
 def _place(location: tuple[Any, ...]) -> str:

@@ -168,7 +168,9 @@ class Guard:
         uid = state[PEER_UID] if PEER_UID in state else self._uid_of(scope)
         if uid == os.geteuid():
             return None
-        who = "cannot tell which user sent this" if uid is None else "another user sent this"
+        who = "another user sent this"
+        if uid is None:
+            who = "cannot tell which user sent this"
         return refusal(scope, 403, f"{who}; without a key the server answers its own user only; {WITH_KEY}")
 
     async def _needs_key(self) -> bool:
@@ -189,7 +191,9 @@ class Guard:
                 self._cache.clear()
             key = key and key._replace(read_at=read_at)
             self._cache[match[1]] = (self._clock(), key)
-        return key if key and hmac.compare_digest(key.sha256, _digest(words)) else None
+        if key and hmac.compare_digest(key.sha256, _digest(words)):
+            return key
+        return None
 
 
 def needed_scope(method: str, path: str) -> str:

@@ -125,7 +125,9 @@ def _export(signal: str, of_resources: str, of_scopes: str, items: str, rejected
 
 def _error_response(code: int, why: str) -> dict[str, Any]:
     response: dict[str, Any] = {"description": why, "content": _STATUS}
-    return {**response, "headers": _RETRY} if code in (429, 503) else response
+    if code in (429, 503):
+        return {**response, "headers": _RETRY}
+    return response
 
 
 def _request(of_resources: str, resources: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from agentloop.types import RewardState, Trace
 
 def _whole(value: object) -> object:
     """A float without a fraction as an integer, because JSON does not tell 2 from 2.0. A bool is unchanged."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _storable(value: object) -> object:
@@ -79,8 +81,12 @@ class GivenLabel(Feedback):
             raise ConfigError(f"step: the trace has no step {self.step}, it has {there}; omit it for the whole trace")
         if not self.evidence.strip():
             return
-        where = "the trace" if self.step is None else f"step {self.step} of the trace"
-        words = "\n".join(texts(trace) if self.step is None else texts_at(trace, self.step))
+        if self.step is None:
+            where = "the trace"
+            words = "\n".join(texts(trace))
+        else:
+            where = f"step {self.step} of the trace"
+            words = "\n".join(texts_at(trace, self.step))
         if not quoted(self.evidence, words):
             raise ConfigError(
                 f"evidence: {where} does not contain this text; quote the stored text, or omit the evidence"

@@ -50,7 +50,9 @@ class Readiness:
             self._check_task = asyncio.create_task(asyncio.to_thread(self._try))
             self._checked_at = now
         done, _ = await asyncio.wait({self._check_task}, timeout=READY_S)
-        return self._check_task.result() if done else f"the store did not accept a write within {READY_S:g} s"
+        if done:
+            return self._check_task.result()
+        return f"the store did not accept a write within {READY_S:g} s"
 
     def _try(self) -> str:
         try:

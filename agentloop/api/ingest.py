@@ -146,8 +146,9 @@ def _answer(signal: str, batch: otlp.OtlpBatch, kind: str) -> bytes:
     """
     if kind == JSON:
         name = "rejectedSpans" if signal == "traces" else "rejectedLogRecords"
-        partial = {name: str(batch.n_rejected), "errorMessage": batch.problem} if batch.problem else {}
-        return json.dumps({"partialSuccess": partial} if partial else {}).encode()
+        if not batch.problem:
+            return b"{}"
+        return json.dumps({"partialSuccess": {name: str(batch.n_rejected), "errorMessage": batch.problem}}).encode()
     if signal == "traces":
         traces = ExportTraceServiceResponse()
         if batch.problem:

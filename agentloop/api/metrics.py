@@ -103,4 +103,6 @@ def route_of(path: str) -> str:
         return "call"
     if path.startswith("/api/v1/"):
         return "api"
-    return "health" if path in ("/healthz", "/readyz", "/metrics") else "other"
+    if path in ("/healthz", "/readyz", "/metrics"):
+        return "health"
+    return "other"

@@ -80,7 +80,9 @@ def _by_netlink(ends: _Ends) -> int | None:
     state = fields[6]
     uid = fields[-2]
     inode = fields[-1]
-    return int(uid) if inode and state != LISTEN else None  # inode 0: the program has closed the socket
+    if inode and state != LISTEN:  # inode 0: the program has closed the socket
+        return int(uid)
+    return None
 
 
 def _by_table(ends: _Ends) -> int | None:

@@ -350,7 +350,9 @@ class StoreSection(Section):
     @field_validator("url", mode="before")
     @classmethod
     def _from_environment(cls, value: object) -> object:
-        return from_environment(value).strip() if isinstance(value, str) else value
+        if isinstance(value, str):
+            return from_environment(value).strip()
+        return value
 
     @model_validator(mode="after")
     def _one_place(self) -> StoreSection:

@@ -187,7 +187,9 @@ def load_agent(folder: Path, options: dict[str, Any]) -> AgentSection:
 
 def load_prices(folder: Path) -> tuple[PriceSection, ...]:
     """`[[prices]]` of the settings in `folder`, where there are any. Raises ConfigError."""
-    return load_config(folder).prices if (folder / CONFIG_FILE).exists() else ()
+    if (folder / CONFIG_FILE).exists():
+        return load_config(folder).prices
+    return ()
 
 
 def load_store(folder: Path) -> tuple[StoreSection, str]:
@@ -227,7 +229,9 @@ def suite_folder(project: Path, config: Config) -> Path:
 def place(path: Path, table: str, key: str) -> str:
     """Where `[table] key` was set: the variable when there is one, which outranks the file at `path`."""
     variable = f"{ENV_PREFIX}{table}__{key}".upper()
-    return variable if variable in map(str.upper, os.environ) else f"{path}: [{table}] {key}"
+    if variable in map(str.upper, os.environ):
+        return variable
+    return f"{path}: [{table}] {key}"
 
 
 def _where_a_project_can_be(folder: Path) -> str:
@@ -315,4 +319,6 @@ def _passwords(url: str) -> list[str]:
         written = urlsplit(url).password
     except ValueError:
         return []
-    return [] if written is None else [written, unquote(written)]
+    if written is None:
+        return []
+    return [written, unquote(written)]
