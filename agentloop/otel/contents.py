@@ -212,7 +212,9 @@ def _messages(value: Any, bodies: list[bytes]) -> Any:
         return body_of(value, bodies)
     try:
         document = orjson.loads(value)
-        messages = document if type(document) is list else document.get("messages")
+        messages = document
+        if type(document) is dict:
+            messages = document.get("messages")
         if type(messages) is not list or not messages or {*map(type, messages)} != {dict}:
             return body_of(value, bodies)
         if len(messages) > MANY and len(value) < SMALL * len(messages):

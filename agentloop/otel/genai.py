@@ -144,9 +144,10 @@ def event_of(fields: SpanFields, where: Where, nth: int = 0) -> Span:
     body = log.pop("body", None)
     head["log"] = {key: escaped(value) for key, value in log.items()}
     if body is not None:
-        head["log"].update(
-            split_event(fields.name, body, bodies) if type(body) is dict else {"text": body_of(body, bodies)}
-        )
+        if type(body) is dict:
+            head["log"].update(split_event(fields.name, body, bodies))
+        else:
+            head["log"]["text"] = body_of(body, bodies)
     head["resource"] = where.resource
     head["scope"] = where.scope
     data = _dumps(head)

@@ -25,7 +25,10 @@ def messages_of(value: Any, role: str) -> list[Message]:
             return [Message(role=role, content=value)]
         value = document
     if isinstance(value, dict):
-        value = value["messages"] if isinstance(value.get("messages"), list) else [value]
+        listed = value.get("messages")
+        if not isinstance(listed, list):
+            listed = [value]
+        value = listed
     if not isinstance(value, list):
         return []
     messages: list[Message] = []
@@ -113,7 +116,9 @@ def _call(part: dict[str, Any], n: int) -> ToolCall:
     if not isinstance(function, dict):
         function = part
     held = first_of(function.get, "arguments", "input", "args")
-    arguments = "{}" if held is None else as_text(held)
+    arguments = "{}"
+    if held is not None:
+        arguments = as_text(held)
     error = _text(part, "error")
     if isinstance(held, str) and error is None:
         try:

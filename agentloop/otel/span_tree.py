@@ -42,9 +42,11 @@ class Node:
         for log in self.logs:
             record = restored(log)
             body = record["log"].get("body")
-            if not isinstance(body, dict):
-                body = {"content": body} if body else {}
-            attributes = record["attributes"] | body
+            attributes = record["attributes"]
+            if isinstance(body, dict):
+                attributes = attributes | body
+            elif body:
+                attributes = attributes | {"content": body}
             fields["events"].append({"name": log.name, "time_unix_nano": log.start_ns, "attributes": attributes})
         if self.logs:
             fields["events"].sort(key=lambda event: event["time_unix_nano"])

@@ -205,7 +205,9 @@ def _order(nodes: Sequence[Node]) -> Any:
 
 def _index(node: Node, key: str) -> int:
     value = node.mark(key)
-    return value if type(value) is int else -1
+    if type(value) is int:
+        return value
+    return -1
 
 
 def _stop(error: str | None, steps: RunSteps | None) -> StopReason:

@@ -177,7 +177,9 @@ def _span(
     attributes: dict[str, Any],
     error: str | None,
 ) -> Span:
-    start = _ns(times[0]) if isinstance(times[0], datetime) else times[0] or 0
+    start = times[0] or 0
+    if isinstance(start, datetime):
+        start = _ns(start)
     attributes = {key: value for key, value in attributes.items() if value is not None}
     for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
         if key in attributes:  # as JSON text, as the conventions require for spans
@@ -185,7 +187,9 @@ def _span(
     if error is not None and attributes["gen_ai.operation.name"] == "execute_tool":
         attributes["error.type"] = error
     attributes = {key: _utf8(value) if isinstance(value, str) else value for key, value in attributes.items()}
-    kind = CLIENT if attributes["gen_ai.operation.name"] == "chat" else INTERNAL
+    kind = INTERNAL
+    if attributes["gen_ai.operation.name"] == "chat":
+        kind = CLIENT
     end = start + round(times[1] * 1e9)
     code = 0
     words = ""

@@ -51,4 +51,6 @@ def array(value: Any, kind: type) -> tuple[Any, ...]:
 
 def whole(value: Any) -> int | None:
     """A whole number; None for anything else."""
-    return value if type(value) is int else None
+    if type(value) is int:
+        return value
+    return None
