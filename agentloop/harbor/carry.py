@@ -22,14 +22,20 @@ from agentloop.abilities import WholeSandbox
 from agentloop.errors import SandboxError, SandboxGone
 from agentloop.harbor.trust import LEFT_OUT, PACKAGES, Fate, Trust, fate_by_content
 
-MAX_BYTES, MAX_LISTING, MAX_ENTRIES = 1 << 30, 64 << 20, 200_000
-"""Of files and of names that an agent may leave; more is left behind."""
+MAX_BYTES = 1 << 30
+"""Of files that an agent may leave; more is left behind."""
+MAX_LISTING = 64 << 20
+"""Bytes of the list of their names."""
+MAX_ENTRIES = 200_000
 MAX_TOLD = 1 << 20
 """Bytes of a file that are looked at, to know whether it is loaded unasked."""
 BATCH = 60_000
 """Characters of names in one command, of which 128 KiB is the most that a box takes."""
 TIMEOUT_S = 120.0
-TYPE, FOLDER, LINK, FILE = 0xF000, 0x4000, 0xA000, 0x8000
+TYPE = 0xF000
+FOLDER = 0x4000
+LINK = 0xA000
+FILE = 0x8000
 PLACES = "/ /tmp /work"
 LISTING = (
     f"find {PLACES} -xdev \\( {' -o '.join(f'-path {p}' for p in LEFT_OUT)} \\) -prune "
@@ -109,8 +115,11 @@ class _Brought:
 
     def __init__(self, archive: tarfile.TarFile, wanted: set[str], links: set[str]) -> None:
         """links: where the fresh box has one."""
-        self._archive, self._wanted, self._links = archive, wanted, links
-        self.n_files, self.kept_back = 0, list[str]()
+        self._archive = archive
+        self._wanted = wanted
+        self._links = links
+        self.n_files = 0
+        self.kept_back = list[str]()
         self.links: list[tarfile.TarInfo] = []
 
     def take(self, entries: tarfile.TarFile) -> None:
@@ -142,25 +151,27 @@ class _Brought:
 
 async def _listing(box: WholeSandbox) -> Files:
     """What the box has, as its own programs say it; {} when they say nothing."""
-    with tempfile.TemporaryFile() as said:
-        await _output(box, LISTING, said, MAX_LISTING)
-        said.seek(0)
-        found: Files = {}
-        for line in said:
+    with tempfile.TemporaryFile() as listing:
+        await _output(box, LISTING, listing, MAX_LISTING)
+        listing.seek(0)
+        files: Files = {}
+        for line in listing:
             numbers, _, path = line.rstrip(b"\n").partition(b" /")
             with suppress(ValueError):  # a name that is no text, or more than a line
                 name = "/" + path.decode()
                 mode, *others = numbers.split()
                 about = (int(mode, 16), *map(int, others))
                 if len(about) == 5 and ".." not in name.split("/"):
-                    found[name] = about[:3] if about[0] & TYPE == FOLDER else about
-        return found
+                    files[name] = about[:3] if about[0] & TYPE == FOLDER else about
+        return files
 
 
 async def _pack(box: WholeSandbox, names: list[str], brought: _Brought) -> None:
-    told = " ".join(shlex.quote("." + name) for name in names)
+    paths = " ".join(shlex.quote("." + name) for name in names)
     with tempfile.TemporaryFile() as packed:
-        await _output(box, f"exec tar -cf - --no-recursion -C / -- {told} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING)
+        await _output(
+            box, f"exec tar -cf - --no-recursion -C / -- {paths} 2>/dev/null", packed, MAX_BYTES + MAX_LISTING
+        )
         packed.seek(0)
         await asyncio.to_thread(_look_through, packed, brought)
 
@@ -208,17 +219,18 @@ async def _remove(box: WholeSandbox, gone: list[str]) -> None:
 
 def _within_limits(wanted: list[str], about: Files) -> tuple[list[str], str]:
     """In the order of their names, folders first; and what was left behind."""
-    kept: list[str] = []
+    paths: list[str] = []
     total = 0
     for path in sorted(wanted, key=lambda path: about[path][3] if len(about[path]) > 3 else 0):
-        mode, size = about[path][0] & TYPE, (*about[path], 0)[3]
+        mode = about[path][0] & TYPE
+        size = (*about[path], 0)[3]
         if mode not in (FOLDER, LINK, FILE):
             continue
         total += size
-        if total > MAX_BYTES or len(kept) == MAX_ENTRIES:
-            return sorted(kept), f"{path} and what is larger were left behind: more than {MAX_BYTES:,} bytes"
-        kept.append(path)
-    return sorted(kept), ""
+        if total > MAX_BYTES or len(paths) == MAX_ENTRIES:
+            return sorted(paths), f"{path} and what is larger were left behind: more than {MAX_BYTES:,} bytes"
+        paths.append(path)
+    return sorted(paths), ""
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:
@@ -227,7 +239,8 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
     for name in names:
         if batch and size + len(name) > BATCH:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(name)
         size += 2 * len(name.encode()) + 4
     if batch:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from agentloop.abilities import WholeSandbox
 from agentloop.errors import SandboxError
 
-TESTS, LOGS, SOLUTION = "/tests", "/logs/verifier", "/solution"
+TESTS = "/tests"
+LOGS = "/logs/verifier"
+SOLUTION = "/solution"
 FOLDERS = "/logs/agent /logs/verifier /logs/artifacts"
 COLLECTED = "/logs/artifacts"
 

@@ -27,7 +27,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from agentloop.errors import CapabilityError, ConfigError, boundary, did_you_mean
 from agentloop.input_files import place_of, read_toml
 
-TASK, INSTRUCTION = "task.toml", "instruction.md"
+TASK = "task.toml"
+INSTRUCTION = "instruction.md"
 SIZES = {"K": 1 / 1024, "M": 1, "G": 1024}
 EVERYWHERE = ("*",)
 OTHER_KEYS = {
@@ -107,10 +108,10 @@ class Environment(Table):
         for old, new in (("memory", "memory_mb"), ("storage", "storage_mb")):
             size = table.pop(old, None)
             if isinstance(size, str):
-                found = re.fullmatch(r"\s*([\d.]+)\s*([KMG])B?\s*", size.upper())
-                if not found:
+                match = re.fullmatch(r"\s*([\d.]+)\s*([KMG])B?\s*", size.upper())
+                if not match:
                     raise ValueError(f"{old} is {size!r}; write 512M or 2G")
-                n = int(float(found[1]) * SIZES[found[2]])
+                n = int(float(match[1]) * SIZES[match[2]])
                 if table.setdefault(new, n) != n:
                     raise ValueError(f"{old} = {size!r} and {new} = {table[new]} contradict each other")
         if (internet := table.pop("allow_internet", None)) is not None and "network_mode" not in table:
@@ -179,7 +180,7 @@ def find_tasks(paths: list[Path]) -> list[HarborTask]:
     Raises ConfigError or CapabilityError with a line for every task that cannot be taken, and
     ConfigError for two of one name, which traces and results could not tell apart.
     """
-    found: dict[Path, HarborTask] = {}
+    tasks: dict[Path, HarborTask] = {}
     problems: list[ConfigError | CapabilityError] = []
     for path in paths:
         if not path.is_dir():
@@ -192,20 +193,20 @@ def find_tasks(paths: list[Path]) -> list[HarborTask]:
             raise ConfigError(f"{path}: no {TASK} in it or in its folders{hint}")
         for folder in map(Path.resolve, folders):
             try:
-                found[folder] = load_task(folder)
+                tasks[folder] = load_task(folder)
             except (ConfigError, CapabilityError) as error:
                 problems.append(error)
     if problems:
         raise type(problems[0])("\n".join(map(str, problems)))
     by_name: dict[str, Path] = {}
-    for folder in found:
+    for folder in tasks:
         if folder.name in by_name:
             raise ConfigError(
                 f"two tasks are called {folder.name!r}: {by_name[folder.name]} and {folder}; "
                 "rename one of the folders, or run them one after the other"
             )
         by_name[folder.name] = folder
-    return list(found.values())
+    return list(tasks.values())
 
 
 def load_task(folder: Path) -> HarborTask:
@@ -225,8 +226,8 @@ def load_task(folder: Path) -> HarborTask:
     except ValidationError as error:
         first = error.errors()[0]
         key = place_of(first["loc"])
-        given = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
-        raise ConfigError(f"{path}: {key}{given}: {first['msg'].removeprefix('Value error, ')}") from None
+        value = "" if isinstance(first["input"], dict) else f" is {first['input']!r}"
+        raise ConfigError(f"{path}: {key}{value}: {first['msg'].removeprefix('Value error, ')}") from None
     if task.environment.docker_image is None and not (folder / "environment" / "Dockerfile").is_file():
         raise ConfigError(f"{folder}: no environment/Dockerfile and no [environment] docker_image; a task needs one")
     return task
@@ -263,15 +264,15 @@ def _refuse_what_we_lack(folder: Path, tables: dict[str, Any]) -> None:
 
 def _unknown(path: Path, tables: dict[str, Any]) -> list[str]:
     """A line for each key that is not the format's. Raises ConfigError for one that was meant to be."""
-    found = []
+    lines = []
     for name, table, model in _tables(tables):
-        known = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks", "tags"}
-        for key in table.keys() - known:
+        names = {*model.model_fields, *OTHER_KEYS.get(name, ())} - {"folder", "instruction", "remarks", "tags"}
+        for key in table.keys() - names:
             where = f"{path}: unknown key {key!r}{f' in [{name}]' if name else ''}"
-            if near := get_close_matches(key, known, n=1, cutoff=NEAR):
+            if near := get_close_matches(key, names, n=1, cutoff=NEAR):
                 raise ConfigError(f"{where}; did you mean {near[0]!r}?")
-            found.append(f"{where} is left alone{did_you_mean(key, known)}")
-    return found
+            lines.append(f"{where} is left alone{did_you_mean(key, names)}")
+    return lines
 
 
 def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[Table]]]:
@@ -287,10 +288,10 @@ def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[
         "solution": Solution,
     }
     for name, model in below.items():
-        found: Any = tables
+        value: Any = tables
         for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-        for table in found if isinstance(found, list) else [found]:
+            value = value.get(part) if isinstance(value, dict) else None
+        for table in value if isinstance(value, list) else [value]:
             if isinstance(table, dict):
                 yield name, table, model
 
@@ -299,11 +300,11 @@ def _not_held(path: Path, tables: dict[str, Any]) -> list[str]:
     """A line for each thing that a task asks for and gets in part or not at all."""
     environment = tables.get("environment")
     table = environment if isinstance(environment, dict) else {}
-    told = []
+    lines = []
     if table.get("storage_mb") or table.get("storage"):
-        told.append("[environment] storage is not held: the box may write as much as the machine has room for")
+        lines.append("[environment] storage is not held: the box may write as much as the machine has room for")
     if table.get("mcp_servers"):
-        told.append("[[environment.mcp_servers]] are not started; the agent has its own tools only")
+        lines.append("[[environment.mcp_servers]] are not started; the agent has its own tools only")
     if table.get("network_mode") == NetworkMode.allowlist and not table.get("allowed_hosts"):
-        told.append('[environment] network_mode = "allowlist" without allowed_hosts: nothing can be reached')
-    return [f"{path}: {line}" for line in told]
+        lines.append('[environment] network_mode = "allowlist" without allowed_hosts: nothing can be reached')
+    return [f"{path}: {line}" for line in lines]

@@ -109,14 +109,14 @@ class Trust:
         on_path = {str(PurePosixPath(folder)) for folder in self.path.split(":") if folder.startswith("/")}
         # An interpreter of its own, such as /opt/venv/bin: with its libraries, unless that is where the work is.
         prefixes = {str(PurePosixPath(folder).parent) for folder in on_path if folder.endswith(("/bin", "/sbin"))}
-        off_path = {found[1] for path in self.paths if (found := INTERPRETER.match(path))}
+        off_path = {match[1] for path in self.paths if (match := INTERPRETER.match(path))}
         prefixes |= {folder for folder in off_path if not below(folder, (self.workdir,))}
         prefixes = {p for p in prefixes if p != "/" and not below(self.workdir, (p,))} | on_path
         set_ = object.__setattr__
         set_(self, "_folders", tuple(sorted({*PROGRAMS, *prefixes})))
         set_(self, "_programs", frozenset(_name(p) for p in self.paths if _folder(p) in _twins(on_path)))
         set_(self, "_libraries", frozenset(_name(p) for p in self.paths if LIBRARY.search(p)))
-        modules = {_module(found[1]) for p in self.paths if (found := SITE.search(p) or STDLIB.search(p))}
+        modules = {_module(match[1]) for p in self.paths if (match := SITE.search(p) or STDLIB.search(p))}
         set_(self, "_modules", frozenset(modules - {"site-packages", "dist-packages", "__pycache__"}))
 
     def fate(self, path: str, *, is_link: bool = False) -> Fate:
@@ -149,8 +149,8 @@ class Trust:
             return True
         if LIBRARY.search(path) and _name(path) in self._libraries and not SITE.search(path):
             return True
-        found = SITE.search(path) or STDLIB.search(path)
-        return found is not None and _module(found[1]) in self._modules
+        match = SITE.search(path) or STDLIB.search(path)
+        return match is not None and _module(match[1]) in self._modules
 
 
 def fate_by_content(path: str, read: Callable[[], bytes]) -> Fate:

@@ -50,7 +50,7 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
         finally:
             await fresh.close()
     with tempfile.TemporaryDirectory() as folder:
-        taken = await _collected(task, box, task.verifier.collect, Path(folder))
+        places = await _collected(task, box, task.verifier.collect, Path(folder))
         await box.close()
         other = task.verifier.environment
         image = spec.image if other is None else other.docker_image or str(task.folder / "tests")
@@ -62,7 +62,7 @@ async def verified(task: HarborTask, box: WholeSandbox, backend: SandboxBackend,
         try:
             await must(fresh, f"mkdir -p {FOLDERS}")
             await _check_owner(task, fresh)
-            for path, local in taken.items():
+            for path, local in places.items():
                 await fresh.upload(local, path if local.is_dir() else str(Path(path).parent))
             return await _tested(task, fresh)
         finally:
@@ -77,10 +77,10 @@ async def _check_owner(task: HarborTask, box: WholeSandbox) -> None:
         command += f" && {words_as(user)} true"
     done = await box.exec(command, timeout_s=30.0, lease="")
     if done.exit_code:
-        said = " ".join((done.stderr or done.stdout).split())[:200]
+        output = " ".join((done.stderr or done.stdout).split())[:200]
         raise ConfigError(
-            f"{task.folder}/task.toml: [verifier] the image cannot run the tests as user {user or 'root'!r} ({said}); "
-            "name a user of that image, and check that it has chmod, chown and su"
+            f"{task.folder}/task.toml: [verifier] the image cannot run the tests as user {user or 'root'!r} "
+            f"({output}); name a user of that image, and check that it has chmod, chown and su"
         )
 
 
@@ -120,13 +120,13 @@ async def _collected(
     for step in collect:
         await box.exec(step.command, timeout_s=step.timeout_sec, lease="")
     box.kill_all()
-    taken = {}
+    places = {}
     for n, path in enumerate(dict.fromkeys([COLLECTED, *task.artifacts])):
         local = folder / str(n) / Path(path).name
         with suppress(PathError):
             await box.download(path, local)
-            taken[path] = local
-    return taken
+            places[path] = local
+    return places
 
 
 async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
@@ -141,35 +141,36 @@ async def _tested(task: HarborTask, box: WholeSandbox) -> Graded:
     tester = UserSandbox(box, verifier.user, {**task.environment.env, **verifier.env}, verifier.timeout_sec)
     done = await tester.exec(f"{TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1")
     box.kill_all()
-    told = await _printed(box)
+    printed = await _printed(box)
     if done.timed_out:
-        return Graded(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{told}")
+        return Graded(value=0.0, why=f"tests/test.sh took more than {task.verifier.timeout_sec:g} s{printed}")
     if done.exit_code in (126, 127):
         shebang = (task.folder / "tests" / "test.sh").read_bytes().partition(b"\n")[0][:80]
         why = f"its first line is {shebang.decode(errors='replace')!r}"
-        return Graded(value=None, error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){told}")
+        return Graded(value=None, error=f"tests/test.sh cannot be run (exit code {done.exit_code}; {why}){printed}")
     for name, read in (("reward.json", _from_json), ("reward.txt", _from_text)):
         if (await box.exec(f"[ -L {LOGS} ] || [ -L {LOGS}/{name} ]", timeout_s=10.0, lease="")).exit_code == 0:
-            return Graded(value=None, error=f"{LOGS}/{name} is a link, and what it leads to is no reward{told}")
+            return Graded(value=None, error=f"{LOGS}/{name} is a link, and what it leads to is no reward{printed}")
         try:
-            said = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
+            content = await box.read(f"{LOGS}/{name}", max_bytes=MAX_REWARD_BYTES)
         except PathError:
             continue
         except TransferLimit as error:
-            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{printed}")
         try:
-            outcome = Graded(value=_checked(read(said.decode())))
+            outcome = Graded(value=_checked(read(content.decode())))
         except ValueError as error:
-            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{told}")
+            return Graded(value=None, error=f"tests/test.sh wrote no reward to {name}: {error}{printed}")
         if outcome.value and (changed := await _changed_tests(task, box)):
             named = ", ".join(changed[:3])
-            told = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
-            return Graded(value=None, error=told, tampered=changed)
+            printed = f"tampered: {named} changed while the tests ran, so {outcome.value:g} is no reward"
+            return Graded(value=None, error=printed, tampered=changed)
         return outcome
     if done.oom:
-        return Graded(value=0.0, why=f"tests/test.sh ran out of memory{told}")
+        return Graded(value=0.0, why=f"tests/test.sh ran out of memory{printed}")
     return Graded(
-        value=None, error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{told}"
+        value=None,
+        error=f"tests/test.sh (exit code {done.exit_code}) wrote neither reward.json nor reward.txt{printed}",
     )
 
 

@@ -24,7 +24,8 @@ from agentloop.types import Graded, Task
 class HarborVerifier:
     """See `protocols.SandboxVerifier`."""
 
-    name, version = "test.sh", "2"
+    name = "test.sh"
+    version = "2"
 
     def __init__(self, task: str) -> None:
         """task: the folder of a Harbor task. It is read anew for each attempt, because verifiers are kept."""
@@ -38,7 +39,8 @@ class HarborVerifier:
 
     async def prepare(self, task: Task, sandbox: Sandbox) -> None:
         """See `protocols.SandboxVerifier`: the folders of the format, the users, the healthcheck."""
-        harbor, whole = load_task(self._folder), _whole(sandbox)
+        harbor = load_task(self._folder)
+        whole = _whole(sandbox)
         await must(whole, f"mkdir -p {FOLDERS} && chmod 777 {FOLDERS}")
         await _check_user(harbor, "agent", harbor.agent, whole)
         if harbor.verifier.environment is None:  # another image has users of its own

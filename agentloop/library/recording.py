@@ -16,7 +16,8 @@ from agentloop.library.stores import StoreLike, opened
 from agentloop.types import Imported, Message, Score, StopReason, ToolCall, Trace
 
 SOURCE = "python"
-REWARD, SCORE_VERSION = "reward", "1"
+REWARD = "reward"
+SCORE_VERSION = "1"
 
 
 class Recorder:

@@ -30,27 +30,27 @@ def is_due(project: Project) -> bool:
     return control_stage(project).name not in stages and WARM_START.name in stages
 
 
-async def run_control(project: Project, shown: Sequence[Demonstration]) -> None:
+async def run_control(project: Project, demonstrations: Sequence[Demonstration]) -> None:
     """Train and evaluate the arm, where it is due.
 
     Does nothing where no demonstration passed, and where all did: version 1 is that model then.
     """
-    passing = [each for each in shown if each[2] >= 1.0]
-    if not is_due(project) or not 0 < len(passing) < len(shown):
+    passing = [each for each in demonstrations if each[2] >= 1.0]
+    if not is_due(project) or not 0 < len(passing) < len(demonstrations):
         return
     n_steps = int(project.store.stages()[WARM_START.name].metrics["steps"])
     stage = await begin(project, control_stage(project), anew=True)
-    policy = train_control(project, shown, n_steps)
+    policy = train_control(project, demonstrations, n_steps)
     await _evaluate(project, stage, policy)
     stage.metrics |= {"steps": n_steps, "n_demonstrations": len(passing)}
     stage.finish()
 
 
-def train_control(project: Project, shown: Sequence[Demonstration], n_steps: int) -> TinyPolicy:
+def train_control(project: Project, demonstrations: Sequence[Demonstration], n_steps: int) -> TinyPolicy:
     """Version 1's model before its training, and its schedule of `n_steps`. The seed decides the weights."""
-    policy = untrained(project, shown)
+    policy = untrained(project, demonstrations)
     trainer = Sft(policy.model, policy.chat.pad)
-    samples = [demonstration(task, trace, policy.chat) for task, trace, reward in shown if reward >= 1.0]
+    samples = [demonstration(task, trace, policy.chat) for task, trace, reward in demonstrations if reward >= 1.0]
     drawn = batches(samples, project.rng("control"))
     project.progress.start("control arm: train", n_steps)
     for left in range(n_steps, 0, -1):
@@ -61,7 +61,8 @@ def train_control(project: Project, shown: Sequence[Demonstration], n_steps: int
 
 async def _evaluate(project: Project, stage: Stage, policy: TinyPolicy) -> None:
     """The held-out tasks, as often as the gate tries each."""
-    tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
+    tasks = project.suite.split(Split.heldout)
+    trials = project.config.gate.trials
     project.progress.start("control arm: held-out tasks", len(tasks) * trials)
     attempts = await stage.gather(tasks, policy, purpose=Purpose.evaluate, version=CONTROL, group_size=trials)
     project.store.put_report(eval_report(project, CONTROL, tasks, attempts, stage.n_lost))

@@ -29,8 +29,10 @@ class FixedTrainer:
 
     def __init__(self, project: Project, policy: Policy, identity: str) -> None:
         """identity: hash of everything that decides how `policy` and the project's agent act."""
-        self.project, self._policy, self.identity = project, policy, identity
-        self._told = ""
+        self.project = project
+        self._policy = policy
+        self.identity = identity
+        self._last_tally = ""
 
     def policy(self, version: PolicyVersion) -> Policy:
         """The policy as it is now. Raises ConfigError when `version` was another one."""
@@ -74,7 +76,7 @@ class FixedTrainer:
         key = StageKey(StageKind.run, number, self.project.suite.hash)
         name = key.name
         tasks = self.project.suite.split(Split.train)
-        if not tasks or name == self._told:
+        if not tasks or name == self._last_tally:
             return
         # Before the version is registered, a finished stage may be that of a program which was edited since.
         if name not in self.project.store.stages() or self.project.registry.get(number) is None:
@@ -83,7 +85,7 @@ class FixedTrainer:
             identity = Identity(self.identity, {})
             await stage.gather(tasks, self._policy, purpose=Purpose.run, version=number, identity=identity)
             stage.finish()
-        self._told = name
+        self._last_tally = name
         for line in self._tally(self.project.store.stage_traces(name)):
             self.project.progress.say(line)
 

@@ -35,8 +35,8 @@ def trainable(evals: Path, suite: Suite, say: Callable[[str], None]) -> Suite:
     if len(mined) == len(train):
         raise ConfigError(f"all train tasks of suite {suite.name!r} are held out: {cases}; add tasks to train on")
     say(f"{counted(len(mined), 'train task')} of suite {suite.name!r} left out of training: {cases}")
-    kept = [task for task in suite.tasks if task.split is not Split.train or task.id not in mined]
-    return suite.model_copy(update={"tasks": tuple(kept)})
+    tasks = [task for task in suite.tasks if task.split is not Split.train or task.id not in mined]
+    return suite.model_copy(update={"tasks": tuple(tasks)})
 
 
 def _refuse(suite: Suite, other: Suite, leaked: list[str]) -> None:

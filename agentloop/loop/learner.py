@@ -42,7 +42,9 @@ class TinyTrainer:
     def __init__(self, project: Project, demonstrator: ScriptedPolicy, acting: str) -> None:
         """acting: identity of the project's [policy] and [agent] as they are now."""
         torch.set_num_threads(project.config.train.n_threads)
-        self.project, self.demonstrator, self.acting = project, demonstrator, acting
+        self.project = project
+        self.demonstrator = demonstrator
+        self.acting = acting
 
     def policy(self, version: PolicyVersion) -> TinyPolicy:
         """Its weights, loaded. Raises ConfigError when `version` acted under other settings or another agent."""
@@ -57,10 +59,10 @@ class TinyTrainer:
 
     async def first(self) -> PolicyVersion:
         """Warm-start from the demonstrator."""
-        shown = await demonstrate(self.project, self.demonstrator)
-        policy, stage = await warm_start(self.project, shown)
-        right = sum(reward >= 1.0 for *_, reward in shown) / len(shown)
-        note = f"warm start on {len(shown):,} demonstrations, {right:.0%} of them right"
+        demonstrations = await demonstrate(self.project, self.demonstrator)
+        policy, stage = await warm_start(self.project, demonstrations)
+        right = sum(reward >= 1.0 for *_, reward in demonstrations) / len(demonstrations)
+        note = f"warm start on {len(demonstrations):,} demonstrations, {right:.0%} of them right"
         return self._publish(1, None, policy, None, {}, stage, note)
 
     async def next(self, newest: PolicyVersion) -> PolicyVersion | None:
@@ -80,7 +82,8 @@ class TinyTrainer:
         return await self._turn(newest)
 
     def _finished(self, newest: PolicyVersion) -> str | None:
-        train, n_turns = self.project.config.train, newest.number - 1
+        train = self.project.config.train
+        n_turns = newest.number - 1
         success = self.project.store.stages()[stage_of(newest.number).name].metrics["validation"]
         if n_turns and success >= train.stop_at:
             return f"finished: v{newest.number} solves {success:.0%} of the validation tasks"
@@ -97,7 +100,8 @@ class TinyTrainer:
     async def _as_it_acts_now(self, parent: PolicyVersion) -> PolicyVersion:
         """The weights of `parent` as a version of their own, under the settings and the agent as they are now."""
         number = parent.number + 1
-        folder, stage = self.project.version_folder(number), await begin(self.project, stage_of(number))
+        folder = self.project.version_folder(number)
+        stage = await begin(self.project, stage_of(number))
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
             sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
         policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
@@ -106,7 +110,8 @@ class TinyTrainer:
         return self._register(number, parent.number, sha256, stage, note)
 
     async def _turn(self, parent: PolicyVersion) -> PolicyVersion:
-        config, number = self.project.config.train, parent.number + 1
+        config = self.project.config.train
+        number = parent.number + 1
         stage = await begin(self.project, stage_of(number), anew=True)
         policy = self.policy(parent)
         trainer = Grpo(policy.model, policy.chat.pad, GrpoSettings(learning_rate=config.learning_rate))
@@ -131,7 +136,8 @@ class TinyTrainer:
         curriculum: Curriculum,
     ) -> dict[str, float]:
         """Draw tasks, roll out groups, train on what they say; figures worth showing."""
-        config, rng = self.project.config.train, self.project.rng(stage.name, step)
+        config = self.project.config.train
+        rng = self.project.rng(stage.name, step)
         attempts = await stage.gather(
             curriculum.draw(config.n_tasks, rng),
             policy,

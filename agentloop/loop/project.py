@@ -55,9 +55,14 @@ class Project:
         meter: Meter | None = None,
     ) -> None:
         """sandbox: name of the backend that `pool` has its sandboxes from."""
-        self.meter, self.sandbox = meter, sandbox
-        self.folder, self.config, self.suite, self.store = folder, config, suite, store
-        self.pool, self.progress = pool, progress
+        self.meter = meter
+        self.sandbox = sandbox
+        self.folder = folder
+        self.config = config
+        self.suite = suite
+        self.store = store
+        self.pool = pool
+        self.progress = progress
         self.registry = Registry(store)
         plays = suite.tasks[0].environment is not None
         self.agent: Agent = GymLoop() if plays else choose_agent(config.agent, folder)

@@ -59,8 +59,11 @@ class Summary:
 
     def __init__(self, project: StoredProject | Project, *, command: str) -> None:
         """command: the command line that repeats the run. Raises ConfigError where no version has a result yet."""
-        self.folder, self.config = project.folder, project.config
-        self.suite, self.store, self.command = project.suite, project.store, command
+        self.folder = project.folder
+        self.config = project.config
+        self.suite = project.suite
+        self.store = project.store
+        self.command = command
         self.turns = Turns(project.store)
         self.versions = Versions(project.store, self.suite.hash)
         self.runs = {v.number: HeldOutRun(project.store, v.number, self.suite.hash) for v in self.versions.all}
@@ -93,7 +96,8 @@ class Summary:
     def json(self) -> dict[str, Any]:
         """The one document of `--json`."""
         reports = self.versions.reports
-        before, after = reports[self.versions.first.number], reports[self.versions.live.number]
+        before = reports[self.versions.first.number]
+        after = reports[self.versions.live.number]
         decision = self.decision
         return {
             "seed": self.config.project.seed,
@@ -133,7 +137,8 @@ class Summary:
         return path
 
     def _report(self) -> ReportData:
-        first, live = self._first, self._live
+        first = self._first
+        live = self._live
         reports = self.versions.reports
         instructions = {task.id: task.instruction for task in self.suite.tasks}
         return ReportData(

@@ -15,8 +15,10 @@ from agentloop.registry.parts import agent_parts, policy_parts
 from agentloop.registry.policies import fixed_policy, interrupts_wait, script
 
 GROUP = "trainers"
-WEIGHTS, FIXED = "grpo", "fixed"
-"""Trainers of `[policy] kind = "tiny"`, and of any other policy."""
+WEIGHTS = "grpo"
+"""Trainer of `[policy] kind = "tiny"`."""
+FIXED = "fixed"
+"""Trainer of any other policy."""
 
 
 def make_trainer(project: Project) -> Trainer:
@@ -35,7 +37,8 @@ def grpo(project: Project) -> Trainer:
             from agentloop.loop.learner import TinyTrainer
     except ImportError as error:
         raise ConfigError(f"policy 'tiny' needs {error.name}; {extra('train')}") from None
-    tasks, settings = project.suite.tasks, project.config
+    tasks = project.suite.tasks
+    settings = project.config
     demonstrator = script(tasks, project.folder, settings.warm_start.demonstrator, project.suite.name)
     parts = policy_parts(settings.policy, project.folder)
     parts |= agent_parts(settings.agent, project.folder, tasks)
@@ -44,7 +47,8 @@ def grpo(project: Project) -> Trainer:
 
 def fixed(project: Project) -> Trainer:
     """A version whenever `[policy]` or `[agent]` changes; nothing is trained."""
-    tasks, settings = project.suite.tasks, project.config
+    tasks = project.suite.tasks
+    settings = project.config
     policy, parts = fixed_policy(settings.policy, project.folder, tasks, project.suite.name, settings.prices)
     acting = identity({**parts, **agent_parts(settings.agent, project.folder, tasks)})
     return FixedTrainer(project, policy, acting.hash)

@@ -50,7 +50,8 @@ async def run_loop(project: Project, trainer: Trainer) -> None:
 
 def _warn_of_few_tasks(project: Project) -> None:
     """Say before the run that no version of this suite can be promoted, where that is so."""
-    n_tasks, n_min = len(project.suite.split(Split.heldout)), project.config.gate.n_min
+    n_tasks = len(project.suite.split(Split.heldout))
+    n_min = project.config.gate.n_min
     if n_tasks < n_min:
         project.progress.say(
             f"suite {project.suite.name!r} has {counted(n_tasks, 'held-out task')}, and the gate promotes nothing on "
@@ -96,10 +97,11 @@ async def evaluate(project: Project, trainer: Trainer, version: PolicyVersion) -
     Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
     broken machine lost must not count against a version for good.
     """
-    known = project.store.report(project.suite.hash, version.number)
-    if known:
-        return known
-    tasks, trials = project.suite.split(Split.heldout), project.config.gate.trials
+    report_before = project.store.report(project.suite.hash, version.number)
+    if report_before:
+        return report_before
+    tasks = project.suite.split(Split.heldout)
+    trials = project.config.gate.trials
     _refuse_trained(project, tasks)
     stage = await begin(project, gate_stage(project, version.number))
     project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
@@ -126,7 +128,8 @@ async def evaluate(project: Project, trainer: Trainer, version: PolicyVersion) -
 def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:
     """What cost the gate its decision, the larger cause first: a verifier to mend, or a machine."""
     n_unscored = sum(v.state in (RewardState.unscored, RewardState.disputed) for v in verdicts)
-    n_infra, number = sum(n > 0 for lost in report.n_lost.values() for n in lost), report.policy_version
+    n_infra = sum(n > 0 for lost in report.n_lost.values() for n in lost)
+    number = report.policy_version
     mend = "too many to decide on; mend that, then run the same command again: only they are done again"
     broken = f"{n_infra} of {len(verdicts)} held-out episodes of v{number} lost an attempt to the infrastructure"
     why = unscored(verdicts)
@@ -156,9 +159,11 @@ def eval_report(
 ) -> EvalReport:
     """Scored rewards by task. n_lost: episode id -> its attempts that infrastructure lost."""
     rewards: defaultdict[str, list[float]] = defaultdict(list)
-    lost, unscored_lost = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
+    lost = defaultdict[str, list[int]](list)
+    unscored_lost = defaultdict[str, list[int]](list)
     for attempt in attempts:
-        task_id, verdict = attempt.task.id, attempt.verdict
+        task_id = attempt.task.id
+        verdict = attempt.verdict
         n = n_lost.get(attempt.episode.id, 0)
         if verdict.state is RewardState.scored and verdict.reward is not None:
             rewards[task_id].append(verdict.reward)

@@ -65,22 +65,22 @@ async def demonstrate(project: Project, demonstrator: ScriptedPolicy) -> list[De
     ]
 
 
-async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[TinyPolicy, Stage]:
-    """A policy that does what `shown` shows, about as well, and the stage that made it.
+async def warm_start(project: Project, demonstrations: Sequence[Demonstration]) -> tuple[TinyPolicy, Stage]:
+    """A policy that does what `demonstrations` show, about as well, and the stage that made it.
 
     A warm start that was interrupted continues from its last checkpoint and ends in the same weights.
     Raises TrainingError when copying has not emerged within the configured steps.
     """
-    policy = untrained(project, shown)
-    samples = [demonstration(task, trace, policy.chat) for task, trace, _ in shown]
+    policy = untrained(project, demonstrations)
+    samples = [demonstration(task, trace, policy.chat) for task, trace, _ in demonstrations]
     trainer = Sft(policy.model, policy.chat.pad)
-    checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in shown]))
+    checkpoint = Checkpoint(project, trainer, content_hash([trace.id for _, trace, _ in demonstrations]))
     stage = await begin(project, WARM_START, anew=not checkpoint.resumes)
     checkpoint.restore(stage)
     project.store.supersede_stage(stage.name, first=stage.n_episodes)  # what came after the checkpoint is done again
     stage.episodes |= {row.episode_id for row in project.store.stage_traces(stage.name) if row.episode_id}
     drawn = islice(batches(samples, project.rng("warm-start")), checkpoint.n_steps, None)
-    emerged = EMERGED * fmean(reward for *_, reward in shown)
+    emerged = EMERGED * fmean(reward for *_, reward in demonstrations)
     if checkpoint.n_settled is None:
         await _until_emerged(project, stage, policy, checkpoint, drawn, emerged)
         checkpoint.n_settled = 0
@@ -92,9 +92,9 @@ async def warm_start(project: Project, shown: Sequence[Demonstration]) -> tuple[
     return policy, stage
 
 
-def untrained(project: Project, shown: Sequence[Demonstration]) -> TinyPolicy:
-    """A new model, with the tokenizer that `shown` needs; the seed decides its weights."""
-    tokenizer = train_tokenizer(texts(trace for _, trace, _ in shown))
+def untrained(project: Project, demonstrations: Sequence[Demonstration]) -> TinyPolicy:
+    """A new model, with the tokenizer that `demonstrations` need; the seed decides its weights."""
+    tokenizer = train_tokenizer(texts(trace for _, trace, _ in demonstrations))
     model = new_model(tokenizer.get_vocab_size(), seed=project.config.project.seed)
     return TinyPolicy.of(model, tokenizer, temperature=project.config.policy.temperature)
 

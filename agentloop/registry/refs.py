@@ -125,7 +125,8 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
     config = load_config(project)
     store = place.open(create=False, secrets=known_secrets(project))
     try:
-        registry, trained = Registry(store), store.task_ids(Purpose.train, Purpose.demonstrate)
+        registry = Registry(store)
+        trained = store.task_ids(Purpose.train, Purpose.demonstrate)
         version = registry.live() if ref == LIVE else registry.get(int(ref[1:]))
     finally:
         store.close()

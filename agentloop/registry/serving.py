@@ -21,9 +21,11 @@ from agentloop.registry.versions import Registry
 from agentloop.store.place import open_store
 from agentloop.types import PolicyVersion
 
-MODEL, ADAPTER = "config.json", "adapter_config.json"
+MODEL = "config.json"
+ADAPTER = "adapter_config.json"
 """The file by which a folder is known to have a model, or an adapter of one."""
-WEIGHTS, LOG = "weights", "vllm.log"
+WEIGHTS = "weights"
+LOG = "vllm.log"
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def watch(url: str, say: Callable[[str], None]) -> None:
     at = url.rstrip("/").removesuffix("/v1")
     if not at.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} must begin with http:// or https://")
-    server, was = VLLMServer((), at, log=Path(LOG)), None
+    server = VLLMServer((), at, log=Path(LOG))
+    was = None
     while True:
         is_up = server.is_healthy()
         if is_up is not was:

@@ -86,7 +86,8 @@ class Registry:
 
     def apply(self, decision: Decision) -> None:
         """Carry out a decision on a candidate: promote it in the champion's place, or hold it."""
-        candidate, champion = self.get(decision.candidate), self.live()
+        candidate = self.get(decision.candidate)
+        champion = self.live()
         if candidate is None:
             raise StateError(f"there is no policy v{decision.candidate} to decide on")
         if decision.action is Action.promote:

@@ -8,7 +8,9 @@ from agentloop.costs.totals import Price, free
 from agentloop.identity import Identity
 from agentloop.protocols import Agent, Policy
 
-ORACLE, NOBODY, RANDOM = "oracle", "nop", "random"
+ORACLE = "oracle"
+NOBODY = "nop"
+RANDOM = "random"
 """The actors that every audit tries: each task's own solution, one that does nothing, and random commands."""
 
 SOLUTION = "solution"

@@ -114,7 +114,8 @@ async def roll_out(
 
     policy: in place of the actor's. folder: new, for the files that verifiers ask for; None takes none out.
     """
-    agent, pool, recorded = crew.actor.agent, crew.pool, list[Step | SubTrace]()
+    agent = crew.actor.agent
+    recorded = list[Step | SubTrace]()
     started_at, started = datetime.now(UTC), time.perf_counter()
     stop, answer = StopReason.error, None
     problem: str | None = None
@@ -122,13 +123,15 @@ async def roll_out(
     artifacts: Artifacts | None = None
     grades: dict[str, Graded] = {}
     tests = sandbox_tests(task)
-    phase, leased = AttemptPhase.sandbox, math.inf
+    phase = AttemptPhase.sandbox
+    leased = math.inf
     try:
         async with _leased(task, episode, crew) as sandbox:
             leased = time.perf_counter()
             await prepare(task, episode, crew.actor, sandbox, tests, crew.canaries)
             phase = AttemptPhase.agent
-            place, acting = seen_by(crew.actor, task, sandbox), policy or crew.actor.policy
+            place = seen_by(crew.actor, task, sandbox)
+            acting = policy or crew.actor.policy
             stop, answer = await agent.run(task, acting, place, seed=episode.seed, record=recorded.append)
             stop, answer = handed_in(task, stop, answer, recorded)
             crew.on_judge()
@@ -138,7 +141,7 @@ async def roll_out(
             if crew.on_end is not None:
                 await crew.on_end(task, episode, sandbox)
             for name, verifier in tests.items():
-                grades[name] = await verifier.test(task, sandbox, pool.backend)
+                grades[name] = await verifier.test(task, sandbox, crew.pool.backend)
     # The episode recorder: whatever an agent, a policy or a sandbox raises becomes part of the trace.
     except (Exception, SystemExit) as error:
         overdue = is_overdue(task.sandbox, time.perf_counter() - leased)
@@ -150,7 +153,7 @@ async def roll_out(
         task_id=task.id,
         policy_version=episode.policy_version,
         identity=crew.actor.identity.hash or None,
-        isolation=pool.isolation if task.environment is None and not is_on_host(agent) else NO_ISOLATION,
+        isolation=crew.pool.isolation if task.environment is None and not is_on_host(agent) else NO_ISOLATION,
         messages=agent.first_messages(task),
         steps=tuple(one for one in recorded if isinstance(one, Step)),
         children=tuple(one for one in recorded if isinstance(one, SubTrace)),

@@ -22,7 +22,8 @@ from agentloop.sandbox.pool import SandboxPool
 from agentloop.types import Completion, Episode, Message, Purpose, Step, Task, Trace
 
 WORK = "/work"
-MAX_BYTES, MAX_FILES = 1 << 20, 500
+MAX_BYTES = 1 << 20
+MAX_FILES = 500
 """Of a snapshot: it is read by people and kept in git."""
 LEFT_OVER = "find /tmp -mindepth 1 ! -type d 2>/dev/null | head -n 1"
 
@@ -36,8 +37,8 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
 
     Raises NoFork.
     """
-    taken = trace.steps[:k]
-    why = _why_not(task, taken, k)
+    steps = trace.steps[:k]
+    why = _why_not(task, steps, k)
     if why:
         raise NoFork(why)
     seen: list[str] = []
@@ -51,12 +52,12 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     pool = SandboxPool(backend, min_idle=0)  # of its own: what others left in a box that is shared is not this run's
     planned = plan([task], run=trace.id, stage=f"fork@{k}", purpose=Purpose.run, policy_version=actor.version)
     try:
-        again = await roll_out(task, planned[0][1], Crew(actor, pool, on_end=look), policy=_repeats(taken))
+        again = await roll_out(task, planned[0][1], Crew(actor, pool, on_end=look), policy=_repeats(steps))
     finally:
         await pool.close()
     if again.trace.error:
         raise NoFork(f"its first {k} steps cannot be done again: {again.trace.error}")
-    for before, now in zip(taken, again.trace.steps, strict=False):
+    for before, now in zip(steps, again.trace.steps, strict=False):
         if _gave(before) != _gave(now):
             raise NoFork(f"step {before.index} gives something else when it is done again, so its state is lost")
     if seen[0]:
@@ -67,23 +68,23 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     if len(seen) > 1:
         _drop_empty(snapshot)
         spec = spec.model_copy(update={"files": snapshot})
-    return task.model_copy(update={"prefix": tuple(_told(step) for step in taken), "sandbox": spec})
+    return task.model_copy(update={"prefix": tuple(_told(step) for step in steps), "sandbox": spec})
 
 
-def _why_not(task: Task, taken: Sequence[Step], k: int) -> str:
-    if not 1 <= k < task.limits.max_steps or len(taken) < k:
+def _why_not(task: Task, steps: Sequence[Step], k: int) -> str:
+    if not 1 <= k < task.limits.max_steps or len(steps) < k:
         return f"step {k} is not after the first turn and before the last that the task allows"
     if task.sandbox.root or task.sandbox.workdir not in (None, WORK) or task.environment is not None:
         return "what it changed is not in a working folder that can be taken along"
-    if any(step.compacted or step.context or step.index != n for n, step in enumerate(taken)):
+    if any(step.compacted or step.context or step.index != n for n, step in enumerate(steps)):
         return "its conversation was shortened before that step"
     return ""
 
 
-def _repeats(taken: Sequence[Step]) -> ScriptedPolicy:
+def _repeats(steps: Sequence[Step]) -> ScriptedPolicy:
     def script(messages: Sequence[Message], rng: object) -> Message:
         n = sum(message.role == "assistant" for message in messages)
-        return taken[n].completion.message if n < len(taken) else Message(role="assistant", content="")
+        return steps[n].completion.message if n < len(steps) else Message(role="assistant", content="")
 
     return ScriptedPolicy(script, name="what was recorded")
 
@@ -94,12 +95,12 @@ def _gave(step: Step) -> list[tuple[str, str, bool]]:
 
 def _told(step: Step) -> Step:
     """As the next one to be asked is told of it, and no more: no tokens, no times."""
-    said = step.completion
+    completion = step.completion
     return Step(
         index=step.index,
         heard=step.heard,
         completion=Completion(
-            message=said.message.model_copy(update={"token_ids": ()}), finish_reason=said.finish_reason
+            message=completion.message.model_copy(update={"token_ids": ()}), finish_reason=completion.finish_reason
         ),
         results=tuple(result.model_copy(update={"duration_s": 0.0}) for result in step.results),
         copied=True,

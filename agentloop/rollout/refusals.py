@@ -28,12 +28,14 @@ def refuse_broken(attempts: Sequence[Attempt]) -> None:
     most = MAX_INFRA_SHARE * len(attempts)
     again = "mend that, then run the same command again"
     if len(broken) > most:
-        fault, problem = fault_in(broken[0].trace), broken[0].trace.error or "no reason was recorded"
+        fault = fault_in(broken[0].trace)
+        problem = broken[0].trace.error or "no reason was recorded"
         unreachable = fault is not None and fault.type is FailureType.infra_model_api_error
         kind = PolicyError if unreachable else SandboxError
         raise kind(f"{len(broken)} of {len(attempts)} episodes failed outside the agent: {problem}; {again}")
     if len(mistaken) > most:
-        first, many = mistaken[0].trace, f"{len(mistaken)} of {len(attempts)} episodes"
+        first = mistaken[0].trace
+        many = f"{len(mistaken)} of {len(attempts)} episodes"
         problem = (first.error or "").partition(": ")[2]
         if is_refused(first):
             raise ConfigError(f"the model's endpoint refused the first request of {many}: {problem}; {CORRECT}")

@@ -127,7 +127,8 @@ def _resolve(connection: Connection, project: str, refused: Sequence[_Ready]) ->
     by_id = {row.id: row for row in rows}
     current = {row.episode_id: row for row in rows if row.stage is not None}
     for one in refused:
-        before, place = by_id.get(one.id), current.get(one.row["episode_id"])
+        before = by_id.get(one.id)
+        place = current.get(one.row["episode_id"])
         _refuse_other(one, before, place)
         again = by_id.get(_id_of_again(one))
         if before is not None and _trace(before.body) == _trace(one.row["body"]):
@@ -185,7 +186,9 @@ def _trace(body: bytes) -> bytes:
 
 def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[bytes], bytes]) -> _Ready:
     """name: remembers a body, and names it."""
-    task, episode, trace = placed.attempt.task, placed.attempt.episode, placed.attempt.trace
+    task = placed.attempt.task
+    episode = placed.attempt.episode
+    trace = placed.attempt.trace
     verdict = placed.attempt.verdict
     raw = trace.model_dump_json().encode()
     clean_trace = redactor.json(raw)
@@ -221,11 +224,15 @@ def _prepare(redactor: Redactor, project: str, placed: Placed, name: Callable[[b
 def _put_verdicts(connection: Connection, keys: Mapping[str, int], ready: Sequence[_Ready]) -> None:
     """Scores, labels and the first verdict of the history; nobody can have said anything of these attempts yet."""
     now = stored_time(connection, datetime.now(UTC))
-    scores, labels, history = {}, {}, []
+    scores = {}
+    labels = {}
+    history = []
     for one in ready:
-        key, verdict = keys[one.id], one.verdict
+        key = keys[one.id]
+        verdict = one.verdict
         for score in verdict.scores:
-            source, error = storable(score.source or JUDGE), score.error and storable(score.error)
+            source = storable(score.source or JUDGE)
+            error = score.error and storable(score.error)
             row = (key, storable(score.verifier), source, storable(score.version), score.value, error, now)
             scores[row[:3]] = row
         for failure in verdict.failures:

@@ -14,7 +14,8 @@ import zstandard
 from agentloop.types import Trace, Verdict
 
 _SEPARATOR = b"\n"
-_PLAIN, _ZSTD = b"\x00", b"\x01"
+_PLAIN = b"\x00"
+_ZSTD = b"\x01"
 SMALL = 256
 """Bytes below which compression saves less than its own time is worth."""
 _HEAD_NAMES = (

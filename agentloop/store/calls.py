@@ -59,7 +59,8 @@ def calls_of(spans: Sequence[T], above: Mapping[str, str]) -> list[list[T]]:
 
 def is_told_twice(connection: Connection, trace_key: int, new: Sequence[Span], *, others: bool) -> bool:
     """Whether of the `new` spans of calls any tells of the same call as another one, or as a stored one (others)."""
-    ids, parents = {span.span_id for span in new}, {span.parent_id for span in new if span.parent_id}
+    ids = {span.span_id for span in new}
+    parents = {span.parent_id for span in new if span.parent_id}
     responses = [span.response_id for span in new if span.response_id]
     if ids & parents or len({*responses}) < len(responses):
         return True

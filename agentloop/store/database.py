@@ -31,7 +31,8 @@ from agentloop.store.statements import run
 
 FOLDER = "traces"
 """The name of the folder of a project's store."""
-PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,8 @@ class Database:
         if isinstance(where, str) and "://" in where:
             self.path, self.engine = engine_at(where, timeouts)
         else:
-            self.path, self.engine = Path(where), sqlite_engine(Path(where), timeouts)
+            self.path = Path(where)
+            self.engine = sqlite_engine(Path(where), timeouts)
         self.is_sqlite = self.engine.dialect.name == "sqlite"
         self.name = str(self.path) if self.path else without_password(self.engine.url)
         self._writing = self.engine.execution_options(agentloop_write=WRITES)

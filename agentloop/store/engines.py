@@ -13,9 +13,11 @@ from sqlalchemy.exc import ArgumentError, DisconnectionError
 from agentloop.errors import ConfigError, extra
 from agentloop.store.statements import run
 
-MIGRATION_LOCK, BODY_LOCK = 0x616C0002, 0x616C0003
+MIGRATION_LOCK = 0x616C0002
+BODY_LOCK = 0x616C0003
 """Numbers of PostgreSQL's advisory locks, which end with their transactions."""
-WRITES, REMOVES = "writes", "removes"
+WRITES = "writes"
+REMOVES = "removes"
 """Kinds of transactions that change something."""
 
 

@@ -119,8 +119,11 @@ class EvidenceLog:
     """What one gate or bank has seen so far."""
 
     def __init__(self, database: Database, row: EvidenceRow) -> None:
-        self.id, self.about, self.verdict = row.id, row.about, row.verdict
-        self._database, self._project = database, row.project
+        self.id = row.id
+        self.about = row.about
+        self.verdict = row.verdict
+        self._database = database
+        self._project = row.project
         self._mine = {"project": row.project, "evidence": row.id}
 
     def outcomes(self) -> list[StoredOutcome]:

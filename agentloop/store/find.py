@@ -88,10 +88,10 @@ def _ambiguous(prefix: str, rows: Any) -> str:
     if rows[0]["id"] == rows[1]["id"]:
         where = " and ".join(row["project"] for row in rows)
         return f"trace {rows[0]['id']} is there in more than one project: {where} are two; name one with --tenant"
-    found = " and ".join(row["id"] for row in rows)
+    ids = " and ".join(row["id"] for row in rows)
     if rows[0]["episode_id"] == prefix:
-        return f"more than one trace of episode {prefix!r}; name one by its id: {found} are two of them"
-    return f"more than one trace with an id that begins with {prefix!r}; give more of it: {found} are two of them"
+        return f"more than one trace of episode {prefix!r}; name one by its id: {ids} are two of them"
+    return f"more than one trace with an id that begins with {prefix!r}; give more of it: {ids} are two of them"
 
 
 def _where(database: Database, query: Any, project: str | None, filter: str) -> Any:

@@ -28,7 +28,8 @@ PART = 200_000
 """Characters of one row in PostgreSQL, where a tsvector may have a megabyte."""
 
 _ASCII = bytes(ord(chr(c).lower()) if chr(c).isascii() and chr(c).isalnum() else ord(" ") for c in range(256))
-_ACCENTS, _BETWEEN_WORDS = re.compile("[\u0300-\u036f]"), re.compile(r"[\W_]+")
+_ACCENTS = re.compile("[\u0300-\u036f]")
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 CREATE_SQLITE = (
     "CREATE VIRTUAL TABLE body_text USING fts5(words, content='', tokenize='unicode61')",

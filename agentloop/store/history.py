@@ -113,8 +113,8 @@ class History:
             refuse_over_person(connection, key, trace_id)
             put_reward(connection, key, state, reward)
             before = last_verdict(connection, key)
-            known = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
-            verdict = known.model_copy(update={"state": state, "reward": reward})
+            base = before.verdict if before else Verdict(trace_id=trace_id, state=state, reward=reward)
+            verdict = base.model_copy(update={"state": state, "reward": reward})
             append(connection, self._shared, New(key, verdict, None, by))
 
     def put_verdicts(self, new: Sequence[New], *, within: Connection | None = None) -> None:
@@ -131,7 +131,8 @@ class History:
         """A person's word, with the verdict that follows from it. Raises NoSuchTrace."""
         with self._database.write() as connection:
             key = trace_key(connection, project, trace_id)
-            by, why = self._shared.redactor.text(by), self._shared.redactor.text(why)
+            by = self._shared.redactor.text(by)
+            why = self._shared.redactor.text(why)
             new = [New(key, verdict, None, by, why)]
             replace_verdicts(connection, self._shared, new)
             rewrite(connection, self._shared, new)
@@ -144,7 +145,8 @@ class History:
         Raises NoSuchTrace.
         """
         redactor = self._shared.redactor
-        by, why = redactor.text(by), redactor.text(why)
+        by = redactor.text(by)
+        why = redactor.text(why)
         failure = clean(redactor, failure.model_copy(update={"detector": PERSON + by}))
         with self._database.write() as connection:
             key = trace_key(connection, project, trace_id)
@@ -192,9 +194,9 @@ class History:
             rows = list(connection.execute(query))
             keys = [row.key for row in rows]
             last = dict(last_rows(connection, keys))
-            given = _given(connection, keys)
+            scores = _given(connection, keys)
         return [
-            JudgedTrace(row, *_judged_by(last.get(row.key)), given.get(row.key, {}), last.get(row.key)) for row in rows
+            JudgedTrace(row, *_judged_by(last.get(row.key)), scores.get(row.key, {}), last.get(row.key)) for row in rows
         ]
 
     def group(self, row: Any) -> list[Any]:
@@ -214,15 +216,18 @@ class History:
             col(ScoreRow.trace_key) == col(TraceRow.key), col(ScoreRow.error).startswith("waiting: a person")
         )
         labelled = exists().where(col(ScoreRow.trace_key) == col(TraceRow.key), col(ScoreRow.verifier) == HUMAN)
-        state, newest = col(TraceRow.reward_state), col(TraceRow.key).desc()
-        asked = {
+        state = col(TraceRow.reward_state)
+        newest = col(TraceRow.key).desc()
+        queries = {
             "disputed": mine.where(state == "disputed").order_by(newest),
             "waiting": mine.where(state == "unscored", waits).order_by(newest),
             "sampled": mine.where(state == "scored", ~labelled).order_by(col(TraceRow.id)).limit(sample),
         }
         with self._database.read() as connection:
-            found = {why: connection.execute(query).mappings().all() for why, query in asked.items()}
-        return [(TraceSummary.model_construct(**dict(row)), why) for why, rows in found.items() for row in rows]
+            rows_by_reason = {why: connection.execute(query).mappings().all() for why, query in queries.items()}
+        return [
+            (TraceSummary.model_construct(**dict(row)), why) for why, rows in rows_by_reason.items() for row in rows
+        ]
 
     def gold(self, filter: str, *, project: str) -> Iterator[tuple[str, str, str, float, float]]:
         """(trace, verifier, its version, its number, a person's) wherever there are both; the last person counts."""
@@ -250,13 +255,13 @@ class History:
 
 
 def _given(connection: Connection, keys: Sequence[int]) -> dict[int, dict[str, Score]]:
-    found: dict[int, dict[str, Score]] = {}
+    scores: dict[int, dict[str, Score]] = {}
     for part in chunks(keys):
         query = select(*columns(ScoreRow)).where(col(ScoreRow.trace_key).in_(part), col(ScoreRow.source) != JUDGE)
         for row in connection.execute(query.order_by(col(ScoreRow.given_at))):
             score = Score(verifier=row.verifier, version=row.version, value=row.value, error=row.error)
-            found.setdefault(row.trace_key, {})[row.verifier] = score
-    return found
+            scores.setdefault(row.trace_key, {})[row.verifier] = score
+    return scores
 
 
 def _label(row: Any) -> Failure:

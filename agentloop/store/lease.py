@@ -22,8 +22,10 @@ from sqlmodel import Field, SQLModel
 from agentloop.errors import StoreError
 from agentloop.store.database import Database
 
-LEASE_S, RENEWAL_S = 30, 10
-"""Seconds for which a lease holds, and after which it is renewed."""
+LEASE_S = 30
+"""Seconds for which a lease holds."""
+RENEWAL_S = 10
+"""Seconds after which a lease is renewed."""
 _log = logging.getLogger(__name__)
 _TAKE = text(
     "INSERT INTO lease (project, owner, ends_at) VALUES (:project, :owner, now() + make_interval(secs => :seconds)) "

@@ -37,7 +37,9 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.store import fulltext
 from agentloop.store.tables import FacetRow, LabelRow, ScoreRow, SpanRow, TraceBodyRow, TraceRow
 
-MAX_CHARACTERS, MAX_TERMS, MAX_VALUES = 4000, 50, 200
+MAX_CHARACTERS = 4000
+MAX_TERMS = 50
+MAX_VALUES = 200
 """Of a filter. Each of its values is a level of an expression, of which SQLite reads 1,000."""
 
 Condition = ColumnElement[bool]
@@ -94,7 +96,8 @@ def parse(text: str) -> list[Term]:
         raise ConfigError(f"filter: {len(text)} characters, at most {MAX_CHARACTERS} are allowed")
     if "\0" in text or (not text.isascii() and text != text.encode(errors="replace").decode()):
         raise ConfigError("filter: has a character that is none (NUL or half of a surrogate pair)")
-    terms, at = [], 0
+    terms = []
+    at = 0
     while at < len(text):
         if text[at].isspace():
             at += 1
@@ -174,7 +177,9 @@ def _error(term: Term) -> Condition:
 
 
 def _started(term: Term, now: datetime) -> Condition:
-    column, op, begin = col(TraceRow.started_at), _TIMES[term.key] or term.op, _time(term, now)
+    column = col(TraceRow.started_at)
+    op = _TIMES[term.key] or term.op
+    begin = _time(term, now)
     if _DATE.fullmatch(term.value):  # the whole day
         last = begin.replace(hour=23, minute=59, second=59, microsecond=999_999)
         if op in (":", "="):

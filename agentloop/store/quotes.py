@@ -33,7 +33,8 @@ def _texts(value: object) -> Iterator[str]:
 def _longest(quote: str, texts: Sequence[str]) -> str:
     if any(quote in text for text in texts):
         return quote
-    matcher, best = SequenceMatcher(b=quote, autojunk=False), ""
+    matcher = SequenceMatcher(b=quote, autojunk=False)
+    best = ""
     for text in texts:
         matcher.set_seq1(text)
         match = matcher.find_longest_match()

@@ -21,7 +21,8 @@ from agentloop.store.redactors import outside_redactors
 
 MIN_KNOWN = 8
 """Characters of the shortest known secret that is looked for: a shorter one would be found in ordinary text."""
-RANDOM, MAX_RANDOM = 32, 200
+RANDOM = 32
+MAX_RANDOM = 200
 """Characters of the longest word that is judged by its randomness: a longer one is data, such as an image."""
 
 _IN_WORD = bytes(97 if chr(c).isascii() and (chr(c).isalnum() or chr(c) in "+/_=-") else 32 for c in range(256))
@@ -62,12 +63,11 @@ class Redactor:
         """secrets: values that are known, such as those of the environment; shorter ones than MIN_KNOWN are left."""
         self._key = key
         self._outside = outside_redactors()
-        known = sorted({secret for secret in secrets if len(secret) >= MIN_KNOWN}, key=len, reverse=True)
-        self._known = tuple(known)
+        values = sorted({secret for secret in secrets if len(secret) >= MIN_KNOWN}, key=len, reverse=True)
         # Also as JSON writes them: within a string that is JSON itself, and in what is looked at before it is parsed.
         forms = {
             form
-            for secret in known
+            for secret in values
             for form in (secret, *(json.dumps(secret, ensure_ascii=a)[1:-1] for a in (False, True)))
         }
         self._forms = tuple(sorted(forms, key=len, reverse=True))

@@ -98,7 +98,8 @@ def _rows(verdict: Verdict) -> set[tuple[str, str, int, str]]:
 
 def append(connection: Connection, shared: SharedBodies, new: New) -> None:
     """A word on the whole, beside scores and labels that stay as they are."""
-    by, why = shared.redactor.text(new.by), shared.redactor.text(new.why)
+    by = shared.redactor.text(new.by)
+    why = shared.redactor.text(new.why)
     cleaned = new._replace(verdict=clean(shared.redactor, new.verdict), by=by, why=why)
     append_rows(connection, [cleaned], dict(last_rows(connection, [new.key])))
     rewrite(connection, shared, [cleaned])
@@ -149,11 +150,11 @@ def rewrite(connection: Connection, shared: SharedBodies, new: Sequence[New]) ->
         connection.exec_driver_sql(f"UPDATE trace SET {changed} WHERE key = {mark}", rows)  # noqa: S608
 
 
-def clean(redactor: Redactor, given: Given) -> Given:
+def clean(redactor: Redactor, record: Given) -> Given:
     """A verdict, score or failure without secrets."""
-    raw = given.model_dump_json().encode()
+    raw = record.model_dump_json().encode()
     redacted = redactor.json(raw)
-    return given if redacted is raw else given.model_validate_json(redacted)
+    return record if redacted is raw else record.model_validate_json(redacted)
 
 
 def _remove_labels(connection: Connection, last: dict[int, Any]) -> None:

@@ -41,7 +41,8 @@ class Batch:
     """`name` bodies before the transaction, `put` them within it, `done` after it."""
 
     def __init__(self, shared: SharedBodies, hasher: Hasher) -> None:
-        self._shared, self._hasher = shared, hasher
+        self._shared = shared
+        self._hasher = hasher
         self._remembered = shared.remembered
         self._new: dict[bytes, bytes] = {}
         self._ready: dict[bytes, tuple[bytes, str]] = {}

@@ -40,7 +40,8 @@ def read_spans(
         query = query.where(tuple_(*by_time) > tuple_(*_cursor(after)))
     with database.read() as connection:
         rows = connection.execute(query.order_by(*by_time).limit(limit + 1)).all()
-        more, rows = len(rows) > limit, rows[:limit]
+        more = len(rows) > limit
+        rows = rows[:limit]
         bodies = load_packed(connection, (row.bodies for row in rows))
     spans = [
         Span._make(

@@ -110,7 +110,8 @@ def put_spans(
     for span in spans:
         by_id = traces.setdefault(span.trace_id, {})
         if span.span_id not in by_id:
-            error, message = span.error, _message(span)
+            error = span.error
+            message = _message(span)
             by_id[span.span_id] = _Ready(
                 _clean(span, shared.redactor, texts),
                 [batch.name(body) for body in span.bodies],
@@ -125,8 +126,8 @@ def put_spans(
         before, new = _trace_rows(connection, project, sources)
         for trace_id, row in before.items():
             if row.key not in new:
-                for known in _known(connection, row.key, list(traces[trace_id])):
-                    del traces[trace_id][known]
+                for span_id in _known(connection, row.key, list(traces[trace_id])):
+                    del traces[trace_id][span_id]
         keys = batch.put(connection)
         _write(connection, [(before[trace_id], list(ready.values())) for trace_id, ready in traces.items()], keys)
         spend(connection, spent)
@@ -143,7 +144,8 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
     for row, ready in traces:
         if not ready:
             continue
-        trace_key, total = row.key, Sums(row)
+        trace_key = row.key
+        total = Sums(row)
         for span, names, searched, answer, called, _ in ready:
             body_keys = [keys[name] for name in names]
             rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
@@ -189,7 +191,8 @@ def _trace_rows(connection: Connection, project: str, sources: Mapping[str, str]
 
     sources: by id; what those that are new are said to have come as.
     """
-    now, trace_ids = datetime.now(UTC), sorted(sources)
+    now = datetime.now(UTC)
+    trace_ids = sorted(sources)
     empty = {"reward_state": "unscored", "stored_at": now, **_EMPTY}
     new = [{"project": project, "id": trace_id, "source": sources[trace_id], **empty} for trace_id in trace_ids]
     new_keys = set(connection.execute(_INSERT[connection.dialect.name], new).scalars())
@@ -222,7 +225,9 @@ def _clean(span: Span, redactor: Redactor, texts: Mapping[str, str]) -> Span:
     session, agent, model, tool, episode_id, task_id, response_id = (
         value and texts[value][:_LONGEST] for value in _searched(span)
     )
-    cost, version, reward = span.cost_usd, span.policy_version, span.reward
+    cost = span.cost_usd
+    version = span.policy_version
+    reward = span.reward
     return Span(
         trace_id=span.trace_id,
         span_id=span.span_id,

@@ -99,7 +99,8 @@ def insert_new(
 
 @lru_cache(256)
 def _insert(dialect: str, table: str, names: tuple[str, ...], n: int) -> str:
-    listed, width = ", ".join(f'"{name}"' for name in names), len(names)
+    listed = ", ".join(f'"{name}"' for name in names)
+    width = len(names)
     rows = ", ".join(f"({_marks(dialect, width, 1 + number * width)})" for number in range(n))
     return f"INSERT INTO {table} ({listed}) VALUES {rows}"  # noqa: S608
 

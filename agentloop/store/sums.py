@@ -33,9 +33,12 @@ class Sums:
         self.facets: set[tuple[str, str]] = set()
         self._n = self._n_chat = self._n_tool = self._n_errors = self._n_in = self._n_out = 0
         self._cost: float | None = row.cost_usd
-        self._start, self._end = 1 << 63, 0
-        self._name, self._error = row.name, row.error
-        self._agent, self._model = row.agent, row.model
+        self._start = 1 << 63
+        self._end = 0
+        self._name = row.name
+        self._error = row.error
+        self._agent = row.agent
+        self._model = row.model
         self._answer: str | None = row.answer
         self._links = {name: getattr(row, name) for name in _LINKS}
         self._reward: float | None = None
@@ -82,7 +85,8 @@ class Sums:
         if span.error is not None:
             self._n_errors += 1
         if span.parent_id is None:
-            self._name, self._error = span.name, span.error or self._error
+            self._name = span.name
+            self._error = span.error or self._error
         # Of agents in agents, the outermost ends last.
         if span.agent and (self._agent is None or (span.kind == "agent" and span.end_ns >= self._end)):
             self._agent = span.agent

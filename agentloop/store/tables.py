@@ -80,7 +80,8 @@ class TraceSummary(SQLModel):
     """When something was last added to it."""
 
 
-_OURS, _LINKED = text("stage IS NOT NULL"), text("episode_id IS NOT NULL")
+_OURS = text("stage IS NOT NULL")
+_LINKED = text("episode_id IS NOT NULL")
 """An episode of a loop has one trace; of others' traces several may say that they belong to one."""
 
 
@@ -107,7 +108,8 @@ class TraceRow(TraceSummary, table=True):
     """Of an imported trace: keys of the bodies that its head refers to."""
 
 
-_IS_CALL, _ANSWERED = text("kind = 'chat'"), text("response_id IS NOT NULL")
+_IS_CALL = text("kind = 'chat'")
+_ANSWERED = text("response_id IS NOT NULL")
 """Calls of models alone have a place in these indexes, by which spans are found that tell of one call (`calls.py`)."""
 
 

@@ -54,7 +54,7 @@ def trace_key(connection: Connection, project: str, trace_id: str) -> int:
     return key
 
 
-def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
+def put_scores(connection: Connection, scores_by_trace: Iterable[tuple[int, Iterable[Score]]], source: str) -> None:
     """Insert scores of traces, by key, or replace what the same source said of the same verifier.
 
     source: of those that name none.
@@ -70,14 +70,14 @@ def put_scores(connection: Connection, given: Iterable[tuple[int, Iterable[Score
             "error": score.error and storable(score.error),
             "given_at": now,
         }
-        for key, scores in given
+        for key, scores in scores_by_trace
         for score in scores
     ]
     _upsert(connection, ScoreRow, rows)
 
 
 def put_labels(
-    connection: Connection, given: Iterable[tuple[int, Iterable[Failure]]], *, keep: Collection[int] = ()
+    connection: Connection, failures_by_trace: Iterable[tuple[int, Iterable[Failure]]], *, keep: Collection[int] = ()
 ) -> None:
     """Insert failures of traces, by key, or replace what the same detector said of the same type and step.
 
@@ -86,10 +86,12 @@ def put_labels(
     label never takes the mark from a person's.
     """
     now = datetime.now(UTC)
-    rows, critical, keys = [], set(), set()
-    given = [(key, tuple(failures)) for key, failures in given]
-    persons = _decided_by_persons(connection, [key for key, failures in given if any(f.critical for f in failures)])
-    for key, failures in given:
+    rows = []
+    critical = set()
+    keys = set()
+    labels = [(key, tuple(failures)) for key, failures in failures_by_trace]
+    persons = _decided_by_persons(connection, [key for key, failures in labels if any(f.critical for f in failures)])
+    for key, failures in labels:
         for failure in failures:
             is_critical = failure.critical and key not in keep and key not in critical
             is_critical = is_critical and (key not in persons or failure.detector.startswith(PERSON))

@@ -31,7 +31,10 @@ class Judging:
 
         An attempt has ended when it is on disk.
         """
-        self._crew, self._commits, self._folder, self._on_end = crew, commits, folder, on_end
+        self._crew = crew
+        self._commits = commits
+        self._folder = folder
+        self._on_end = on_end
         self._stage = ask.stage
         self._positions = {episode.id: ask.first + n for n, (_, episode) in enumerate(ask.planned)}
         self._sizes = Counter(episode.group for _, episode in ask.planned)

@@ -53,9 +53,12 @@ class LocalWork:
         max_concurrent: attempts at once, for a policy that does not answer in batches. probes: make a few attempts
         before the others, until one of this process has ended by itself. pauses_s: of `retry.repeated`.
         """
-        self._pool, self._store = pool, store
-        self._guess, self._canaries = guess, canaries
-        self._max_concurrent, self._pauses_s = max_concurrent, pauses_s
+        self._pool = pool
+        self._store = store
+        self._guess = guess
+        self._canaries = canaries
+        self._max_concurrent = max_concurrent
+        self._pauses_s = pauses_s
         self._answers = not probes
         """Whether the policy is taken to answer."""
         self._checked: list[Agent] = []
@@ -116,10 +119,10 @@ class LocalWork:
         identity = ask.actor.identity.hash or None
         usable = {name for name, attempt in attempts.items() if is_usable(attempt, identity)}
         whole = [unit for unit in self._units(ask) if all(episode.id in usable for _, episode in unit)]
-        kept = {episode.id for unit in whole for _, episode in unit}
-        if again := [name for name in attempts if name not in kept]:
+        whole_ids = {episode.id for unit in whole for _, episode in unit}
+        if again := [name for name in attempts if name not in whole_ids]:
             self._store.supersede_attempts(again)
-        return {name: attempt for name, attempt in attempts.items() if name in kept}
+        return {name: attempt for name, attempt in attempts.items() if name in whole_ids}
 
     def _units(self, ask: Ask) -> list[list[Planned]]:
         """Attempts that are made again together."""
@@ -178,12 +181,14 @@ class LocalWork:
         return [list(planned[start : start + size]) for start in range(0, len(planned), size)]
 
     async def _in_lockstep(self, judging: Judging, cohort: Sequence[Planned], policy: BatchPolicy) -> None:
-        todo, n_tries = list(cohort), 0
+        todo = list(cohort)
+        n_tries = 0
 
         async def once() -> list[Rollout]:
             """Attempts at `todo`; those that were lost."""
             nonlocal todo, n_tries
-            lockstep, lost = Lockstep(policy, len(todo)), dict[str, Rollout]()
+            lockstep = Lockstep(policy, len(todo))
+            lost = dict[str, Rollout]()
 
             async def one(index: int, planned: Planned) -> None:
                 seat = lockstep.seat(index)
@@ -197,7 +202,8 @@ class LocalWork:
                     await judging.end(rollout, n_lost=n_tries)
 
             await together(one(index, planned) for index, planned in enumerate(todo))
-            todo, n_tries = [one for one in todo if one[1].id in lost], n_tries + 1
+            todo = [one for one in todo if one[1].id in lost]
+            n_tries += 1
             return list(lost.values())
 
         *_, lost = await repeated(once, bool, self._pauses_s)

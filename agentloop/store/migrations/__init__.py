@@ -73,13 +73,13 @@ def _schema(connection: Connection, database: Database) -> int:
     return number
 
 
-def _upgrade(connection: Connection, found: int) -> None:
+def _upgrade(connection: Connection, number: int) -> None:
     from alembic import command  # a third of a second, and only needed when something changes
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
     config.attributes["connection"] = connection
-    if found and not inspect(connection).has_table("alembic_version"):
-        command.stamp(config, f"{found:04d}")
+    if number and not inspect(connection).has_table("alembic_version"):
+        command.stamp(config, f"{number:04d}")
     command.upgrade(config, f"{SCHEMA_VERSION:04d}")
