@@ -51,7 +51,7 @@ class LocalWork:
         """store: None keeps nothing. guess, canaries: of `Crew`.
 
         max_concurrent: attempts at once, for a policy that does not answer in batches. probes: make a few attempts
-        before the others, until one of this process has ended by itself. pauses_s: of `retry.repeated`.
+        before the others, until one has ended by itself, in this process or on disk. pauses_s: of `retry.repeated`.
         """
         self._pool = pool
         self._store = store
@@ -91,14 +91,12 @@ class LocalWork:
         with TemporaryDirectory(prefix="agentloop-") as folder:
             judging = Judging(ask, crew, commits, Path(folder), on_end)
             try:
+                for attempt in done.values():
+                    on_end(attempt)
                 if isinstance(ask.actor.policy, BatchPolicy):
-                    for attempt in done.values():
-                        on_end(attempt)
                     for cohort in self._cohorts(ask, missing):
                         await self._in_lockstep(judging, cohort, ask.actor.policy)
-                elif await self._probe(judging, missing):
-                    for attempt in done.values():
-                        on_end(attempt)
+                elif done or await self._probe(judging, missing):  # an attempt that can be used shows that it answers
                     await self._one_by_one(judging, missing)
                 await judging.end_rest()
             finally:

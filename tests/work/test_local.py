@@ -18,6 +18,8 @@ from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.protocols import Policy
 from agentloop.rollout.actors import Actor
 from agentloop.rollout.plan import plan
+from agentloop.rollout.refusals import refuse_broken
+from agentloop.rollout.retry import is_lost
 from agentloop.store.attempts import Placed
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, Purpose, RewardState, Task
@@ -117,6 +119,24 @@ def test_attempts_that_were_lost_are_made_again_and_those_before_are_counted(sto
     again = make(store, asked, MemoryPool(die))
     assert [one.trace.n_lost for one in again] == [0, 2, 0, 0, 0, 0]
     assert store.attempts([gone])[gone].reward == 1.0
+
+
+@pytest.mark.parametrize("n_missing", [0, 3])
+def test_an_attempt_that_is_lost_every_time_does_not_stop_a_continued_run(store: Store, n_missing: int) -> None:
+    """It is the first that is missing: the attempts on disk show that the policy answers."""
+    asked = ask(Counting())
+    gone = asked.planned[1][1].id
+
+    def die(lease_id: str, attempt: int) -> MemorySandbox:
+        if lease_id == gone:
+            raise SandboxGone("it died")
+        return MemorySandbox()
+
+    make(store, asked, MemoryPool(die))
+    store.supersede_attempts([episode.id for _, episode in asked.planned[6 - n_missing :]])
+    again = make(store, asked, MemoryPool(die))
+    refuse_broken(again)
+    assert [is_lost(one.episode) for one in again] == [False, True, False, False, False, False]
 
 
 @pytest.mark.parametrize(("error", "n_leases"), [(SandboxGone("it died"), 3), (ConfigError("no such user"), 1)])
