@@ -118,11 +118,17 @@ async def evaluate(project: Project, trainer: Trainer, version: PolicyVersion) -
     if why:
         project.progress.say(f"v{version.number} on held-out tasks: {why}")
     if lost_too_much(report):
-        project.store.supersede_stage(stage.name)  # else the same command would find the same losses
+        whole = {attempt.episode.id for attempt in attempts if _is_whole(attempt, stage.n_lost)}
+        project.store.supersede_stage(stage.name, without=whole)  # else the next run would find the same losses
         raise _too_many_lost(report, [attempt.verdict for attempt in attempts])
     stage.finish()  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
+
+
+def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:
+    """Whether it has a reward, and infrastructure lost no attempt before it."""
+    return attempt.verdict.state is RewardState.scored and not n_lost.get(attempt.episode.id)
 
 
 def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigError | SandboxError:

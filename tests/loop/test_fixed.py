@@ -117,6 +117,28 @@ class Breaks(ScriptedPolicy):
 def make(tasks):
     return Breaks(oracle(tasks).script, name="breaks")
 """
+BREAKS_WHILE = """
+from pathlib import Path
+
+from agentloop.errors import UpstreamUnavailable
+from agentloop.policies.scripted import ScriptedPolicy, oracle
+
+FOLDER = Path({folder!r})
+
+class Breaks(ScriptedPolicy):
+    async def complete(self, messages, tools, **more):
+        word = messages[0].content.split()[-1].strip("?")
+        with (FOLDER / "asked").open("a") as file:
+            print(word, file=file)
+        if word in {broken!r} and (FOLDER / "down").exists():
+            raise UpstreamUnavailable("nobody answers")
+        return await super().complete(messages, tools, **more)
+
+def make(tasks):
+    return Breaks(oracle(tasks).script, name="breaks")
+"""
+
+
 FUSSY = '''
 class Fussy:
     """Refuses one answer, and finds another wrong."""
@@ -207,6 +229,25 @@ def test_a_gate_that_cannot_decide_names_the_verifier_or_the_machine(
         infra=f"{n_infra} of 30 held-out episodes of v1 lost an attempt to the infrastructure",
     )
     assert message in str(caught.value)
+
+
+def test_a_gate_that_cannot_decide_keeps_what_is_whole_for_the_next_run(tmp_path: Path) -> None:
+    """The next run asks the policy for the episodes that were lost, and for no other held-out task."""
+    folder = make_mini(tmp_path / "mini")
+    heldout = [f"q{n}" for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)]
+    (folder / "mine.py").write_text(BREAKS_WHILE.format(folder=str(tmp_path), broken=heldout[:5]))
+    settings(folder, 'kind = "scripted"\nscript = "mine.py:make"')
+    (tmp_path / "down").touch()
+    with pytest.raises(SandboxError, match="5 of 30 held-out episodes of v1 lost an attempt"):
+        run(folder)
+    (tmp_path / "down").unlink()
+    (tmp_path / "asked").unlink()
+    assert run(folder)[-1].startswith("finished: ")
+    assert set((tmp_path / "asked").read_text().split()) == set(heldout[:5])
+    with opened(folder) as project:
+        report = project.store.report(project.suite.hash, 1)
+    assert report is not None
+    assert (len(report.rewards), report.n_infra, report.n_lost) == (N_HELDOUT, 0, {})
 
 
 def test_the_summary_tells_what_a_verifier_cost_also_of_a_continued_run(tmp_path: Path) -> None:
