@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from agentloop.config.layout import READER
@@ -19,12 +19,16 @@ from agentloop.types import Task
 
 
 async def rejudge_project(
-    store: Store, project: Path, filter: str, only: Collection[str], again: bool, progress: Progress
+    store: Store, project: Path, filter: str, choice: JudgingOptions, progress: Progress
 ) -> JudgingSummary:
-    """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them."""
-    options = JudgingOptions(only=only, again=again, scorer=load_scorer(project), reader=_reader(project))
+    """As `rejudge`, with the tasks, the learned scorer and the reader of `project`, where it has them.
+
+    The traces are those of the store's own project where `choice` names none: the tasks are that project's.
+    """
+    owner = choice.project or store.project
+    options = replace(choice, project=owner, scorer=load_scorer(project), reader=_reader(project))
     tasks = project_tasks(project)
-    progress.start("judge again", store.n_found(filter))
+    progress.start("judge again", store.n_found(filter, project=owner))
     return await rejudge(store, tasks, filter, options, progress.advance)
 
 

@@ -35,9 +35,10 @@ def mine(
     not admitted, and `why` says the reason.
     """
     folder = Path(project)
-    options = MineOptions(folder, Path(out) if out else folder / REGRESSIONS, policy, fixed)
     own = nullcontext(store) if isinstance(store, Store) else closing(_open(store, folder))
     with own as source:
+        cases = Path(out or folder / REGRESSIONS)
+        options = MineOptions(folder, cases, policy, fixed, tenant=source.project)
         mining = ProjectMining(options, source)
         failures = FailureSelection(mining.ids((), filter), filter)
         backend = make_backend(sandbox, "sandbox") if sandbox else project_backend(None, folder)

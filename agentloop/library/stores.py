@@ -42,10 +42,11 @@ def load(filter: str = "", *, store: StoreLike = None, project: str | None = Non
     """The stored traces for which `filter` holds, a row each, those first that were stored last.
 
     filter: terms as in `agentloop traces ls`, such as `"task:t1 reward<1"`. project: the tenant whose traces count;
-    None is all. Returns a pandas DataFrame where pandas is installed, else a list of dicts.
+    default: that of the store. Returns a pandas DataFrame where pandas is installed, else a list of dicts.
     """
     with opened(store, create=False) as source:
-        rows = [row.model_dump(mode="json", exclude={"key"}) for row in source.every(filter, project=project)]
+        traces = source.every(filter, project=project or source.project)
+        rows = [row.model_dump(mode="json", exclude={"key"}) for row in traces]
     if importlib.util.find_spec("pandas") is None:
         return rows
     import pandas

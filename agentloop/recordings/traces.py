@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agentloop.errors import ConfigError, UpstreamUnavailable, counted
 from agentloop.recordings.exchanges import Replies
-from agentloop.store.store import Store
+from agentloop.store.place import open_store
 from agentloop.types import Completion, Message, ToolSpec, Trace
 
 SHOWN = 60
@@ -106,10 +106,16 @@ def _read(path: Path) -> Iterator[Trace]:
 
 
 def _stored(path: Path) -> Iterator[Trace]:
-    """In the order in which they were stored; those sent as spans are not whole, and are left out."""
-    store = Store(path, create=False)
+    """In the order in which they were stored; those sent as spans are not whole, and are left out.
+
+    Of a store that several projects share, they are those of the project in the current folder.
+    """
+    store = open_store(str(path), create=False)
     try:
-        for row in reversed(list(store.every())):
+        rows = list(store.every())
+        if len({row.project for row in rows}) > 1:
+            rows = [row for row in rows if row.project == store.project]
+        for row in reversed(rows):
             imported, _ = store.whole(row)
             if imported is not None:
                 yield imported.trace

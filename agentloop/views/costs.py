@@ -16,9 +16,10 @@ def stored_costs(store: Store, filter: str, project: str | None) -> Iterator[Epi
     for stored in read_each(store, store.every(filter, project=project)):
         stage = stages.get(stored.row.stage or "")
         energy = {}
-        if stage is not None:
+        if stage is not None and stored.row.project == store.project:  # `stages` are those of this project
             if stage.name not in times:
-                times[stage.name] = [row.duration_s for row in store.every(f'stage:"{stage.name}"')]
+                attempts = store.every(f'stage:"{stage.name}"', project=store.project)
+                times[stage.name] = [row.duration_s for row in attempts]
             in_stage = times[stage.name]
             energy = shares(stage.metrics, len(in_stage), stored.row.duration_s, sum(in_stage))
         yield spent(stored.trace, stored.verdict, energy)

@@ -78,7 +78,7 @@ class HeldOutRun:
     @cached_property
     def failures(self) -> Survey:
         """What went wrong."""
-        return survey(self._store, f"stage:{self.stage}", limit=1000)
+        return survey(self._store, f"stage:{self.stage}", project=self._store.project, limit=1000)
 
     @property
     def quotes(self) -> dict[str, tuple[Quote, ...]]:

@@ -56,6 +56,7 @@ def judge_again(
     filter: Filter = "",
     verifier: Annotated[list[str] | None, typer.Option(help="Run only this verifier; may be repeated.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also judge traces for which nothing has changed.")] = False,
+    tenant: Tenant = None,
     project: ProjectFolder = Path(),
     where: Where = None,
     as_json: AsJson = False,
@@ -71,14 +72,16 @@ def judge_again(
     Exit codes: 0 done, 2 a filter or name is wrong, 5 no such trace.
     """
     from agentloop.judge.project import rejudge_project
+    from agentloop.judge.rejudge import JudgingOptions
 
+    choice = JudgingOptions(project=tenant, only=verifier or (), again=everything)
     with _opened(project, where) as store, LiveProgress() as progress:
-        account = asyncio.run(rejudge_project(store, project, filter, verifier or (), everything, progress))
+        account = asyncio.run(rejudge_project(store, project, filter, choice, progress))
     if as_json:
         print_json(_document(account))
     else:
         _show(account)
-        _hint_unknown(account.n_unknown, same_store(project, where, None))
+        _hint_unknown(account.n_unknown, same_store(project, where, tenant))
     if not account.n:
         raise typer.Exit(NOTHING)
 

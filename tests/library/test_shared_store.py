@@ -1,0 +1,137 @@
+"""Two projects whose traces share a store: what reads one project's traces leaves the other's alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from agents.sandbox import calls
+
+import agentloop as al
+from agentloop.errors import ConfigError
+from agentloop.judge.project import rejudge_project
+from agentloop.judge.rejudge import JudgingOptions
+from agentloop.library import mining, stores
+from agentloop.progress import Silent
+from agentloop.recordings.traces import ReplayPolicy
+from agentloop.rollout.plan import plan
+from agentloop.store.store import Store
+from agentloop.store.tables import StageRow
+from agentloop.types import (
+    Attempt,
+    Completion,
+    Episode,
+    EpisodeState,
+    Message,
+    Purpose,
+    RewardState,
+    StageKey,
+    StageKind,
+    Step,
+    Task,
+    Trace,
+    Verdict,
+)
+from agentloop.views.costs import stored_costs
+from agentloop.views.runs import HeldOutRun
+
+STAGE = StageKey(StageKind.gate, 1, "h" * 64).name
+TASK = Task(id="t", instruction="how many?")
+REWARDS = {"a": 1.0, "b": 0.0}
+
+
+def attempted(project: Store, answer: str, reward: float) -> Attempt:
+    [(task, planned)] = plan(
+        [TASK], run="r", stage="s", purpose=Purpose.evaluate, policy_version=1, owner=project.owner
+    )
+    said = calls(("submit", f'{{"answer": "{answer}"}}'))
+    trace = Trace(
+        id=planned.id,
+        episode_id=planned.id,
+        task_id=task.id,
+        policy_version=1,
+        messages=(Message(role="user", content=task.instruction),),
+        steps=(Step(index=0, completion=Completion(message=said, finish_reason="stop")),),
+        answer=answer,
+        duration_s=2.0,
+    )
+    verdict = Verdict(trace_id=trace.id, state=RewardState.scored, reward=reward)
+    ended: Episode = planned.model_copy(update={"state": EpisodeState.finished})
+    return Attempt(task=task, episode=ended, trace=trace, verdict=verdict)
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store in which both did one task in a stage of the same name; `a` solved it."""
+    monkeypatch.chdir(tmp_path)
+    for name, reward in REWARDS.items():
+        store = Store(tmp_path / "store.db", project=name)
+        store.put_attempts(STAGE, [attempted(store, f"the answer of {name}", reward)])
+        store.put_stage(StageRow(name=STAGE, kind="gate", version=1, suite_hash="h" * 64, metrics={"joules": 100.0}))
+        store.close()
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def both(file: Path) -> Iterator[dict[str, Store]]:
+    opened = {name: Store(file, project=name) for name in REWARDS}
+    yield opened
+    for store in opened.values():
+        store.close()
+
+
+def history(store: Store) -> list[Any]:
+    [row] = store.stage_traces(STAGE)
+    return store.history(store.project, row.id)
+
+
+def test_judging_again_leaves_the_verdicts_of_other_projects(both: dict[str, Store], tmp_path: Path) -> None:
+    before = history(both["b"])
+    choice = JudgingOptions(again=True)
+    assert asyncio.run(rejudge_project(both["a"], tmp_path, "", choice, Silent())).n == 1
+    assert history(both["b"]) == before
+    named = JudgingOptions(project="b", again=True)
+    assert asyncio.run(rejudge_project(both["a"], tmp_path, "", named, Silent())).worth == {"failed": 1}
+
+
+def test_held_out_failures_are_those_of_the_project(both: dict[str, Store]) -> None:
+    assert [HeldOutRun(both[name], 1, "h" * 64).failures.n for name in REWARDS] == [1, 1]
+
+
+def test_a_stage_of_another_project_takes_no_share_of_the_energy(both: dict[str, Store]) -> None:
+    assert [cost.joules for cost in stored_costs(both["a"], "", "a")] == [100.0]
+    assert [cost.joules for cost in stored_costs(both["a"], "", "b")] == [None]
+
+
+def test_rows_are_those_of_the_project(both: dict[str, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores.importlib.util, "find_spec", lambda name: None)
+    assert [row["reward"] for row in al.load(store=both["a"])] == [1.0]
+    assert [row["reward"] for row in al.load(store=both["a"], project="b")] == [0.0]
+
+
+def test_cases_are_mined_from_traces_of_the_project(both: dict[str, Store], monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = list[str | None]()
+
+    class Mining(mining.ProjectMining):
+        async def run(self, *_: object, **__: object) -> None:
+            tenants.append(self.options.tenant)
+
+    monkeypatch.setattr(mining, "ProjectMining", Mining)
+    monkeypatch.setattr(mining, "project_backend", lambda *_: SimpleNamespace())
+    assert al.mine(store=both["b"]) == []
+    assert tenants == ["b"]
+
+
+def test_recorded_answers_are_those_of_the_project_in_the_current_folder(file: Path, tmp_path: Path) -> None:
+    def answer(policy: ReplayPolicy) -> str:
+        asked = [Message(role="user", content=TASK.instruction)]
+        return asyncio.run(policy.complete(asked, [], max_tokens=9, seed=1)).message.tool_calls[0].arguments
+
+    with pytest.raises(ConfigError, match="no answer of a model"):
+        ReplayPolicy(file)
+    (tmp_path / "agentloop.toml").write_text('[store]\nproject = "b"\n')
+    assert "the answer of b" in answer(ReplayPolicy(file))
