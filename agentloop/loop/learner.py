@@ -14,6 +14,7 @@ import torch
 
 from agentloop.config.layout import STATE
 from agentloop.errors import ConfigError, TrainingError, boundary, counted
+from agentloop.identity import Identity
 from agentloop.loop.control import is_due, run_control
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
@@ -105,7 +106,10 @@ class TinyTrainer:
         with boundary(TrainingError, "cannot save a version; mend it and run the same command again", folder=folder):
             sha256 = copy_version(self.project.version_folder(parent.number), folder, acting=self.acting)
         policy = TinyPolicy(folder / WEIGHTS, temperature=self.project.config.policy.temperature)
-        stage.metrics["validation"] = await validate(self.project, stage, policy, version=number, part="end")
+        acting = Identity(self.acting, {})
+        stage.metrics["validation"] = await validate(
+            self.project, stage, policy, version=number, part="end", identity=acting
+        )
         note = f"the weights of v{parent.number} under other [policy] or [agent] settings"
         return self._register(number, parent.number, sha256, stage, note)
 

@@ -16,11 +16,13 @@ from statistics import fmean
 
 from agentloop.config.layout import POLICIES
 from agentloop.errors import TrainingError
+from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin, mean_reward
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.scripted import ScriptedPolicy
 from agentloop.policies.tiny import TinyPolicy, new_model
+from agentloop.rollout.actors import UNNAMED
 from agentloop.store.bodies import unpack
 from agentloop.train.checkpoint import read_progress, restore_progress, save_progress
 from agentloop.train.demonstrations import demonstration, texts
@@ -201,10 +203,20 @@ def batches(samples: Sequence[Sample], rng: Random) -> Iterator[list[Sample]]:
         yield from parts
 
 
-async def validate(project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object) -> float:
-    """Success on the validation split, which decides when to stop and nothing else."""
-    tasks = project.suite.split(Split.validation)
+async def validate(
+    project: Project, stage: Stage, policy: TinyPolicy, *, version: int, part: object, identity: Identity = UNNAMED
+) -> float:
+    """Success on the validation split, which decides when to stop and nothing else.
+
+    identity: of the settings and the agent, in a stage whose attempts a later run may use (`begin`).
+    """
     attempts = await stage.gather(
-        tasks, policy, purpose=Purpose.validate, version=version, group_size=3, part=f"validate/{part}"
+        project.suite.split(Split.validation),
+        policy,
+        purpose=Purpose.validate,
+        version=version,
+        group_size=3,
+        part=f"validate/{part}",
+        identity=identity,
     )
     return mean_reward(attempts)

@@ -14,6 +14,7 @@ from agentloop.loop.stage import Stage
 from agentloop.loop.trainers import make_trainer
 from agentloop.policies.chat import train_tokenizer
 from agentloop.policies.tiny import TinyPolicy, new_model
+from agentloop.store.bodies import unpack
 from agentloop.store.tables import StageRow
 from agentloop.train.checkpoint import save_version
 from agentloop.types import PolicyState, PolicyVersion
@@ -73,6 +74,38 @@ def test_under_another_agent_the_same_weights_are_another_version(tmp_path: Path
         assert third is None, "its agent is the project's, and the turns are used up"
         with pytest.raises(ConfigError, match=r"v1 acted under other \[policy\] or \[agent\] settings"):
             after.policy(first)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bubblewrap")
+def test_an_interrupted_version_takes_no_attempts_of_an_agent_edited_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = with_validation(make_mini(tmp_path / "mini", extra="[train]\nmax_turns = 1\n"))
+    tokenizer = train_tokenizer(["What is in q1?", "cat q1"])
+    policy = TinyPolicy.of(new_model(tokenizer.get_vocab_size(), seed=0), tokenizer)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with opened(folder) as project:
+        sha256 = save_version(project.version_folder(1), policy, None, {}, acting="agent one")
+        stage = Stage(project, stage_of(1), metrics={"validation": 0.0})
+        first = TinyTrainer(project, solves(0), "agent one")._register(1, None, sha256, stage, "warm start")
+
+        async def turns() -> None:
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(TinyTrainer, "_register", stop)
+                    with pytest.raises(KeyboardInterrupt):
+                        await TinyTrainer(project, solves(0), "agent two").next(first)
+                await TinyTrainer(project, solves(0), "agent three").next(first)
+            finally:
+                await project.pool.close()
+
+        asyncio.run(turns())
+        bodies = [unpack(row.body)[0] for row in project.store.stage_traces(stage_of(2).name)]
+        assert [trace.identity for trace in bodies] == ["agent three"] * 3
 
 
 @pytest.mark.slow
