@@ -74,12 +74,13 @@ def put_attempts(
 
     One that is there already is left. One that was lost to infrastructure gives its place to another at the same
     episode, and any other one does so where that is `anew`: it stays in the store as a superseded trace, and the new
-    trace gets another id. Raises AttemptConflict where an id belongs to another attempt, and writes nothing.
+    trace gets another id. Raises AttemptConflict where an id belongs to another attempt, in the store or among `new`,
+    and writes nothing.
     """
     if not new:
         return []
     batch = shared.batch(project)
-    ready = [_prepare(shared.redactor, project, placed, batch.name) for placed in new]
+    ready = _once_each([_prepare(shared.redactor, project, placed, batch.name) for placed in new])
     stored = {one.id: one.placed.attempt for one in ready}
     # In one order for all writers, so that no two wait for each other; keys follow the order of the plan.
     ready.sort(key=lambda one: (one.row["stage"], one.row["n"], one.id))
@@ -99,6 +100,20 @@ def put_attempts(
             _put_verdicts(connection, keys, ready)
     batch.done()
     return [stored[placed.attempt.trace.id] for placed in new]
+
+
+def _once_each(ready: Sequence[_Ready]) -> list[_Ready]:
+    """The first of each id. Raises AttemptConflict for two attempts with one id."""
+    by_id: dict[str, _Ready] = {}
+    for one in ready:
+        first = by_id.setdefault(one.id, one)
+        is_same = first.row["episode_id"] == one.row["episode_id"]
+        if not is_same or _trace(first.row["body"]) != _trace(one.row["body"]):
+            raise AttemptConflict(
+                f"trace {one.id} of episode {one.row['episode_id']} (stage {one.row['stage']!r}) has the id of another "
+                f"attempt in the same batch, of episode {first.row['episode_id']}; give each trace an id of its own"
+            )
+    return list(by_id.values())
 
 
 def supersede(connection: Connection, *which: ColumnElement[bool]) -> int:

@@ -43,7 +43,7 @@ class OutcomeRow(SQLModel, table=True):
 
     __tablename__ = "outcome"
     __table_args__ = (
-        Index("outcome_by_evidence", "project", "evidence", "position"),
+        Index("outcome_by_evidence", "project", "evidence", "position", unique=True),
         Index("outcome_by_task", "project", "suite", "task_id", "policy_version"),
     )
 

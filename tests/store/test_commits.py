@@ -10,9 +10,12 @@ import pytest
 
 from agentloop.errors import StoreError
 from agentloop.store import commits
-from agentloop.store.commits import Busy, SpanCommits
+from agentloop.store.commits import AttemptCommits, Busy, SpanCommits
 from agentloop.store.keys import Spent
-from agentloop.types import Span
+from agentloop.store.store import Store
+from agentloop.types import Attempt, Span
+
+from .rows import judged
 
 
 def span(name: str) -> Span:
@@ -36,6 +39,19 @@ class Disk:
             raise ValueError("a span that no database takes")
         self.written.append((project, names))
         self.spent.append(dict(spent))
+
+
+def test_two_attempts_with_one_id_that_end_together_are_both_stored(either: Store) -> None:
+    commits = AttemptCommits(either)
+    attempts = [judged("t1", answer=answer, reward=reward) for answer, reward in (("4", 1.0), ("5", 0.0))]
+
+    async def scene() -> list[Attempt]:
+        return await asyncio.gather(*(commits.put_attempt("gate", 0, one, anew=True) for one in attempts))
+
+    stored = asyncio.run(scene())
+    commits.close()
+    assert len({one.trace.id for one in stored}) == either.n_traces() == 2
+    assert [either.verdict("default", one.trace.id).reward for one in stored] == [1.0, 0.0]
 
 
 def test_what_arrives_during_a_commit_goes_into_the_next_one() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from agentloop.errors import AttemptConflict, SandboxError, StoreError
 from agentloop.store.bodies import unpack
+from agentloop.store.evidence import StoredOutcome
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
 from agentloop.types import Action, Attempt, Decision, EvalReport, PolicyState, Purpose, RewardState, Split
@@ -114,6 +115,29 @@ def test_nothing_of_a_batch_is_stored_when_one_of_it_cannot_be(store: Store) -> 
     with pytest.raises(AttemptConflict, match="trace t2 of episode e-t1"):
         store.put_attempts("turn-1", [judged("t1"), twice])
     assert store.n_traces() == 0
+
+
+@pytest.mark.parametrize("other", [judged("t1", answer="other", reward=0.0), judged("t1", of="t9")])
+def test_two_attempts_of_a_batch_with_one_id_are_refused(store: Store, other: Attempt) -> None:
+    with pytest.raises(AttemptConflict, match=rf"trace t1 of episode {other.episode.id} .* of episode e-t1; give each"):
+        store.put_attempts("turn-1", [judged("t1"), other], anew=True)
+    assert store.n_traces() == 0
+
+
+def test_an_attempt_that_comes_twice_in_a_batch_is_stored_once(either: Store) -> None:
+    one = judged("t1")
+    assert either.put_attempts("turn-1", [one, judged("t2"), one]) == [one, judged("t2"), one]
+    assert len(either.history("default", "t1")) == 1
+    assert either.n_traces() == 2
+
+
+def test_a_place_in_evidence_has_one_outcome(either: Store) -> None:
+    evidence = either.begin_evidence("gate", "k", {})
+    first, second = (StoredOutcome(0, "s", "h", "t", "candidate", n, 0, None, "scored", 1.0, "{}") for n in range(2))
+    evidence.add([first, *(one._replace(position=None) for one in (first, second))])
+    with pytest.raises(StoreError, match=r"(?i)unique"):
+        evidence.add([second])
+    assert [one.position for one in evidence.outcomes()].count(0) == 1
 
 
 def test_an_empty_batch_is_nothing(store: Store) -> None:

@@ -37,7 +37,7 @@ def upgrade() -> None:
         sa.Column("reward", sa.Float),
         sa.Column("body", sa.String, nullable=False),
     )
-    op.create_index("outcome_by_evidence", "outcome", ["project", "evidence", "position"])
+    op.create_index("outcome_by_evidence", "outcome", ["project", "evidence", "position"], unique=True)
     op.create_index("outcome_by_task", "outcome", ["project", "suite", "task_id", "policy_version"])
     op.create_table(
         "look",
