@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -230,19 +231,19 @@ async def fill_bank(
     runner: Runner,
     *,
     n_concurrent: int,
-    store: Store | None = None,
+    evidence: EvidenceLog | None = None,
     version: int = 0,
     on_done: Callable[[Outcome], None] = lambda _: None,
 ) -> Bank:
     """Roll out `head.trials` of each of `tasks` and write the bank; `on_done` gets each trial, those of before too.
 
-    store: keeps each outcome, so that a run that was cut short goes on; None keeps none. `path` is written when all is
-    there. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored, or
-    the model's endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was lost.
+    evidence: keeps each outcome, so that a run that was cut short goes on; None keeps none. `path` is written when all
+    is there. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored,
+    or the model's endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was
+    lost.
     """
     wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
     places = {key: place for place, key in enumerate(wanted)}
-    evidence = _evidence(store, head) if store is not None else None
     done = _continued(evidence)
     for outcome in done.values():
         on_done(outcome)
@@ -287,11 +288,16 @@ def _all_crashed(bank: Bank) -> ConfigError:
     )
 
 
-def _evidence(store: Store, head: BankHead) -> EvidenceLog:
-    """What an interrupted run of the same bank left, or nothing yet."""
+@contextmanager
+def bank_evidence(store: Store, head: BankHead) -> Iterator[EvidenceLog]:
+    """What an interrupted run of the same bank left, or nothing yet; for this process alone.
+
+    Raises StoreError while another process fills the same bank.
+    """
     about = head.model_dump(mode="json")
     key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
-    return store.begin_evidence(HEAD, key, about)
+    with store.lock(f"{HEAD}-{key}"):
+        yield store.begin_evidence(HEAD, key, about)
 
 
 def _continued(evidence: EvidenceLog | None) -> dict[tuple[str, int], Outcome]:

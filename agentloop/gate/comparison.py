@@ -263,8 +263,7 @@ def run_gate(
                 display.say(f"{folder} has this gate's verdict already, and nothing was run; {more}")
                 stopped = None
             else:
-                with store.lock(run.id):  # the same question may be asked into another folder, too
-                    stopped = start(_roll_out(prepared, fold, run, store, display))
+                stopped = start(_roll_out(prepared, fold, run, store, display))
             result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
             if result.verdict in FINAL:
                 run.end(result.verdict.value)
@@ -321,6 +320,7 @@ async def _roll_out(prepared: Prepared, fold: Fold, run: Run, store: Store, disp
         store,
         project=options.project,
         run=run_name,
+        evidence=run.id,
         tapes=prepared.taped,
     ) as runner:
         return await roll_out(

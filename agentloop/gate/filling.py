@@ -12,7 +12,7 @@ from typing import Any
 from agentloop.abilities import is_on_host
 from agentloop.config.layout import RUNS
 from agentloop.errors import ConfigError
-from agentloop.gate.bank import Bank, Evals, bank_path, fill_bank, load_bank, new_head
+from agentloop.gate.bank import Bank, Evals, bank_evidence, bank_path, fill_bank, load_bank, new_head
 from agentloop.gate.flaky import failing, flake_rates
 from agentloop.gate.outcomes import Side
 from agentloop.gate.reference import banked_a_visit
@@ -98,20 +98,32 @@ def fill(
     recorder: AbstractContextManager[dict[str, SuiteTape]] = nullcontext({})
     if options.tape:
         recorder = recording(suite, path, options.project, actor, environment)
-    with run_store(options.out, options.project) as store, recorder as tapes:
+    with (
+        run_store(options.out, options.project) as store,
+        bank_evidence(store, head) as evidence,
+        recorder as tapes,
+    ):
         progress.start(f"bank: {policy} on {suite.evals.name}", len(suite.evals.tasks) * options.trials)
 
         async def work() -> Bank:
             sides = {Side.baseline: {suite.evals.name: actor}}
-            run = f"bank/{actor.identity.hash}"
-            async with rolling([suite], sides, backend, store, project=options.project, run=run, tapes=tapes) as runner:
+            async with rolling(
+                [suite],
+                sides,
+                backend,
+                store,
+                project=options.project,
+                run=f"bank/{actor.identity.hash}",
+                evidence=evidence.id,
+                tapes=tapes,
+            ) as runner:
                 return await fill_bank(
                     path,
                     head,
                     suite.evals.tasks,
                     runner,
                     n_concurrent=options.n_concurrent,
-                    store=store,
+                    evidence=evidence,
                     version=actor.version,
                     on_done=_advancing(progress),
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from agentloop.errors import ConfigError
@@ -44,7 +45,8 @@ class Run:
         """made_of: what has to be the same for a run to be continued, beyond the header.
 
         A folder without a gate continues the one of the same question that the store has without a verdict. Raises
-        ConfigError for a folder with another gate in it, or with one that the store does not have.
+        ConfigError for a folder with another gate in it, or with one that the store does not have; StoreError while
+        another process asks the same question, into whatever folder.
         """
         self.folder = folder
         self._path = folder / OUTCOMES
@@ -53,7 +55,14 @@ class Run:
             "header": header.model_dump(mode="json"),
             "bank": content_hash("".join(outcome_lines(None, bank))),
         }
-        self._evidence = _evidence(folder, header, about, made_of, store)
+        with ExitStack() as held:
+            held.enter_context(store.lock(_question(folder, header, about, made_of)))
+            self._evidence = _evidence(folder, header, about, made_of, store)
+            self._continue(header, bank, about)
+            self._held = held.pop_all()
+
+    def _continue(self, header: Header, bank: Sequence[Outcome], about: dict[str, object]) -> None:
+        """Read what was seen so far. Raises ConfigError for evidence of another gate."""
         stored_header = Header.model_validate(self._evidence.about["header"])
         if _refuse_header(self._path, stored_header, header):
             self._evidence.restate(about)
@@ -106,8 +115,9 @@ class Run:
         return sum(outcome.cost_usd or 0.0 for outcome in rolled)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file, and of the question."""
         self._file.close()
+        self._held.close()
 
     def _new_looks(self, fold: Fold) -> list[StoredLook]:
         new = []
@@ -143,13 +153,24 @@ def trial_of(outcome: Outcome) -> Trial:
     return Trial(outcome.task_id, outcome.policy, outcome.trial)
 
 
+def _key(header: Header, about: Mapping[str, object], made_of: Mapping[str, str]) -> str:
+    same = header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})
+    return content_hash([same, about["bank"], dict(made_of)])[:8]
+
+
+def _question(folder: Path, header: Header, about: Mapping[str, object], made_of: Mapping[str, str]) -> str:
+    """What all evidence of the folder's gate has in common: its id without the number."""
+    if not (folder / OUTCOMES).exists():
+        return f"{KIND}-{_key(header, about, made_of)}"
+    return _refuse_other(folder, made_of).rpartition("-")[0]
+
+
 def _evidence(
     folder: Path, header: Header, about: dict[str, object], made_of: Mapping[str, str], store: Store
 ) -> EvidenceLog:
     """The folder's gate; of a folder without one that of the same question."""
     if not (folder / OUTCOMES).exists():
-        same = header.model_dump(mode="json", exclude={"settings": {"max_rollouts"}})
-        evidence = store.begin_evidence(KIND, content_hash([same, about["bank"], dict(made_of)])[:8], about)
+        evidence = store.begin_evidence(KIND, _key(header, about, made_of), about)
         write_text(folder / MADE_OF, json.dumps({**made_of, KIND: evidence.id}, indent=1) + "\n")
         return evidence
     id = _refuse_other(folder, made_of)

@@ -144,11 +144,14 @@ async def rolling(
     *,
     project: Path,
     run: str,
+    evidence: str,
     tapes: Mapping[str, SuiteTape] | None = None,
 ) -> AsyncIterator[Runner]:
     """The runner of the tasks of all `suites`. Boxes are gone at the end.
 
-    sides: actors by suite. run: decides every seed. tapes: of suites of our own whose tape is played or recorded.
+    sides: actors by suite. run: decides every seed. evidence: id of the gate or bank that gets the outcomes; its
+    attempts are its own, so that asked again after its verdict it measures again. tapes: of suites of our own whose
+    tape is played or recorded.
     Raises ConfigError for an agent that cannot act, CapabilityError for boxes that cannot be made.
     """
     for actors in sides.values():
@@ -163,9 +166,9 @@ async def rolling(
 
     async def keep(attempt: Attempt) -> Attempt:
         # An attempt that is stored and comes again counted nowhere, and was of no use: see `usable_attempt`.
-        return await commits.put_attempt(run, 0, attempt, anew=True)
+        return await commits.put_attempt(evidence, 0, attempt, anew=True)
 
-    storage = Storage(keep, partial(usable_attempt, store), store.owner)
+    storage = Storage(keep, partial(usable_attempt, store), f"{store.owner}/{evidence}")
     with ExitStack() as images:
         runners: dict[tuple[str, Side], Runner] = {}
         for one in suites:

@@ -9,8 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.errors import ConfigError, SandboxError
-from agentloop.gate.bank import Bank, BankHead, Evals, bank_path, evals_of, fill_bank, load_bank, new_head
+from agentloop.errors import ConfigError, SandboxError, StoreError
+from agentloop.gate.bank import (
+    Bank,
+    BankHead,
+    Evals,
+    bank_evidence,
+    bank_path,
+    evals_of,
+    fill_bank,
+    load_bank,
+    new_head,
+)
 from agentloop.gate.environment import Environment
 from agentloop.gate.outcomes import Header, Outcome, Side, outcome_lines
 from agentloop.identity import Identity
@@ -41,8 +51,23 @@ async def right(task: str, side: Side, trial: int) -> Outcome:
 
 def fill(path: Path, of: Evals, runner: Callable[..., object] = right, trials: int = TRIALS, **options: object) -> Bank:
     head, store = new_head(of, "scripted:p.py:steady", VERSION, trials, HERE), Store(of.folder / "store.db")
-    work = fill_bank(path, head, of.tasks, runner, n_concurrent=3, store=store, **options)  # type: ignore[arg-type]
-    return asyncio.run(work)
+    with bank_evidence(store, head) as evidence:
+        work = fill_bank(path, head, of.tasks, runner, n_concurrent=3, evidence=evidence, **options)  # type: ignore[arg-type]
+        return asyncio.run(work)
+
+
+def test_one_process_fills_a_bank_at_a_time(tmp_path: Path, postgresql: str) -> None:
+    head, one, two = new_head(evals(tmp_path), "p", VERSION, TRIALS, HERE), Store(postgresql), Store(postgresql)
+    other = head.model_copy(update={"trials": TRIALS + 1})
+    with bank_evidence(one, head) as first:
+        with pytest.raises(StoreError, match=r"bank-\w{8}' is in use by process"), bank_evidence(two, head):
+            pass
+        with bank_evidence(two, other) as second:
+            assert second.id != first.id
+    with bank_evidence(two, head) as again:
+        assert again.id == first.id
+    for store in (one, two):
+        store.close()
 
 
 def test_a_bank_has_every_trial_of_every_task_in_order(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentloop.errors import ConfigError
+from agentloop.errors import ConfigError, StoreError
 from agentloop.gate.fold import Fold
 from agentloop.gate.live import LOOKAHEAD, GateBudget, roll_out
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, read_outcomes
@@ -338,6 +338,20 @@ def test_a_question_that_has_its_verdict_is_asked_anew_in_another_folder(tmp_pat
         if name == "two":
             run.end("PASS")
     assert ids == ["1", "1", "2", "1"], "the second went on with the first, which had no verdict yet"
+
+
+def test_one_process_asks_a_question_at_a_time(tmp_path: Path, postgresql: str) -> None:
+    one, two = Store(postgresql), Store(postgresql)
+    run = Run(tmp_path / "one", header(), BANK, MADE_OF, one)
+    with pytest.raises(StoreError, match=r"gate-\w{8}' is in use by process"):
+        Run(tmp_path / "two", header(), BANK, MADE_OF, two)
+    run.close()
+    with pytest.raises(ConfigError, match="begun with another bank"):
+        Run(tmp_path / "one", header(), [*BANK[1:], BANK[0]], MADE_OF, one)
+    for folder in ("one", "two"):
+        Run(tmp_path / folder, header(), BANK, MADE_OF, two).close()
+    for store in (one, two):
+        store.close()
 
 
 def test_a_file_that_was_spoilt(tmp_path: Path) -> None:

@@ -399,6 +399,39 @@ def test_a_gate_tells_a_worse_candidate_from_one_that_is_not(folder: Path) -> No
         al.gate(suite, baseline="main", candidate=Model().policy(), delta=7)
 
 
+def test_a_bank_and_a_gate_measure_again_once_they_have_ended(folder: Path) -> None:
+    (folder / "agentloop.toml").write_text('[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n')
+    suite = al.Suite(name="sums", tasks=[TASK.model_copy(update={"id": f"sum-{n}"}) for n in range(6)])
+    world, calls = folder / "world", folder / "calls"
+
+    def play(messages: Sequence[Message], rng: random.Random) -> Message:
+        with calls.open("a") as file:
+            file.write("x")
+        return call_message("submit", answer=world.read_text())
+
+    def n_calls() -> int:
+        n = len(calls.read_text())
+        calls.unlink()
+        return n
+
+    policy, rewards, counts = al.policy(play), list[list[float | None]](), list[int]()
+    for answer in ("5", "4"):
+        world.write_text(answer)
+        bank = al.bank(suite, policy, name="main", trials=8)
+        rewards.append([one.reward for one in bank.outcomes])
+        counts.append(n_calls())
+    assert (rewards, counts) == ([[0.0] * 48, [1.0] * 48], [48, 48])
+    (folder / "agentloop.toml").write_text(
+        '[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n[store]\nurl = "shared.db"\n'
+    )
+    counts.clear()
+    for out in ("one", "two"):
+        world.write_text("5")
+        assert al.gate(suite, baseline="main", candidate=policy, out=out).verdict is GateVerdict.failed
+        counts.append(n_calls())
+    assert counts[0] == counts[1] > 0
+
+
 def test_fresh_attempts_of_a_baseline_from_python_need_who_filled_the_bank(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
