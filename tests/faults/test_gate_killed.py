@@ -91,7 +91,9 @@ def deciding(path: Path) -> list[tuple[object, ...]]:
 def test_two_at_once_are_one_too_many(tmp_path: Path) -> None:
     folder = lay(tmp_path / "here")
     first = Running(*COMMAND, *OPTIONS, "out", cwd=folder)
-    while n_lines(folder / "out" / "gate.outcomes.jsonl") < N_BANK + 5 and first.process.poll() is None:
+    end = time.monotonic() + 60
+    while n_lines(folder / "out" / "gate.outcomes.jsonl") < N_BANK + 5:
+        assert time.monotonic() < end, first.finish()
         time.sleep(0.02)
     os.kill(first.process.pid, signal.SIGSTOP)
     second = Running(*COMMAND, *OPTIONS, "out", cwd=folder)
