@@ -239,8 +239,7 @@ async def fill_bank(
 
     evidence: keeps each outcome, so that a run that was cut short goes on; None keeps none. `path` is written when all
     is there. version: number of the registered version that fills it. Raises ConfigError when a trial cannot be scored,
-    or the model's endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was
-    lost.
+    or the endpoint refuses most of the latest trials (one trial of each task); SandboxError when a trial was lost.
     """
     wanted = [(task, trial) for task in tasks for trial in range(head.trials)]
     places = {key: place for place, key in enumerate(wanted)}
@@ -290,10 +289,7 @@ def _all_crashed(bank: Bank) -> ConfigError:
 
 @contextmanager
 def bank_evidence(store: Store, head: BankHead) -> Iterator[EvidenceLog]:
-    """What an interrupted run of the same bank left, or nothing yet; for this process alone.
-
-    Raises StoreError while another process fills the same bank.
-    """
+    """What an interrupted run of the same bank left, or nothing yet. Raises StoreError while another one fills it."""
     about = head.model_dump(mode="json")
     key = content_hash({name: value for name, value in about.items() if name != "created_at"})[:8]
     with store.lock(f"{HEAD}-{key}"):

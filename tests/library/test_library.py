@@ -424,12 +424,11 @@ def test_a_bank_and_a_gate_measure_again_once_they_have_ended(folder: Path) -> N
     (folder / "agentloop.toml").write_text(
         '[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n[store]\nurl = "shared.db"\n'
     )
-    counts.clear()
+    world.write_text("5")
     for out in ("one", "two"):
-        world.write_text("5")
-        assert al.gate(suite, baseline="main", candidate=policy, out=out).verdict is GateVerdict.failed
-        counts.append(n_calls())
-    assert counts[0] == counts[1] > 0
+        result = al.gate(suite, baseline="main", candidate=policy, out=out)
+        assert result.verdict is GateVerdict.failed
+        assert n_calls() >= result.n_rollouts > 0, "each trial asks once"
 
 
 def test_fresh_attempts_of_a_baseline_from_python_need_who_filled_the_bank(
