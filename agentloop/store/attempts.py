@@ -184,7 +184,7 @@ def _conflict(one: _Ready, stored: Any) -> AttemptConflict:
     return AttemptConflict(
         f"trace {one.id} of episode {one.row['episode_id']} (stage {one.row['stage']!r}) is another attempt than "
         f"the one that is stored as trace {stored.id} (stage {stored.stage!r}); attempts are never replaced: give "
-        "the run another seed or project, or remove that trace first"
+        "a run a name with --as NAME, give a gate or loop another seed or project, or remove that trace first"
     )
 
 

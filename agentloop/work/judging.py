@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from agentloop.errors import AttemptConflict
 from agentloop.judge.score import name_verifiers
 from agentloop.protocols import Policy
 from agentloop.rollout.attempt import Crew, Rollout, judge_rollouts, roll_out, with_n_lost
@@ -25,21 +26,37 @@ class Judging:
     """The attempts of one ask, from the rollout to the disk."""
 
     def __init__(
-        self, ask: Ask, crew: Crew, commits: AttemptCommits | None, folder: Path, on_end: Callable[[Attempt], None]
+        self,
+        ask: Ask,
+        crew: Crew,
+        commits: AttemptCommits | None,
+        folder: Path,
+        on_end: Callable[[Attempt], None],
+        stored: Callable[[Planned], Attempt | None],
     ) -> None:
         """commits: None stores nothing. folder: for files that verifiers ask for. on_end: gets each attempt that ended.
 
-        An attempt has ended when it is on disk.
+        An attempt has ended when it is on disk. stored: the usable attempt at an episode that is in the store by now.
         """
         self._crew = crew
         self._commits = commits
         self._folder = folder
         self._on_end = on_end
         self._stage = ask.stage
+        self._stored = stored
         self._positions = {episode.id: ask.first + n for n, (_, episode) in enumerate(ask.planned)}
         self._sizes = Counter(episode.group for _, episode in ask.planned)
         self._incomplete: defaultdict[str, list[Rollout]] = defaultdict(list)
         self._slots = asyncio.Semaphore(MAX_JUDGED)
+
+    def end_stored(self, planned: Planned) -> Attempt | None:
+        """End with the attempt that another process has stored since the start; None where nobody has."""
+        if compares_attempts(planned[0]):  # the attempts of its group are judged together
+            return None
+        attempt = self._stored(planned)
+        if attempt is not None:
+            self._on_end(attempt)
+        return attempt
 
     async def roll_out(self, planned: Planned, policy: Policy | None = None) -> Rollout:
         """One attempt. policy: in place of the actor's."""
@@ -69,13 +86,19 @@ class Judging:
             attempts = await judge_rollouts(ordered, self._crew)
         for one in ordered:
             shutil.rmtree(self._folder / one.episode.id, ignore_errors=True)
-        for attempt in await asyncio.gather(*map(self._stored, attempts)):
+        for attempt in await asyncio.gather(*map(self._put, attempts)):
             self._on_end(attempt)
 
-    async def _stored(self, attempt: Attempt) -> Attempt:
+    async def _put(self, attempt: Attempt) -> Attempt:
         if self._commits is None:
             return attempt
-        return await self._commits.put_attempt(self._stage, self._positions[attempt.episode.id], attempt)
+        try:
+            return await self._commits.put_attempt(self._stage, self._positions[attempt.episode.id], attempt)
+        except AttemptConflict:  # another process made the same one meanwhile, and an attempt is never replaced
+            stored = self._stored((attempt.task, attempt.episode))
+            if stored is None:
+                raise
+            return stored
 
 
 def compares_attempts(task: Task) -> bool:

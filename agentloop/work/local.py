@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +29,7 @@ from agentloop.store.commits import AttemptCommits
 from agentloop.store.store import Store
 from agentloop.types import Attempt
 from agentloop.work.judging import Judging, compares_attempts
-from agentloop.work.stored import is_usable, read_attempts
+from agentloop.work.stored import is_usable, read_attempts, usable_attempt
 from agentloop.work.work import Ask
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ class LocalWork:
         crew = Crew(ask.actor, self._pool, self._guess, self._canaries)
         commits = AttemptCommits(self._store) if self._store is not None else None
         with TemporaryDirectory(prefix="agentloop-") as folder:
-            judging = Judging(ask, crew, commits, Path(folder), on_end)
+            judging = Judging(ask, crew, commits, Path(folder), on_end, partial(self._stored, ask))
             try:
                 for attempt in done.values():
                     on_end(attempt)
@@ -121,6 +122,11 @@ class LocalWork:
         if again := [name for name in attempts if name not in whole_ids]:
             self._store.supersede_attempts(again)
         return {name: attempt for name, attempt in attempts.items() if name in whole_ids}
+
+    def _stored(self, ask: Ask, planned: Planned) -> Attempt | None:
+        if self._store is None:
+            return None
+        return usable_attempt(self._store, *planned, ask.actor)
 
     def _units(self, ask: Ask) -> list[list[Planned]]:
         """Attempts that are made again together."""
@@ -157,13 +163,16 @@ class LocalWork:
         slots = asyncio.Semaphore(self._max_concurrent)
         await together(self._one(judging, one, slots) for one in missing)
 
-    async def _one(self, judging: Judging, planned: Planned, slots: asyncio.Semaphore | None = None) -> Rollout:
-        async def once() -> Rollout:
+    async def _one(
+        self, judging: Judging, planned: Planned, slots: asyncio.Semaphore | None = None
+    ) -> Rollout | Attempt:
+        async def once() -> Rollout | Attempt:
             async with slots or nullcontext():
-                return await judging.roll_out(planned)
+                return judging.end_stored(planned) or await judging.roll_out(planned)
 
         *lost, rollout = await repeated(once, lambda one: is_worth_repeating(one.episode, one.trace), self._pauses_s)
-        await judging.end(rollout, n_lost=len(lost))
+        if isinstance(rollout, Rollout):
+            await judging.end(rollout, n_lost=len(lost))
         return rollout
 
     # ------------------------------------------------------------------ a policy that answers in batches

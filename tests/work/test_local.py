@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agents.sandbox import MemoryPool, MemorySandbox, calls, playing
@@ -92,6 +93,32 @@ def test_asked_again_only_what_is_missing_is_made(store: Store) -> None:
     once_more = Counting()
     assert make(store, ask(once_more)) == attempts
     assert once_more.seeds == []
+
+
+class Slow(Counting):
+    """Takes a while."""
+
+    def __init__(self, duration_s: float) -> None:
+        super().__init__()
+        self.duration_s = duration_s
+
+    async def complete(self, *arguments: Any, **options: Any) -> Completion:
+        await asyncio.sleep(self.duration_s)
+        return await super().complete(*arguments, **options)
+
+
+def test_two_that_ask_for_the_same_at_once_share_what_is_stored(store: Store) -> None:
+    policies = Slow(0.05), Slow(0.3)
+
+    async def scene() -> list[list[Attempt]]:
+        works = [LocalWork(MemoryPool(), store, max_concurrent=1) for _ in policies]
+        return await asyncio.gather(*(work.all(ask(policy)) for work, policy in zip(works, policies, strict=True)))
+
+    first, second = asyncio.run(scene())
+    assert [one.trace for one in first] == [one.trace for one in second]
+    assert len(first) == store.n_traces() == 6
+    n_calls = sum(len(policy.seeds) for policy in policies)
+    assert n_calls < 12, "what one of them stored, the other need not make"
 
 
 def test_attempts_of_another_version_are_made_again(store: Store) -> None:
