@@ -1,6 +1,6 @@
 """Parts -> Identity: one hash for everything that decides how something acts, by contents and never by path.
 
-    identity({"policy": Value({...}), "agent.files": Files(Path("mine")), "policy.model": Outside({...}, "model 'm'")})
+    identity({"policy": Value({...}), "files": FileContents(Path("mine")), "model": Outside({...}, "model 'm'")})
 
 Equal contents give an equal hash in every process and on every machine, wherever the files lie, whoever owns them and
 whenever they were written. A part that lives elsewhere (a hosted model, an MCP server at a URL) is hashed by its name
@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from agentloop.errors import ConfigError, boundary
 from agentloop.types import content_hash
@@ -34,13 +34,16 @@ FILE_BITS, FOLDER_BITS = 0o6555, 0o555
 class Value:
     """Settings, a prompt, a list of names: any value that JSON can express."""
 
+    tag: ClassVar[str] = "Value"
+    """Its part of the hash. It stays the same, whatever the class is called."""
     value: object
 
 
 @dataclass(frozen=True)
-class Files:
+class FileContents:
     """A file, or a folder with everything below it, by contents."""
 
+    tag: ClassVar[str] = "Files"
     path: Path
     follow: bool = False
     """False hashes a symbolic link by its target's text, as a sandbox that shows only this folder resolves it.
@@ -51,6 +54,7 @@ class Files:
 class Digest:
     """Contents that were hashed elsewhere, such as weights."""
 
+    tag: ClassVar[str] = "Digest"
     sha256: str
 
 
@@ -58,13 +62,14 @@ class Digest:
 class Outside:
     """A part without a content hash: its name counts, and what it does may change behind that name."""
 
+    tag: ClassVar[str] = "Outside"
     name: object
     """As for `Value`."""
     label: str
     """For people, in a few words."""
 
 
-Part: TypeAlias = Value | Files | Digest | Outside
+Part: TypeAlias = Value | FileContents | Digest | Outside
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ def identity(parts: Mapping[str, Part]) -> Identity:
 
     Raises ConfigError for a file that cannot be read, and for one that is neither file, folder nor link.
     """
-    hashes = {name: content_hash([type(part).__name__, _content(part)]) for name, part in sorted(parts.items())}
+    hashes = {name: content_hash([part.tag, _content(part)]) for name, part in sorted(parts.items())}
     unhashed = tuple(part.label for _, part in sorted(parts.items()) if isinstance(part, Outside))
     return Identity(content_hash({"identity": 1, "parts": hashes}), hashes, unhashed)
 
@@ -98,7 +103,7 @@ def files_hash(path: Path, *, follow: bool = False) -> str:
 
     Of each entry these count: name, kind, `FILE_BITS` or `FOLDER_BITS`, and bytes or link target. These do not: times,
     owner, where `path` is and what it is called, empty folders, `.git`, and `*.pyc` in `__pycache__`.
-    follow: see `Files`. Raises ConfigError.
+    follow: see `FileContents`. Raises ConfigError.
     """
     with boundary(ConfigError, f"{path}: cannot be read; correct its permissions or name another"):
         top = Path(os.path.realpath(path))
@@ -114,7 +119,7 @@ def files_hash(path: Path, *, follow: bool = False) -> str:
 def _content(part: Part) -> object:
     if isinstance(part, Value):
         return part.value
-    if isinstance(part, Files):
+    if isinstance(part, FileContents):
         return files_hash(part.path, follow=part.follow)
     if isinstance(part, Digest):
         return part.sha256

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentloop.identity import Files, Outside, Part, Value
+from agentloop.identity import FileContents, Outside, Part, Value
 from agentloop.plugins import installed
 
 OURS = "agentloop"
@@ -72,7 +72,7 @@ def program(name: str, base: Path) -> dict[str, Part]:
 
 
 def package(module: str) -> dict[str, Part]:
-    """Files of the installed top-level package that `module` is in; empty for agentloop's own."""
+    """FileContents of the installed top-level package that `module` is in; empty for agentloop's own."""
     top = module.split(".")[0]
     if top == OURS:
         return {}
@@ -85,13 +85,15 @@ def package(module: str) -> dict[str, Part]:
         places = [spec.origin]
     if not places:
         return {"package": Outside(top, f"the package {top!r}, whose files cannot be located")}
-    return {"package" if n == 0 else f"package {n + 1}": Files(Path(place), True) for n, place in enumerate(places)}
+    return {
+        "package" if n == 0 else f"package {n + 1}": FileContents(Path(place), True) for n, place in enumerate(places)
+    }
 
 
 def _module(module: str) -> dict[str, Part]:
     parts = package(module)
     own = {module.split(".")[0]}
-    places = [part.path for part in parts.values() if isinstance(part, Files)]
+    places = [part.path for part in parts.values() if isinstance(part, FileContents)]
     alone = [code for place in places if place.suffix == ".py" for code in _codes(place)]
     return parts | _others(alone, own) | _libraries([code for place in places for code in _codes(place)], own)
 
@@ -102,7 +104,7 @@ def _file(path: Path) -> dict[str, Part]:
         while (top.parent / "__init__.py").is_file():
             top = top.parent
         module = Value(path.relative_to(top).as_posix())
-        files = Files(top, follow=True)
+        files = FileContents(top, follow=True)
         return {"module": module, "package": files, **_libraries(_codes(top), {top.name})}
     return _with_neighbours(path)
 
@@ -113,12 +115,12 @@ def _with_neighbours(path: Path) -> dict[str, Part]:
     own = {place.stem for place in places}
     alone = [places[place][0] for place in places if place.is_file()]
     beside = {
-        f"{place.name}{'/' if place.is_dir() else ''}": Files(place, follow=True)
+        f"{place.name}{'/' if place.is_dir() else ''}": FileContents(place, follow=True)
         for place in sorted(places)
         if place != path
     }
     libraries = _libraries([code for codes in places.values() for code in codes], own)
-    return {"code": Files(path, follow=True), **beside, **_others(alone, own), **libraries}
+    return {"code": FileContents(path, follow=True), **beside, **_others(alone, own), **libraries}
 
 
 # ------------------------------------------------------------------------------------------------ what code says

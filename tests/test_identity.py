@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentloop.errors import ConfigError
-from agentloop.identity import Digest, Files, Outside, Value, files_hash, identity
+from agentloop.identity import Digest, FileContents, Outside, Value, files_hash, identity
 
 
 def program(folder: Path) -> Path:
@@ -134,7 +134,11 @@ def test_code_of_this_machine_is_read_through_links_that_may_go_round(tmp_path: 
 
 
 def test_parts_and_what_no_hash_covers(tmp_path: Path) -> None:
-    parts = {"policy": Value({"kind": "openai"}), "files": Files(program(tmp_path / "p")), "weights": Digest("0" * 64)}
+    parts = {
+        "policy": Value({"kind": "openai"}),
+        "files": FileContents(program(tmp_path / "p")),
+        "weights": Digest("0" * 64),
+    }
     known = identity(parts)
     assert (known.unhashed, len(known.hash)) == ((), 64)
     assert identity(dict(reversed(parts.items()))) == known

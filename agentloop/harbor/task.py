@@ -83,7 +83,7 @@ class Healthcheck(Table):
     retries: int = 3
 
 
-class Environment(Table):
+class TaskEnvironment(Table):
     """The box."""
 
     docker_image: str | None = None
@@ -130,7 +130,7 @@ class Verification(Phase):
     """How the result is checked."""
 
     environment_mode: VerifierMode = VerifierMode.shared
-    environment: Environment | None = None
+    environment: TaskEnvironment | None = None
     """The box of a separate verifier; None is another of the agent's."""
     collect: tuple[Collect, ...] = ()
 
@@ -147,7 +147,7 @@ class HarborTask(Table):
     folder: Path
     instruction: str
     agent: Phase = Phase()
-    environment: Environment = Environment()
+    environment: TaskEnvironment = TaskEnvironment()
     verifier: Verification = Verification()
     solution: Solution = Solution()
     artifacts: tuple[str, ...] = ()
@@ -280,10 +280,10 @@ def _tables(tables: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], type[
     yield "", tables, HarborTask
     below: dict[str, type[Table]] = {
         "agent": Phase,
-        "environment": Environment,
+        "environment": TaskEnvironment,
         "environment.healthcheck": Healthcheck,
         "verifier": Verification,
-        "verifier.environment": Environment,
+        "verifier.environment": TaskEnvironment,
         "verifier.collect": Collect,
         "solution": Solution,
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agentloop.config.kinds import KindSection
 from agentloop.config.sections import AgentSection, PolicySection
-from agentloop.identity import Files, Outside, Part, Value
+from agentloop.identity import FileContents, Outside, Part, Value
 from agentloop.options import code_options, interpreter_options, path_options
 from agentloop.policies.endpoints import ENDPOINTS
 from agentloop.source import program, source
@@ -55,7 +55,7 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
         for n, tool in enumerate(settings.tools):
             parts |= _named(f"agent.tools.{n}", source("tools", tool, folder))
     if settings.files is not None:
-        parts["agent.files"] = Files(folder / settings.files)
+        parts["agent.files"] = FileContents(folder / settings.files)
     elif settings.command is not None:
         parts["agent.program"] = Outside(None, "the program of [agent] command, which names no files")
     for server in settings.mcp:
@@ -75,12 +75,12 @@ def _foreign(group: str, table: str, settings: KindSection, folder: Path) -> dic
     plain = {key: value for key, value in settings.public_options.items() if key not in {*paths, *interpreters}}
     parts: dict[str, Part] = {table: Value({**name, **plain})}
     for key, path in interpreters.items():
-        parts[f"{table}.{key}"] = Files(path.resolve())
+        parts[f"{table}.{key}"] = FileContents(path.resolve())
         parts[f"{table}.{key}.version"] = Value(_version(path))
     parts |= _named(f"{table}.part", source(group, settings.kind, folder))
     for key, code in code_options(group, table, settings, folder).items():
         parts |= _named(f"{table}.{key}", program(code, folder))
-    return parts | {f"{table}.{key}": Files(path) for key, path in paths.items() if path.exists()}
+    return parts | {f"{table}.{key}": FileContents(path) for key, path in paths.items() if path.exists()}
 
 
 def _version(interpreter: Path) -> str:
