@@ -106,7 +106,7 @@ def test_the_name_tells_the_format(agentloop: Run, project: Path) -> None:
         (("reward>0",), 2, "'reward>0' is no trace's id; for a filter, write --filter 'reward>0'"),
         (("zzz",), 5, "no trace with an id that begins with 'zzz'"),
         (("--filter", "tol:shell"), 2, "filter: 'tol' at character 1: no such key (known: id, source, "),
-        (("--store", "none.db"), 4, "no trace store at none.db; `agentloop traces import`, `agentloop serve`, "),
+        (("--store", "none.db"), 4, "no trace store at none.db; `agentloop run`, `loop`, `serve` and "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_said_in_one_line(agentloop: Run, words: tuple[str, ...], code: int, message: str) -> None:

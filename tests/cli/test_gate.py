@@ -249,7 +249,7 @@ BAD = {
     "changed file": (lambda here: edit(here / "evals/read/files/q3", "103", "99"), (), 2, "has changed since"),
     "other verifier": (drop_verifier_version, (), 2, "the verifiers have changed since"),
     "no tasks": (lambda here: (here / "evals/read/tasks.jsonl").write_text("\n"), (), 5, "no task in it"),
-    "no suite": (lambda here: shutil.rmtree(here / "evals/read"), (), 2, "evals/read: no such folder; name a"),
+    "no suite": (lambda here: shutil.rmtree(here / "evals/read"), (), 2, "evals/read: no such folder; a suite is"),
     "empty folder": (lambda here: (here / "evals/read/suite.toml").unlink(), (), 5, "so there is nothing to run"),
     "no policy": (lambda here: None, ("--candidate", "latest"), 2, "no policy 'latest'"),
     "policy that does not load": (lambda here: (here / "p.py").write_text("1/0"), (), 2, "ZeroDivisionError"),
