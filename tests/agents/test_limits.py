@@ -67,6 +67,7 @@ def test_time_ends_a_policy_that_does_not_answer(bubblewrap: BubblewrapBackend) 
     assert time.monotonic() - started < 5
 
 
+@pytest.mark.slow
 def test_time_ends_a_call_and_its_turn_is_recorded(bubblewrap: BubblewrapBackend) -> None:
     limits = Limits(max_wall_s=0.5, tool_timeout_s=60)
     done = act(bubblewrap, [Shell()], asks("shell", command="echo a; sleep 60"), limits=limits)

@@ -202,6 +202,7 @@ def test_what_is_shown_is_bounded(bubblewrap: BubblewrapBackend) -> None:
     assert bounded("a\ud800", 9) == "a?"
 
 
+@pytest.mark.slow
 def test_calls_are_made_together_where_the_tool_allows_it_and_answered_in_order(bubblewrap: BubblewrapBackend) -> None:
     async def nap(_: dict[str, Any]) -> str:
         started = time.monotonic()

@@ -191,6 +191,7 @@ def test_the_bound_of_a_cheat_covers_a_slow_verifier(bubblewrap: BubblewrapBacke
     assert (result.oracle, result.cut_off, result.n_cheats, result.problems) == ([1.0], {}, 2, [])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_cheats")
 def test_a_task_is_not_believed_when_a_cheat_got_no_verdict(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

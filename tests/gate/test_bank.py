@@ -137,6 +137,7 @@ def test_a_bank_of_another_size_begins_anew_and_the_first_goes_on_where_it_was(t
         fill(path, evals(tmp_path), works)  # a whole bank is filled anew
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("state", "kind"), [(RewardState.infra_failed, SandboxError), (RewardState.unscored, ConfigError)]
 )

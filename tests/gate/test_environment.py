@@ -92,6 +92,7 @@ def test_what_no_hash_covers_is_unknown(tasks: list[Task], label: str) -> None:
     assert compare(now, now) == ("unknown", f"no content hash covers {label}")
 
 
+@pytest.mark.slow
 def test_a_hosted_model_leaves_it_unknown() -> None:
     acting = identity({"policy": Value("openai"), "policy.model": Outside("m", "the model 'm'")})
     then = here(task(), acting=acting)

@@ -117,6 +117,7 @@ def test_an_upstream_that_fails(dialect: str, stream: bool, either: Gateway, mod
     assert until(lambda: model.n_open == 0 and either.n_tasks() == n_tasks)
 
 
+@pytest.mark.slow
 def test_nobody_answers_there(tmp_path: Path) -> None:
     with gateway_here(tmp_path / "store.db", Upstream("gone", "http://127.0.0.1:1/v1")) as gateway:
         answer = gateway.post(PATHS["chat"], body_of("chat", "say Yes."))

@@ -118,6 +118,7 @@ def test_a_stored_attempt_is_not_judged_without_its_sandbox(
     assert (again.state, again.scores[0].error) == (RewardState.unscored, NEEDS_BOX)
 
 
+@pytest.mark.slow
 def test_an_agent_on_this_machine_cannot_do_a_harbor_task(root: Path, tmp_path: Path) -> None:
     task = load(make_task(tmp_path / "t", toml="", image=root))
     (tmp_path / "mine.py").write_text("def act(task):\n    return 'done'\n")

@@ -99,6 +99,7 @@ def test_what_is_no_reward_is_never_a_0(
     assert words in str(done.verdict.scores[0].error)
 
 
+@pytest.mark.slow
 def test_tests_that_take_too_long_are_the_agents_outcome(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_separate_verifier_has_the_limits_of_its_own_environment(
     assert done.verdict.scores[0].why.startswith("tests/test.sh ran out of memory; it printed: /own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", ["many", "deep", "large"])
 def test_an_agent_that_leaves_more_than_is_taken_has_the_reward_0(
     bubblewrap: BubblewrapBackend, root: Path, tmp_path: Path, left: str

@@ -198,6 +198,7 @@ def asks(task):
 """
 
 
+@pytest.mark.slow
 def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "my_agent.py").write_text(AGENT)
     monkeypatch.syspath_prepend(folder)
@@ -212,6 +213,7 @@ def test_a_function_acts_in_a_process_of_its_own(folder: Path, monkeypatch: pyte
         al.run([TASK], Model().policy(), agent="my_agent.py:four")
 
 
+@pytest.mark.slow
 def test_an_agent_that_cannot_be_imported_is_refused_before_any_attempt(folder: Path) -> None:
     (folder / "mine.py").write_text("import no_such_module\n\ndef run(task):\n    return '4'\n")
     with closing(al.open_store("traces.db")) as store:
@@ -399,6 +401,7 @@ def test_a_gate_tells_a_worse_candidate_from_one_that_is_not(folder: Path) -> No
         al.gate(suite, baseline="main", candidate=Model().policy(), delta=7)
 
 
+@pytest.mark.slow
 def test_a_bank_and_a_gate_measure_again_once_they_have_ended(folder: Path) -> None:
     (folder / "agentloop.toml").write_text('[sandbox]\nkind = "unconfined"\nallow_unconfined = true\n')
     suite = al.Suite(name="sums", tasks=[TASK.model_copy(update={"id": f"sum-{n}"}) for n in range(6)])
@@ -431,6 +434,7 @@ def test_a_bank_and_a_gate_measure_again_once_they_have_ended(folder: Path) -> N
         assert n_calls() >= result.n_rollouts > 0, "each trial asks once"
 
 
+@pytest.mark.slow
 def test_fresh_attempts_of_a_baseline_from_python_need_who_filled_the_bank(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

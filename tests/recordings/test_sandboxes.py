@@ -226,6 +226,7 @@ TIMED = {"timeout_is_a_result", "background_child_does_not_delay", "probe_is_one
 PLAYABLE = [law for law in SANDBOX_LAWS if law.__name__ not in TIMED | {"impossible_specs_are_refused"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", PLAYABLE, ids=lambda law: law.__name__)
 def test_the_laws_hold_while_recording_and_in_the_replay(
     bubblewrap: BubblewrapBackend, tmp_path: Path, law: SandboxLaw

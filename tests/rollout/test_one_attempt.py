@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 LEASE = {("rollout/attempt.py", "_leased")}
 VERIFIERS = {("judge/artifacts.py", "fresh"), ("harbor/verification.py", "verified")}
@@ -32,6 +34,7 @@ def _calls(node: ast.AST, function: str) -> Iterator[str]:
         yield from _calls(child, inside)
 
 
+@pytest.mark.slow
 def test_one_function_leases_a_sandbox_for_an_attempt() -> None:
     assert set(makers("agentloop")) == LEASE | VERIFIERS | PROBES
 

@@ -207,6 +207,7 @@ def test_a_list_that_changes_during_a_connect_holds(
     asyncio.run(scene())
 
 
+@pytest.mark.slow
 def test_a_secret_goes_to_its_host_by_tls_and_nowhere_else(
     names: dict[str, list[str]], tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_new_way_cuts_the_old_one() -> None:
     run(scene)
 
 
+@pytest.mark.slow
 def test_a_gateway_may_be_silent_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "IDLE_S", 0.1)
     monkeypatch.setattr(proxy, "HEAD_S", 0.3)

@@ -112,6 +112,7 @@ STRAYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stray", list(STRAYS))
 def test_a_timeout_takes_strays_along_and_no_others(backend: SandboxBackend, stray: str) -> None:
     mark, other = f"84{os.getpid()}.5", f"85{os.getpid()}.5"
@@ -171,6 +172,7 @@ def resident(pid: int) -> int:
     return int(next(line for line in lines if line.startswith("VmRSS")).split()[1]) >> 10
 
 
+@pytest.mark.slow
 def test_a_flood_costs_neither_end_memory(bubblewrap: BubblewrapBackend) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
         (supervisor,) = [pid for pid in children(os.getpid()) if b"inside.pid1" in _cmdline(pid)][-1:]

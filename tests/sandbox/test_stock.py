@@ -184,6 +184,7 @@ def test_no_more_are_made_at_once_than_help(monkeypatch: pytest.MonkeyPatch) -> 
     assert most == 3
 
 
+@pytest.mark.slow
 def test_closing_while_the_stock_is_being_filled_leaves_no_sandbox() -> None:
     async def scene() -> None:
         for wait_s in (0.0, 0.005, 0.0101, 0.015, 0.0203, 0.05):
@@ -255,6 +256,7 @@ def added(file: Path) -> None:
     file.with_name("a-new").write_text("after")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [edited, edited_in_place, added])
 def test_a_ready_sandbox_is_never_older_than_its_files(
     bubblewrap: SandboxBackend, tmp_path: Path, change: Callable[[Path], None]

@@ -183,6 +183,7 @@ def test_a_session_runs_any_command_and_goes_on(
     run(backend, scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["sleep 7633.5", "(setsid sleep 7633.5)", "sh -c 'trap : TERM INT; sleep 7633.5'"])
 def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> None:
     async def scene(sandbox: SupervisedSandbox) -> None:
@@ -199,6 +200,7 @@ def test_a_session_survives_a_timeout(backend: SandboxBackend, command: str) -> 
     assert comes_true(lambda: not with_word("7633.5"))
 
 
+@pytest.mark.slow
 @pytest.mark.first(backend=1, command=2)
 @pytest.mark.parametrize("command", ["while :; do :; done", "exit 4", "kill -9 $$", "set -e; false", "exec sleep 60"])
 def test_a_session_whose_shell_ends_says_so_and_begins_anew(backend: SandboxBackend, command: str) -> None:

@@ -57,6 +57,7 @@ def test_ends_are_results() -> None:
     in_sandbox(scene)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["", "setsid "])
 def test_a_timeout_ends_what_the_command_started(how: str) -> None:
     mark = f"84{os.getpid()}.5"

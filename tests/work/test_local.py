@@ -107,6 +107,7 @@ class Slow(Counting):
         return await super().complete(*arguments, **options)
 
 
+@pytest.mark.slow
 def test_two_that_ask_for_the_same_at_once_share_what_is_stored(store: Store) -> None:
     policies = Slow(0.05), Slow(0.3)
 
