@@ -5,7 +5,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
 DEMO_OUT ?= demo-out
-# More at once than there are cores, because most tests wait for something; quick ones do not.
+# More at once than there are cores, because most tests wait for something.
 THREE := --numprocesses 3 --dist worksteal
 FOUR := --numprocesses 4 --dist worksteal
 
