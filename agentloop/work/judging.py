@@ -20,6 +20,8 @@ from agentloop.work.work import Ask
 
 MAX_JUDGED = 8
 """Groups that are judged at once."""
+LOOK_FROM_S = 0.02
+"""Attempts that take less are made without another look into the store, which takes almost a millisecond."""
 
 
 class Judging:
@@ -48,9 +50,12 @@ class Judging:
         self._sizes = Counter(episode.group for _, episode in ask.planned)
         self._incomplete: defaultdict[str, list[Rollout]] = defaultdict(list)
         self._slots = asyncio.Semaphore(MAX_JUDGED)
+        self._longest_s = 0.0
 
     def end_stored(self, planned: Planned) -> Attempt | None:
         """End with the attempt that another process has stored since the start; None where nobody has."""
+        if self._longest_s < LOOK_FROM_S:
+            return None
         if compares_attempts(planned[0]):  # the attempts of its group are judged together
             return None
         attempt = self._stored(planned)
@@ -66,6 +71,7 @@ class Judging:
 
     async def end(self, rollout: Rollout, n_lost: int = 0) -> None:
         """Judge and store a rollout, or keep it until its group is complete. n_lost: attempts lost before it."""
+        self._longest_s = max(self._longest_s, rollout.trace.duration_s)
         rollout = replace(rollout, trace=with_n_lost(rollout.trace, n_lost))
         if not compares_attempts(rollout.task):
             await self._judge([rollout])
