@@ -20,7 +20,7 @@ from agentloop.work.work import Ask
 
 MAX_JUDGED = 8
 """Groups that are judged at once."""
-LOOK_FROM_S = 0.02
+LOOK_FROM_S = 0.5
 """Attempts that take less are made without another look into the store, which takes almost a millisecond."""
 
 

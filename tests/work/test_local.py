@@ -24,6 +24,7 @@ from agentloop.rollout.retry import is_lost
 from agentloop.store.attempts import Placed
 from agentloop.store.store import Store
 from agentloop.types import Attempt, Completion, EpisodeState, Message, Part, Purpose, RewardState, Task
+from agentloop.work import judging
 from agentloop.work.local import LocalWork
 from agentloop.work.work import Ask
 
@@ -108,7 +109,8 @@ class Slow(Counting):
 
 
 @pytest.mark.slow
-def test_two_that_ask_for_the_same_at_once_share_what_is_stored(store: Store) -> None:
+def test_two_that_ask_for_the_same_at_once_share_what_is_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "LOOK_FROM_S", 0.02)
     policies = Slow(0.05), Slow(0.3)
 
     async def scene() -> list[list[Attempt]]:
