@@ -18,7 +18,7 @@ from agentloop.protocols import Policy
 from agentloop.rollout.refusals import why_unscored
 from agentloop.store.bodies import unpack
 from agentloop.store.tables import TraceRow
-from agentloop.types import PolicyVersion, Purpose, RewardState, Split, StageKey, StageKind
+from agentloop.types import PolicyVersion, Purpose, RewardState, Split, StageKey, StageKind, VersionKind
 
 N_NAMED = 3
 """Tasks named of those that are wrong; the rest are counted."""
@@ -64,7 +64,7 @@ class FixedTrainer:
         return self.project.registry.add(
             number=number,
             parent=parent,
-            kind="scripted" if settings.kind == "scripted" else "remote",
+            kind=VersionKind.settings,
             artifact=None,
             sha256=self.identity,
             config_hash=self.project.config.hash,

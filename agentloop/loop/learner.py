@@ -29,7 +29,7 @@ from agentloop.train.curriculum import Curriculum
 from agentloop.train.demonstrations import demonstration
 from agentloop.train.grpo import Grpo, GrpoSettings
 from agentloop.train.samples import build_samples
-from agentloop.types import PolicyVersion, Purpose, Sample, Split, StageKey, StageKind
+from agentloop.types import PolicyVersion, Purpose, Sample, Split, StageKey, StageKind, VersionKind
 
 MIN_RATE = 0.25
 """Share of the learning rate that is kept when little is left to learn; below a quarter failing, it falls to this."""
@@ -215,7 +215,7 @@ class TinyTrainer:
         return self.project.registry.add(
             number=number,
             parent=parent,
-            kind="weights",
+            kind=VersionKind.weights,
             artifact=str(self.project.version_folder(number).relative_to(self.project.folder / STATE)),
             sha256=sha256,
             config_hash=self.project.config.hash,
@@ -224,7 +224,7 @@ class TinyTrainer:
 
 
 def _must_have_weights(version: PolicyVersion) -> None:
-    if version.kind != "weights":
+    if version.kind is not VersionKind.weights:
         raise ConfigError(
             f"v{version.number} is a {version.kind} policy, which has no weights to train from; "
             "set [policy] back to it, or make another project for 'tiny'"

@@ -29,7 +29,7 @@ from agentloop.registry.policies import fixed_policy, interrupts_wait
 from agentloop.registry.versions import Registry
 from agentloop.rollout.actors import ORACLE, Actor
 from agentloop.store.place import store_place
-from agentloop.types import PolicyVersion, Purpose, Task
+from agentloop.types import PolicyVersion, Purpose, Task, VersionKind
 
 SCRIPTED = "scripted:"
 LIVE = "live"
@@ -132,7 +132,7 @@ def _version(ref: str, project: Path, tasks: Sequence[Task], suite: str) -> Acto
         store.close()
     if version is None:
         raise ConfigError(f"{project} has no policy version {ref!r}{_versions(project)}")
-    if version.kind == "weights":
+    if version.kind is VersionKind.weights:
         policy = _tiny(version, project, config.policy.temperature)
         agent = _agent(config.agent, project, tasks)
         weights: dict[str, Part] = {

@@ -1,10 +1,14 @@
 """Policy versions: who descends from whom, which one is live, and which moves are legal.
 
 ```
-candidate ──▶ live ──▶ retired
-    └───────▶ held ──▶ retired
+candidate ──▶ live ──▶ retired ──▶ live (roll back)
+    │  ▲       ▲          ▲
+    │  └───┐   │          │
+    ├──▶ canary ──▶ held ─┘     canary ──▶ candidate: it was ended without a verdict
+    └─────────────▶ held ──▶ canary, live (with a proof, or with an override)
 ```
-One version is live at a time. A number is never used twice.
+One version is live at a time, and one is a canary; the store's constraints hold that. A number is never used twice.
+Every move is a row of `policy_move` and stays.
 """
 
 from __future__ import annotations
@@ -14,21 +18,53 @@ from datetime import UTC, datetime
 
 from agentloop.errors import StateError
 from agentloop.store.store import Store
-from agentloop.types import Action, Decision, PolicyState, PolicyVersion
+from agentloop.types import (
+    Action,
+    Decision,
+    Lineage,
+    Move,
+    PolicyState,
+    PolicyVersion,
+    Proof,
+    VersionKind,
+)
 
 MOVES: dict[PolicyState, frozenset[PolicyState]] = {
-    PolicyState.candidate: frozenset({PolicyState.live, PolicyState.held}),
+    PolicyState.candidate: frozenset({PolicyState.canary, PolicyState.live, PolicyState.held}),
+    PolicyState.canary: frozenset({PolicyState.live, PolicyState.held, PolicyState.candidate}),
     PolicyState.live: frozenset({PolicyState.retired}),
-    PolicyState.held: frozenset({PolicyState.retired}),
-    PolicyState.retired: frozenset(),
+    PolicyState.held: frozenset({PolicyState.canary, PolicyState.live, PolicyState.retired}),
+    PolicyState.retired: frozenset({PolicyState.live}),
 }
+LOOP = "agentloop loop"
+"""Who moves a version when the loop does."""
 
 
-def moved(version: PolicyVersion, to: PolicyState) -> PolicyVersion:
-    """`version` in its new state. Raises StateError, naming both states, when the table has no such move."""
-    if to not in MOVES[version.state]:
-        raise StateError(f"policy v{version.number} is {version.state} and cannot become {to}")
-    return version.model_copy(update={"state": to})
+def move_of(
+    version: PolicyVersion,
+    after: PolicyState,
+    *,
+    by: str,
+    why: str,
+    proof: Proof | None = None,
+    is_override: bool = False,
+    share: float | None = None,
+) -> Move:
+    """The move of `version` to a state. Raises StateError, naming both states, when the table has no such move."""
+    changes_share = after is version.state is PolicyState.canary
+    if after not in MOVES[version.state] and not changes_share:
+        raise StateError(f"policy v{version.number} is {version.state} and cannot become {after}")
+    return Move(
+        version=version.number,
+        before=version.state,
+        after=after,
+        by=by,
+        why=why,
+        proof=proof,
+        is_override=is_override,
+        share=share,
+        at=datetime.now(UTC),
+    )
 
 
 class Registry:
@@ -45,24 +81,44 @@ class Registry:
         """By number."""
         return next((v for v in self.all() if v.number == number), None)
 
+    def require(self, number: int) -> PolicyVersion:
+        """By number. Raises StateError where it does not exist."""
+        version = self.get(number)
+        if version is None:
+            numbers = ", ".join(f"v{v.number}" for v in self.all()) or "none"
+            raise StateError(f"no policy version v{number} (available: {numbers}); `agentloop policies ls` lists them")
+        return version
+
     def live(self) -> PolicyVersion | None:
         """The champion; None before the first version."""
         return next((v for v in self.all() if v.state is PolicyState.live), None)
 
+    def canary(self) -> PolicyVersion | None:
+        """The version that has a share of live traffic; None without one."""
+        return next((v for v in self.all() if v.state is PolicyState.canary), None)
+
     def newest(self) -> PolicyVersion | None:
         """The version made last, whatever became of it."""
         return max(self.all(), key=lambda v: v.number, default=None)
+
+    def moves(self, number: int | None = None) -> list[Move]:
+        """Every move, the oldest first; with `number`, those of one version."""
+        return self._store.moves(number)
 
     def add(
         self,
         *,
         number: int,
         parent: int | None,
-        kind: str,
+        kind: VersionKind,
         artifact: str | None,
         sha256: str,
         config_hash: str,
         note: str,
+        parts: dict[str, str] | None = None,
+        unhashed: tuple[str, ...] = (),
+        lineage: Lineage | None = None,
+        by: str = LOOP,
     ) -> PolicyVersion:
         """A new version: live when it is the first, else a candidate. Adding the same again changes nothing."""
         registered = self.get(number)
@@ -76,28 +132,38 @@ class Registry:
             kind=kind,
             artifact=artifact,
             sha256=sha256,
+            parts=parts or {},
+            unhashed=unhashed,
             config_hash=config_hash,
-            state=PolicyState.candidate if self.live() else PolicyState.live,
+            lineage=lineage,
+            state=PolicyState.candidate if self.all() else PolicyState.live,
             note=note,
             created_at=datetime.now(UTC),
         )
-        self._store.put_version(version)
+        first = Move(version=number, before=None, after=version.state, by=by, why=note, at=version.created_at)
+        self._store.add_version(version, first)
         return version
 
-    def apply(self, decision: Decision) -> None:
+    def apply(self, decision: Decision, *, proof: Proof | None = None, by: str = LOOP) -> None:
         """Carry out a decision on a candidate: promote it in the champion's place, or hold it."""
-        candidate = self.get(decision.candidate)
-        champion = self.live()
-        if candidate is None:
-            raise StateError(f"there is no policy v{decision.candidate} to decide on")
+        candidate = self.require(decision.candidate)
+        why = decision.reasons[0]
         if decision.action is Action.promote:
-            changes = [
-                moved(candidate, PolicyState.live),
-                *([moved(champion, PolicyState.retired)] if champion else []),
-            ]
+            moves = self._promotion(candidate, by=by, why=why, proof=proof)
         else:
-            changes = [moved(candidate, PolicyState.held)]
-        self._store.put_decision(decision, changes)
+            moves = [move_of(candidate, PolicyState.held, by=by, why=why, proof=proof)]
+        self._store.put_moves(moves, decision)
+
+    def _promotion(
+        self, candidate: PolicyVersion, *, by: str, why: str, proof: Proof | None, is_override: bool = False
+    ) -> list[Move]:
+        """The champion retires first: one version is live at any time."""
+        champion = self.live()
+        promotion = move_of(candidate, PolicyState.live, by=by, why=why, proof=proof, is_override=is_override)
+        if champion is None:
+            return [promotion]
+        retirement = move_of(champion, PolicyState.retired, by=by, why=f"v{candidate.number} took its place")
+        return [retirement, promotion]
 
 
 def versions_of(registry: Registry) -> Callable[[], Mapping[str, int]]:

@@ -1,15 +1,13 @@
-"""What a loop remembers beside its traces: finished stages, policy versions, reports and decisions."""
+"""What a loop remembers beside its traces: finished stages and reports."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 from sqlalchemy import Connection, func
 from sqlmodel import col, select
 
 from agentloop.store.database import Database
-from agentloop.store.tables import DecisionRow, EvalRow, PolicyRow, StageRow
-from agentloop.types import Decision, EvalReport, PolicyVersion
+from agentloop.store.tables import EvalRow, StageRow
+from agentloop.types import EvalReport
 
 
 class Record:
@@ -36,18 +34,6 @@ class Record:
             mine = select(StageRow).where(StageRow.project == self.project)
             return {row.name: row for row in session.exec(mine.order_by(col(StageRow.position)))}
 
-    def put_version(self, version: PolicyVersion, *, within: Connection | None = None) -> None:
-        """Insert or update by number."""
-        with self._database.session(write=True, within=within) as session:
-            session.merge(PolicyRow(project=self.project, **version.model_dump()))
-
-    def versions(self) -> list[PolicyVersion]:
-        """All versions by number."""
-        with self._database.session() as session:
-            mine = select(PolicyRow).where(PolicyRow.project == self.project)
-            rows = session.exec(mine.order_by(col(PolicyRow.number)))
-            return [PolicyVersion.model_validate(row.model_dump(exclude={"project"})) for row in rows]
-
     def put_report(self, report: EvalReport, *, within: Connection | None = None) -> None:
         """Insert or replace."""
         row = EvalRow(
@@ -64,20 +50,3 @@ class Record:
         with self._database.session() as session:
             row = session.get(EvalRow, (self.project, suite_hash, policy_version))
             return EvalReport.model_validate(row.body) if row else None
-
-    def put_decision(
-        self, decision: Decision, versions: Iterable[PolicyVersion], *, within: Connection | None = None
-    ) -> None:
-        """A decision and the states it brings, in one transaction."""
-        body = decision.model_dump(mode="json")
-        with self._database.session(write=True, within=within) as session:
-            session.merge(DecisionRow(project=self.project, candidate=decision.candidate, body=body))
-            for version in versions:
-                session.merge(PolicyRow(project=self.project, **version.model_dump()))
-
-    def decisions(self) -> dict[int, Decision]:
-        """Decision by candidate number."""
-        with self._database.session() as session:
-            mine = select(DecisionRow).where(DecisionRow.project == self.project)
-            rows = session.exec(mine.order_by(col(DecisionRow.candidate)))
-            return {row.candidate: Decision.model_validate(row.body) for row in rows}

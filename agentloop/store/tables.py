@@ -15,7 +15,7 @@ from sqlmodel import Field, SQLModel
 
 from agentloop.types import StageKind
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Raised with every change of a table. An older file is upgraded when it is opened, an older server by
 `agentloop store upgrade` alone; a newer one is refused."""
 
@@ -80,6 +80,8 @@ class TraceSummary(SQLModel):
     """When something was last added to it."""
 
 
+_LIVE = text("state = 'live'")
+_CANARY = text("state = 'canary'")
 _OURS = text("stage IS NOT NULL")
 _LINKED = text("episode_id IS NOT NULL")
 """An episode of a loop has one trace; of others' traces several may say that they belong to one."""
@@ -276,9 +278,13 @@ class KeyRow(SQLModel, table=True):
 
 
 class PolicyRow(SQLModel, table=True):
-    """A PolicyVersion."""
+    """A PolicyVersion. One is live, and one is a canary, in a project at most."""
 
     __tablename__ = "policy_version"
+    __table_args__ = (
+        Index("policy_live", "project", unique=True, sqlite_where=_LIVE, postgresql_where=_LIVE),
+        Index("policy_canary", "project", unique=True, sqlite_where=_CANARY, postgresql_where=_CANARY),
+    )
 
     project: str = Field(primary_key=True)
     number: int = Field(primary_key=True)
@@ -286,10 +292,66 @@ class PolicyRow(SQLModel, table=True):
     kind: str
     artifact: str | None
     sha256: str
+    parts: dict[str, str] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    unhashed: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     config_hash: str
+    lineage: dict[str, object] | None = Field(default=None, sa_column=Column(JSON))
     state: str
     note: str
     created_at: datetime
+
+
+class MoveRow(SQLModel, table=True):
+    """A Move of a version. Rows are added and never changed."""
+
+    __tablename__ = "policy_move"
+    __table_args__ = (Index("policy_move_by_version", "project", "version", "key"),)
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    project: str
+    version: int
+    before: str | None
+    after: str
+    by: str
+    why: str
+    proof: dict[str, object] | None = Field(default=None, sa_column=Column(JSON))
+    is_override: bool = False
+    share: float | None = None
+    at: datetime
+
+
+class FeedbackRow(SQLModel, table=True):
+    """A score or words on a trace, from outside; the last word of a source counts."""
+
+    __tablename__ = "feedback"
+    __table_args__ = (Index("feedback_by_trace", "project", "trace_id", "key"),)
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    project: str
+    trace_id: str
+    source: str
+    """Who says it: a key's id, the name of a person, or of an evaluator."""
+    score: float | None
+    text: str
+    is_self_reported: bool
+    """It comes from the credential that made the trace, or from the trace's own spans, and no setting trusts it."""
+    given_at: datetime
+
+
+class ProposalRow(SQLModel, table=True):
+    """One call of a model that rewrites text for a trainer, so that the call is never paid for twice."""
+
+    __tablename__ = "proposal"
+
+    project: str = Field(primary_key=True)
+    id: str = Field(primary_key=True)
+    """Hash of the request, and its number among equal requests of one turn."""
+    version: int
+    """The version that is being made."""
+    request: str
+    answer: str
+    cost_usd: float | None
+    given_at: datetime
 
 
 class EvalRow(SQLModel, table=True):

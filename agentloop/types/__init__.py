@@ -13,13 +13,14 @@ from agentloop.types.decision import Action, Decision, EvalReport
 from agentloop.types.episode import AttemptPhase, Break, Episode, EpisodeState, Purpose, StopReason
 from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.imported import Imported
+from agentloop.types.overlay import Component, Lesson, Overlay
 from agentloop.types.span import Span
 from agentloop.types.stage import StageKey, StageKind
 from agentloop.types.step import BROKEN, Completion, ExecResult, Message, Step, ToolCall, ToolResult, ToolSpec
 from agentloop.types.task import EnvironmentSpec, Limits, Part, RewardRule, SandboxSpec, Setup, Split, Task
 from agentloop.types.trace import SubTrace, Trace
 from agentloop.types.verdict import OWN_LEAF, WAITING, Failure, FailureType, Graded, RewardState, Score, Verdict
-from agentloop.types.version import PolicyState, PolicyVersion, Sample
+from agentloop.types.version import Lineage, Move, PolicyState, PolicyVersion, Proof, ProofKind, Sample, VersionKind
 
 __all__ = [
     "BROKEN",
@@ -30,6 +31,7 @@ __all__ = [
     "AttemptPhase",
     "Break",
     "Completion",
+    "Component",
     "Decision",
     "EnvironmentSpec",
     "Episode",
@@ -41,11 +43,17 @@ __all__ = [
     "Frozen",
     "Graded",
     "Imported",
+    "Lesson",
     "Limits",
+    "Lineage",
     "Message",
+    "Move",
+    "Overlay",
     "Part",
     "PolicyState",
     "PolicyVersion",
+    "Proof",
+    "ProofKind",
     "Purpose",
     "RewardRule",
     "RewardState",
@@ -66,5 +74,6 @@ __all__ = [
     "ToolSpec",
     "Trace",
     "Verdict",
+    "VersionKind",
     "content_hash",
 ]

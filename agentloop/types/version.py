@@ -1,9 +1,11 @@
-"""A sample is one trainable row; a policy version names what was trained from which samples."""
+"""A sample is one trainable row; a policy version is everything that decides how an agent acts, with its moves."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+
+from pydantic import Field
 
 from agentloop.types.frozen import Frozen
 
@@ -25,13 +27,44 @@ class Sample(Frozen):
     advantage: float = 0.0
 
 
+class VersionKind(StrEnum):
+    """What a version changes of its base."""
+
+    settings = "settings"
+    """Nothing: a policy and an agent as the settings and their files describe them."""
+    overlay = "overlay"
+    """The text that the agent reads."""
+    adapter = "adapter"
+    """An adapter (LoRA) on a base model."""
+    weights = "weights"
+    """A whole model."""
+
+
 class PolicyState(StrEnum):
-    """candidate -> live -> retired, candidate -> held -> retired; the table is in `registry/`."""
+    """Where a version stands; `registry/versions.py` has the table of moves."""
 
     candidate = "candidate"
+    canary = "canary"
     live = "live"
     held = "held"
     retired = "retired"
+
+
+class Lineage(Frozen):
+    """What a version was made of. The (trace, verdict) pairs themselves are in `lineage.jsonl` in its folder."""
+
+    trainer: str
+    """Name and version, such as `gepa@1`."""
+    base: str | None = None
+    """Hash of the model or version that an adapter or an overlay stands on."""
+    filter: str | None = None
+    """The filter that chose stored traces; None when it learned from attempts of its own."""
+    n_traces: int = 0
+    traces: str | None = None
+    """SHA-256 of the sorted (trace id, verdict key) pairs."""
+    dropped: dict[str, int] = Field(default_factory=dict)
+    """Why a trace was not used -> how many."""
+    seed: int = 0
 
 
 class PolicyVersion(Frozen):
@@ -39,14 +72,67 @@ class PolicyVersion(Frozen):
 
     number: int
     parent: int | None
-    kind: str
-    """`weights` when we hold them, `remote` for a policy that others serve, `scripted` for code."""
+    kind: VersionKind
     artifact: str | None
-    """Folder of the weights, relative to the project; None when we hold none."""
+    """Folder of the version, relative to `.agentloop/`; None for a version of schema 6 or older that has none."""
     sha256: str
-    """Hash of the artifact, or of the policy's settings when there is none."""
+    """Identity of everything that decides how it acts: the hash over `parts`."""
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Hash of each part, by its name (`identity.py`)."""
+    unhashed: tuple[str, ...] = ()
+    """Labels of the parts that have no content hash. With any, a recorded answer is never replayed."""
     config_hash: str
+    lineage: Lineage | None = None
     state: PolicyState = PolicyState.candidate
     note: str = ""
     """Where it came from, in a few words."""
     created_at: datetime
+
+
+class ProofKind(StrEnum):
+    """Where the evidence came from."""
+
+    gate = "gate"
+    canary = "canary"
+
+
+class Proof(Frozen):
+    """Evidence that a version may go live: what was compared, what it showed, and a hash of what it rests on."""
+
+    kind: ProofKind
+    candidate: str
+    """Identity (`PolicyVersion.sha256`) of the version that it is about."""
+    baseline: str
+    """Identity of the version that it was compared with."""
+    claim: str
+    """`better` or `not_worse`."""
+    verdict: str
+    """`PASS`, `FAIL`, `INCONCLUSIVE` or `INFRA`."""
+    suite_hash: str | None = None
+    """State of the suite; None for a canary."""
+    outcomes: str
+    """SHA-256 of the outcomes, in the order in which they counted."""
+    n: int
+    """Differences that counted."""
+    alpha: float
+    difference: float
+    low: float
+    """Lower end of the 95% confidence sequence of the difference."""
+
+
+class Move(Frozen):
+    """A version changed its state, or its share of live traffic. Moves are never changed or removed."""
+
+    version: int
+    before: PolicyState | None
+    """None when the version was registered."""
+    after: PolicyState
+    by: str
+    """A person, a command, or `canary`."""
+    why: str
+    proof: Proof | None = None
+    is_override: bool = False
+    """Somebody promoted it without a proof, and `why` says for what reason."""
+    share: float | None = None
+    """Share of new episodes that a canary has from now on."""
+    at: datetime

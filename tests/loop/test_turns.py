@@ -21,6 +21,7 @@ from agentloop.types import (
     Action,
     Completion,
     Message,
+    Move,
     PolicyState,
     PolicyVersion,
     Purpose,
@@ -221,7 +222,7 @@ class Cut(BaseException):
 
 CUTS = [
     pytest.param(write, after, id=f"{when}-{write}", marks=pytest.mark.slow)
-    for write in ("put_stage", "put_decision", "put_version", "put_report", "put_placed")
+    for write in ("put_stage", "put_moves", "add_version", "put_report", "put_placed")
     for when, after in (("before", False), ("after", True))
 ]
 
@@ -310,7 +311,8 @@ def test_a_candidate_without_a_champion_is_refused_not_promoted(folder: Path) ->
     with opened(folder) as project:
         asyncio.run(run_loop(project, PlannedTrainer(project, (10,))))
         only: PolicyVersion = project.registry.all()[0]
-        project.store.put_version(only.model_copy(update={"state": PolicyState.candidate}))
+        undone = Move(version=1, before=only.state, after=PolicyState.candidate, by="hand", why="", at=only.created_at)
+        project.store.put_moves([undone])
         with pytest.raises(ValueError, match="no version is live beside candidate v1"):
             asyncio.run(run_loop(project, PlannedTrainer(project, (10,))))
 

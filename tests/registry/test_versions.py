@@ -11,11 +11,17 @@ from typing import Any
 import pytest
 
 from agentloop.errors import StateError
-from agentloop.registry.versions import Registry, moved
+from agentloop.registry.versions import Registry, move_of
 from agentloop.store.store import Store
 from agentloop.types import Action, Decision, PolicyState, PolicyVersion
 
-LEGAL = {("candidate", "live"), ("candidate", "held"), ("live", "retired"), ("held", "retired")}
+LEGAL = {
+    *(("candidate", after) for after in ("canary", "live", "held")),
+    *(("canary", after) for after in ("canary", "live", "held", "candidate")),
+    ("live", "retired"),
+    *(("held", after) for after in ("canary", "live", "retired")),
+    ("retired", "live"),
+}
 
 
 @pytest.fixture
@@ -67,10 +73,11 @@ def test_the_state_table_pair_by_pair(before: PolicyState, after: PolicyState) -
         created_at=datetime.now(UTC),
     )
     if (before.value, after.value) in LEGAL:
-        assert moved(version, after) == version.model_copy(update={"state": after})
+        move = move_of(version, after, by="a person", why="so")
+        assert (move.version, move.before, move.after, move.by, move.why) == (7, before, after, "a person", "so")
     else:
         with pytest.raises(StateError, match=rf"^policy v7 is {before.value} and cannot become {after.value}$"):
-            moved(version, after)
+            move_of(version, after, by="a person", why="so")
 
 
 def test_an_empty_registry_knows_nothing(registry: Registry) -> None:

@@ -13,6 +13,7 @@ from agentloop.types import (
     Failure,
     FailureType,
     Message,
+    Move,
     PolicyVersion,
     Purpose,
     RewardState,
@@ -87,6 +88,10 @@ def judged(
         failures=(failure,) if reward == 0.0 else (),
     )
     return Attempt(task=task, episode=episode, trace=trace, verdict=verdict)
+
+
+def first_move(of: PolicyVersion) -> Move:
+    return Move(version=of.number, before=None, after=of.state, by="a test", why=of.note, at=NOW)
 
 
 def version(number: int, sha256: str = "a" * 64, parent: int | None = None) -> PolicyVersion:

@@ -20,7 +20,7 @@ from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
 
 from .old import LOOP_OF_SCHEMA_3, at_schema
-from .rows import judged, version
+from .rows import first_move, judged, version
 from .span_rows import span
 
 pytestmark = pytest.mark.slow
@@ -42,7 +42,7 @@ def test_what_a_loop_left_in_schema_3_belongs_to_the_default_project(where: str 
     assert store.missing() == []
     other = Store(where, project="other")
     assert (other.versions(), other.stages(), other.report("h", 1)) == ([], {}, None)
-    other.put_version(version(1))
+    other.add_version(version(1), first_move(version(1)))
     assert [each.note for each in store.versions()] == ["µ"]
     other.close()
     store.close()
@@ -204,14 +204,13 @@ def test_nothing_stays_in_a_session(postgresql: str) -> None:
 
 def test_a_writer_waits_for_another_no_longer_than_it_may(where: str | Path) -> None:
     first, second = Store(where), Store(where, timeouts=Timeouts(lock_s=0.3))
-    first.put_version(version(1))
     with first.transaction() as connection:
-        first.put_version(version(1, sha256="b" * 64), within=connection)
+        first.add_version(version(1), first_move(version(1)), within=connection)
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"lock.*; (run the same command again|then run the same)"):
-            second.put_version(version(1, sha256="c" * 64))
+            second.add_version(version(2), first_move(version(2)))
         assert time.monotonic() - started < 5
-    assert first.versions()[0].sha256 == "b" * 64
+    assert first.versions() == [version(1)]
     first.close()
     second.close()
 
@@ -248,14 +247,14 @@ def test_a_server_that_may_only_be_read_is_named_with_the_next_move(postgresql: 
 def test_writes_within_a_transaction_are_there_together_or_not_at_all(either: Store) -> None:
     with suppress(RuntimeError), either.transaction() as connection:
         either.put_attempts("turn-1", [judged("t1")], within=connection)
-        either.put_version(version(1), within=connection)
+        either.add_version(version(1), first_move(version(1)), within=connection)
         raise RuntimeError
     assert (either.n_traces(), either.versions()) == (0, [])
     with either.transaction() as connection:
         placed = [Placed("turn-1", n, judged(name)) for n, name in ((3, "t1"), (5, "t2"))]
         either.put_placed(placed, within=connection)
         either.put_score("default", "t1", judged("t1").verdict.scores[0], source="me", within=connection)
-        either.put_version(version(1), within=connection)
+        either.add_version(version(1), first_move(version(1)), within=connection)
     assert [row.n for row in either.stage_traces("turn-1")] == [3, 5]
     assert {score.source for score in either.verdict("default", "t1").scores} == {None, "me"}
     assert either.versions() == [version(1)]

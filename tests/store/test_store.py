@@ -18,9 +18,9 @@ from agentloop.store.bodies import unpack
 from agentloop.store.evidence import StoredOutcome
 from agentloop.store.store import Store
 from agentloop.store.tables import SCHEMA_VERSION, StageRow
-from agentloop.types import Action, Attempt, Decision, EvalReport, PolicyState, Purpose, RewardState, Split
+from agentloop.types import Action, Attempt, Decision, EvalReport, Move, PolicyState, Purpose, RewardState, Split
 
-from .rows import NOW, judged, version
+from .rows import NOW, first_move, judged, version
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -256,15 +256,19 @@ def test_versions_reports_decisions_and_stages_come_back(store: Store) -> None:
         reasons=("neither",),
         created_at=NOW,
     )
-    held = version(2, parent=1).model_copy(update={"state": PolicyState.held, "note": "µ"})
-    store.put_version(version(2, parent=1))
-    store.put_version(version(1))
+    candidate = version(2, parent=1).model_copy(update={"note": "µ"})
+    held = candidate.model_copy(update={"state": PolicyState.held})
+    hold = Move(version=2, before=PolicyState.candidate, after=PolicyState.held, by="µ", why="neither", at=NOW)
+    store.add_version(candidate, first_move(candidate))
+    store.add_version(version(1), first_move(version(1)))
     store.put_report(report)
     store.put_report(report)
-    store.put_decision(decision, [held])
+    store.put_moves([hold], decision)
     store.put_stage(StageRow(name="turn-2", n_episodes=5, dropped={"flat": 3}, metrics={"validation": 1 / 3}))
     store.put_stage(StageRow(name="turn-1"))
     assert store.versions() == [version(1), held]
+    assert store.moves(2) == [first_move(candidate), hold]
+    assert [move.version for move in store.moves()] == [2, 1, 2]
     assert store.report("h" * 64, 2) == report
     assert store.report("h" * 64, 1) is None
     assert store.report("i" * 64, 2) is None
@@ -275,7 +279,7 @@ def test_versions_reports_decisions_and_stages_come_back(store: Store) -> None:
 
 
 def test_times_come_back_aware_and_to_the_microsecond(store: Store) -> None:
-    store.put_version(version(1))
+    store.add_version(version(1), first_move(version(1)))
     found = store.versions()[0].created_at
     assert found == NOW
     assert found.utcoffset() is not None

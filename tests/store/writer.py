@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from agentloop.store.store import Store
-from store.rows import judged, version
+from store.rows import first_move, judged, version
 
 store = Store(Path(sys.argv[1]))
 if sys.argv[2] == "lock":
@@ -18,6 +18,6 @@ if sys.argv[2] == "lock":
         time.sleep(60)
 else:
     store.put_attempts("turn-1", [judged(f"t{i:04d}") for i in range(int(sys.argv[2]))])
-    store.put_version(version(1))
+    store.add_version(version(1), first_move(version(1)))
     print("committed", flush=True)
     time.sleep(60)

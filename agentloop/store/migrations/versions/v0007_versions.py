@@ -1,0 +1,67 @@
+"""Schema 7: versions with parts and lineage, one live and one canary a project, their moves, feedback, proposals."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+_KEY = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+_TIME = sa.DateTime(timezone=True)
+SETTINGS_KINDS = ("remote", "scripted")
+"""Kinds of schema 6 that are versions of settings."""
+
+
+def upgrade() -> None:
+    """Versions become what they are now; of how they came to their state only the present one is known."""
+    op.add_column("policy_version", sa.Column("parts", sa.JSON, nullable=False, server_default="{}"))
+    op.add_column("policy_version", sa.Column("unhashed", sa.JSON, nullable=False, server_default="[]"))
+    op.add_column("policy_version", sa.Column("lineage", sa.JSON))
+    versions = sa.table("policy_version", *(sa.column(name) for name in ("project", "number", "kind", "state", "note")))
+    op.execute(versions.update().where(versions.c.kind.in_(SETTINGS_KINDS)).values(kind="settings"))
+    for state in ("live", "canary"):
+        only = sa.text(f"state = '{state}'")
+        name = f"policy_{state}"
+        op.create_index(name, "policy_version", ["project"], unique=True, sqlite_where=only, postgresql_where=only)
+    _tables()
+    op.execute(
+        "INSERT INTO policy_move (project, version, before, after, by, why, is_override, at) "
+        "SELECT project, number, NULL, state, 'agentloop store upgrade', 'its state at that time', 1 = 0, created_at "
+        "FROM policy_version"
+    )
+
+
+def _tables() -> None:
+    op.create_table(
+        "policy_move",
+        sa.Column("key", _KEY, primary_key=True),
+        sa.Column("project", sa.String, nullable=False),
+        sa.Column("version", sa.Integer, nullable=False),
+        sa.Column("before", sa.String),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("after", "by", "why")),
+        sa.Column("proof", sa.JSON),
+        sa.Column("is_override", sa.Boolean, nullable=False),
+        sa.Column("share", sa.Float),
+        sa.Column("at", _TIME, nullable=False),
+    )
+    op.create_index("policy_move_by_version", "policy_move", ["project", "version", "key"])
+    op.create_table(
+        "feedback",
+        sa.Column("key", _KEY, primary_key=True),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("project", "trace_id", "source")),
+        sa.Column("score", sa.Float),
+        sa.Column("text", sa.String, nullable=False),
+        sa.Column("is_self_reported", sa.Boolean, nullable=False),
+        sa.Column("given_at", _TIME, nullable=False),
+    )
+    op.create_index("feedback_by_trace", "feedback", ["project", "trace_id", "key"])
+    op.create_table(
+        "proposal",
+        *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "id")),
+        sa.Column("version", sa.Integer, nullable=False),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("request", "answer")),
+        sa.Column("cost_usd", sa.Float),
+        sa.Column("given_at", _TIME, nullable=False),
+    )

@@ -1,0 +1,104 @@
+"""Policy versions, and every move that one of them made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlmodel import col
+
+from agentloop.errors import StateError
+from agentloop.store.database import Database
+from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, columns
+from agentloop.types import Decision, Move, PolicyVersion
+
+
+class Versions:
+    """The part of the store that the registry writes; all of it belongs to the store's `project`."""
+
+    project: str
+    _database: Database
+
+    def add_version(self, version: PolicyVersion, move: Move, *, within: Connection | None = None) -> None:
+        """A new version, and the move that registers it. Raises StateError where the number is taken."""
+        with self._database.write(within=within) as connection:
+            try:
+                row = version.model_dump(mode="python") | {"project": self.project}
+                connection.execute(insert(PolicyRow).values(**row))
+            except IntegrityError:
+                raise StateError(
+                    f"policy v{version.number} cannot be registered as {version.state}: another process registered "
+                    "that number, or another version is in that state; run the command again"
+                ) from None
+            self._put_moves(connection, [move])
+
+    def versions(self) -> list[PolicyVersion]:
+        """All versions by number."""
+        mine = select(*columns(PolicyRow, without=("project",))).where(col(PolicyRow.project) == self.project)
+        with self._database.read() as connection:
+            rows = connection.execute(mine.order_by(col(PolicyRow.number))).mappings()
+            return [PolicyVersion.model_validate(dict(row)) for row in rows]
+
+    def moves(self, number: int | None = None) -> list[Move]:
+        """Every move, the oldest first; with `number`, those of one version."""
+        mine = select(*columns(MoveRow, without=("key", "project"))).where(col(MoveRow.project) == self.project)
+        if number is not None:
+            mine = mine.where(col(MoveRow.version) == number)
+        with self._database.read() as connection:
+            rows = connection.execute(mine.order_by(col(MoveRow.key))).mappings()
+            return [Move.model_validate(dict(row)) for row in rows]
+
+    def put_moves(
+        self, moves: Sequence[Move], decision: Decision | None = None, *, within: Connection | None = None
+    ) -> None:
+        """Carry out moves, in order, in one transaction, with the decision that they follow from.
+
+        Raises StateError, and changes nothing, when a version is no longer in the state that its move starts from, or
+        when another version is live or a canary already.
+        """
+        with self._database.write(within=within) as connection:
+            for move in moves:
+                self._move(connection, move)
+            self._put_moves(connection, moves)
+            if decision is not None:
+                self._put_decision(connection, decision)
+
+    def _move(self, connection: Connection, move: Move) -> None:
+        mine = (col(PolicyRow.project) == self.project, col(PolicyRow.number) == move.version)
+        expected = col(PolicyRow.state) == move.before
+        try:
+            done = connection.execute(update(PolicyRow).where(*mine, expected).values(state=move.after))
+        except IntegrityError as error:
+            if "unique" not in str(error).lower():
+                raise
+            raise StateError(
+                f"policy v{move.version} cannot become {move.after}: another version is {move.after} by now; "
+                "`agentloop policies ls` shows the present states"
+            ) from None
+        if done.rowcount != 1:
+            raise StateError(
+                f"policy v{move.version} is no longer {move.before}: another process moved it; "
+                "`agentloop policies ls` shows the present states"
+            )
+
+    def _put_moves(self, connection: Connection, moves: Sequence[Move]) -> None:
+        rows: list[dict[str, Any]] = []
+        for move in moves:
+            proof = None if move.proof is None else move.proof.model_dump(mode="json")
+            rows.append(move.model_dump() | {"project": self.project, "proof": proof})
+        if rows:
+            connection.execute(insert(MoveRow), rows)
+
+    def _put_decision(self, connection: Connection, decision: Decision) -> None:
+        body = decision.model_dump(mode="json")
+        row = {"project": self.project, "candidate": decision.candidate, "body": body}
+        connection.execute(insert(DecisionRow).values(**row))
+
+    def decisions(self) -> dict[int, Decision]:
+        """Decision by candidate number."""
+        mine = select(col(DecisionRow.candidate), col(DecisionRow.body)).where(col(DecisionRow.project) == self.project)
+        with self._database.read() as connection:
+            rows = list(connection.execute(mine.order_by(col(DecisionRow.candidate))))
+        return {row.candidate: Decision.model_validate(row.body) for row in rows}
