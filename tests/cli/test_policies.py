@@ -23,7 +23,7 @@ def project(tmp_path: Path) -> Path:
     registry = Registry(store)
     common = {"sha256": "0" * 64, "config_hash": "c"}
     registry.add(number=1, parent=None, kind="weights", artifact="policies/v0001", note="from scratch", **common)
-    registry.add(number=2, parent=1, kind="remote", artifact=None, note="", **common)
+    registry.add(number=2, parent=1, kind="settings", artifact=None, note="", **common)
     registry.add(number=3, parent=1, kind="weights", artifact="policies/v0003", note="", **common)
     store.close()
     (tmp_path / ".agentloop" / "policies" / "v0001" / "weights").mkdir(parents=True)

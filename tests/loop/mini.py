@@ -111,7 +111,7 @@ class PlannedTrainer:
         return self.project.registry.add(
             number=number,
             parent=parent,
-            kind="scripted",
+            kind="settings",
             artifact=None,
             sha256=content_hash(["skill", self.skills[number - 1]]),
             config_hash=self.project.config.hash,

@@ -57,7 +57,7 @@ def test_it_registers_judges_and_then_has_nothing_to_train(tmp_path: Path) -> No
     with opened(folder) as project:
         [version] = project.registry.all()
         report = project.store.report(project.suite.hash, 1)
-        assert (version.kind, version.artifact, version.state.value) == ("scripted", None, "live")
+        assert (version.kind, version.artifact, version.state.value) == ("settings", None, "live")
         assert report is not None
         assert report.rewards == {f"read-q{n}": (1.0,) for n in range(N_TRAIN, N_TRAIN + N_HELDOUT)}
         assert {row.n for row in project.store.stage_traces(f"run-v1.{project.suite.hash[:6]}")} == set(range(N_TRAIN))

@@ -141,7 +141,7 @@ def project(folder: Path) -> Path:
     acting = identity({**parts, **agent_parts(config.agent, folder, [TASK])})
     store = Store(folder / STORE)
     Registry(store).add(
-        number=1, parent=None, kind="scripted", artifact=None, sha256=acting.hash, config_hash="", note=""
+        number=1, parent=None, kind="settings", artifact=None, sha256=acting.hash, config_hash="", note=""
     )
     store.close()
     return folder

@@ -89,7 +89,7 @@ class OutsideTrainer:
         version: PolicyVersion = self._project.registry.add(
             number=number,
             parent=parent,
-            kind="scripted",
+            kind="settings",
             artifact=None,
             sha256=hashlib.sha256(b"hello %d" % number).hexdigest(),
             config_hash=self._project.config.hash,
