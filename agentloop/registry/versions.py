@@ -147,6 +147,8 @@ class Registry:
     def apply(self, decision: Decision, *, proof: Proof | None = None, by: str = LOOP) -> None:
         """Carry out a decision on a candidate: promote it in the champion's place, or hold it."""
         candidate = self.require(decision.candidate)
+        if candidate.state is not PolicyState.candidate:
+            raise StateError(f"policy v{candidate.number} is {candidate.state}; the gate decides on candidates alone")
         why = decision.reasons[0]
         if decision.action is Action.promote:
             moves = self._promotion(candidate, by=by, why=why, proof=proof)

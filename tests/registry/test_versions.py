@@ -132,16 +132,16 @@ def test_a_decision_is_not_carried_out_twice(registry: Registry, store: Store) -
     add(registry, 2)
     first = decided(Action.hold, 2)
     registry.apply(first)
-    with pytest.raises(StateError, match="v2 is held and cannot become live"):
+    with pytest.raises(StateError, match="v2 is held; the gate decides on candidates alone"):
         registry.apply(decided(Action.promote, 2))
     assert store.decisions() == {2: first}
 
 
 def test_there_must_be_a_candidate_to_decide_on(registry: Registry) -> None:
     add(registry, 1)
-    with pytest.raises(StateError, match="there is no policy v9"):
+    with pytest.raises(StateError, match="no policy version v9"):
         registry.apply(decided(Action.promote, 9))
-    with pytest.raises(StateError, match="v1 is live and cannot become live"):
+    with pytest.raises(StateError, match="v1 is live; the gate"):
         registry.apply(decided(Action.promote, 1))
 
 
