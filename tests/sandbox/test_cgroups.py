@@ -188,11 +188,16 @@ def test_a_sweep_takes_what_the_dead_left_and_no_more() -> None:
     others = [parent / "agentloop-notes", parent / "agentloop-x-y"]
     for folder in (of_the_dead, of_this, *others):
         folder.mkdir()
+    stuck = subprocess.Popen(["sleep", "60"])
+    (of_the_dead / "cgroup.procs").write_text(str(stuck.pid))
     try:
-        assert of_the_dead in cgroups.sweep()
+        cgroups.sweep()
+        assert stuck.wait(5) == -signal.SIGKILL
+        cgroups.sweep()
         assert not of_the_dead.exists()
         assert all(folder.exists() for folder in (of_this, *others))
     finally:
+        stuck.kill()
         for folder in (of_this, *others):
             folder.rmdir()
 

@@ -32,6 +32,8 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         import psycopg
 
         with psycopg.connect(server.replace("NAME", "postgres"), autocommit=True) as connection:
+            # A worker may come back to this module after another one, and then makes the store again.
+            connection.execute("DROP DATABASE IF EXISTS query WITH (FORCE)")
             connection.execute("CREATE DATABASE query TEMPLATE template0")
         where = server.replace("NAME", "query")
     made = Store(where)
