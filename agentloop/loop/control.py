@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from agentloop.loop.gating import eval_report
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
-from agentloop.loop.turns import eval_report
 from agentloop.loop.warm_start import SETTLE_STEPS, WARM_START, Demonstration, batches, untrained
 from agentloop.policies.tiny import TinyPolicy
 from agentloop.train.demonstrations import demonstration
