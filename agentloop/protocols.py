@@ -6,18 +6,23 @@ raise plain Python errors; the loop blames them on the boundary that they crosse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from agentloop.errors import FormatError
+from agentloop.progress import Progress
 from agentloop.types import (
+    Attempt,
     Completion,
     ExecResult,
     Graded,
     Imported,
+    Judged,
     Message,
+    Overlay,
     PolicyVersion,
     SandboxSpec,
     Span,
@@ -28,6 +33,7 @@ from agentloop.types import (
     ToolSpec,
     Trace,
     Verdict,
+    VersionKind,
 )
 
 
@@ -185,7 +191,118 @@ class SandboxVerifier(Protocol):
         ...
 
 
+class Draft(Protocol):
+    """A version that is being made. Whoever gave it registers the version afterwards."""
+
+    @property
+    def number(self) -> int:
+        """Number that the version will have."""
+        ...
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the version. A trainer writes `overlay.json`, `adapter/` or `weights/` there, as it `makes`."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Gets what is worth showing while the trainer works."""
+        ...
+
+    def rng(self, *name: object) -> random.Random:
+        """Random numbers that depend on the run, the version and `name` alone."""
+        ...
+
+    def measure(self, **figures: float) -> None:
+        """Keep figures beside the version; a later one of the same name takes its place."""
+        ...
+
+    def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
+        """Record what it is made of: (trace id, verdict key) pairs (`Judged.pair`), and what was not used, by reason.
+
+        Several calls add up.
+        """
+        ...
+
+
+class Experience(Protocol):
+    """Everything that a trainer may learn from: train tasks, and of validation only numbers."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The train split alone: nothing that is held out, of which a case was mined, or that is in `evals/failed/`."""
+        ...
+
+    @property
+    def n_validation(self) -> int:
+        """How many validation tasks `validate` can try."""
+        ...
+
+    def stored(self, filter: str = "") -> Iterator[Judged]:
+        """Traces of the store that `filter` chooses, the oldest first; never of a task that is held out.
+
+        A trace that names no task is compared by the text of its instruction. Raises ConfigError for a bad filter.
+        """
+        ...
+
+    async def attempts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        group_size: int = 1,
+    ) -> list[Attempt]:
+        """`group_size` attempts at each of `tasks`, in order, all of them train tasks; stored.
+
+        policy: in place of the parent's, or of the settings'. overlay: what its agent reads instead. part: names the
+        call within the version: a call of the same name, after a kill, gets the attempts that exist. Raises
+        SandboxError or PolicyError where most attempts failed outside the agent, ConfigError for other tasks.
+        """
+        ...
+
+    async def validate(
+        self,
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        indices: Sequence[int] | None = None,
+    ) -> list[float | None]:
+        """Rewards of one attempt at each validation task, or at those of `indices`; None without a reward."""
+        ...
+
+    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
+        """The answer of a model to `request`: the recorded one, else that of `ask` (answer, cost in USD), recorded.
+
+        The n-th equal request for one version gets the n-th recorded answer.
+        """
+        ...
+
+
 class Trainer(Protocol):
+    """Makes the next version of a project out of experience. It neither registers, gates nor promotes it.
+
+    A class of `agentloop.trainers`; its constructor's arguments are `[train.options]`. One that has a parameter
+    `project` gets the open project (`loop/project.py`). Killed at any point and made again, it makes the same version.
+    """
+
+    name: str
+    version: str
+    """Recorded in the lineage, as `name@version`."""
+    makes: VersionKind
+
+    async def first(self, draft: Draft, experience: Experience) -> str | None:
+        """Make version 1; its note. None: the settings alone are version 1."""
+        ...
+
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        """Make the version after `parent`; its note. None, having reported why, when nothing is to be made."""
+        ...
+
+
+class ProjectTrainer(Protocol):
     """Makes the versions of a project, one after another: out of experience, or of what others change.
 
     A class of `agentloop.trainers` is made with `project` (`loop/project.py`). It sees train tasks, and of validation

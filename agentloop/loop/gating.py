@@ -14,7 +14,7 @@ from agentloop.gate.decide import decide, lost_too_much
 from agentloop.identity import Identity
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin, unscored
-from agentloop.protocols import Trainer
+from agentloop.protocols import ProjectTrainer
 from agentloop.types import (
     Attempt,
     Decision,
@@ -30,7 +30,7 @@ from agentloop.types import (
 )
 
 
-async def gate(project: Project, trainer: Trainer, candidate: PolicyVersion) -> Decision:
+async def gate(project: Project, trainer: ProjectTrainer, candidate: PolicyVersion) -> Decision:
     """Compare a candidate with the live version on the held-out tasks, decide, and carry it out."""
     champion = project.registry.live()
     if champion is None:
@@ -43,7 +43,7 @@ async def gate(project: Project, trainer: Trainer, candidate: PolicyVersion) -> 
     return decision
 
 
-async def evaluate(project: Project, trainer: Trainer, version: PolicyVersion) -> EvalReport:
+async def evaluate(project: Project, trainer: ProjectTrainer, version: PolicyVersion) -> EvalReport:
     """The held-out outcomes of one version; rolled out once, remembered after that.
 
     Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a

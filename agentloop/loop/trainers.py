@@ -10,7 +10,7 @@ from agentloop.identity import identity
 from agentloop.loop.fixed import FixedTrainer
 from agentloop.loop.project import Project
 from agentloop.plugins import load_part
-from agentloop.protocols import Trainer
+from agentloop.protocols import ProjectTrainer
 from agentloop.registry.parts import agent_parts, policy_parts
 from agentloop.registry.policies import fixed_policy, interrupts_wait, script
 
@@ -21,16 +21,16 @@ FIXED = "fixed"
 """Trainer of any other policy."""
 
 
-def make_trainer(project: Project) -> Trainer:
+def make_trainer(project: Project) -> ProjectTrainer:
     """As `[train] trainer` says, else `[policy]`. Raises ConfigError or PluginError for what cannot be made."""
     name = project.config.train.trainer
     if name is None:
         name = WEIGHTS if project.config.policy.kind == "tiny" else FIXED
-    trainer: Trainer = load_part(GROUP, name, {"project": project}, base=project.folder)
+    trainer: ProjectTrainer = load_part(GROUP, name, {"project": project}, base=project.folder)
     return trainer
 
 
-def grpo(project: Project) -> Trainer:
+def grpo(project: Project) -> ProjectTrainer:
     """A warm start, then GRPO, on weights of our own. Raises ConfigError without the packages for that."""
     try:
         with interrupts_wait():
@@ -45,7 +45,7 @@ def grpo(project: Project) -> Trainer:
     return TinyTrainer(project, demonstrator, identity(parts).hash)
 
 
-def fixed(project: Project) -> Trainer:
+def fixed(project: Project) -> ProjectTrainer:
     """A version whenever `[policy]` or `[agent]` changes; nothing is trained."""
     tasks = project.suite.tasks
     settings = project.config

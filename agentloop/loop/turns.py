@@ -15,12 +15,12 @@ from agentloop.failures.taxonomy import OURS
 from agentloop.loop.gating import evaluate, gate, gate_stage
 from agentloop.loop.project import Project
 from agentloop.mining.failed_tasks import FAILED, Pinned, pin
-from agentloop.protocols import Trainer
+from agentloop.protocols import ProjectTrainer
 from agentloop.store.bodies import unpack
 from agentloop.types import PolicyState, PolicyVersion, RewardState, Split
 
 
-async def run_loop(project: Project, trainer: Trainer) -> None:
+async def run_loop(project: Project, trainer: ProjectTrainer) -> None:
     """Turns until `trainer` has nothing to make. Boxes are gone when this returns or raises."""
     _warn_of_few_tasks(project)
     try:
@@ -41,7 +41,7 @@ def _warn_of_few_tasks(project: Project) -> None:
         )
 
 
-async def _turns(project: Project, trainer: Trainer) -> None:
+async def _turns(project: Project, trainer: ProjectTrainer) -> None:
     while True:
         newest = project.registry.newest()
         if newest is None:

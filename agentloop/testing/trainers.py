@@ -1,4 +1,4 @@
-"""The contract of `protocols.Trainer`. Each law takes what makes the trainer of a project, and its versions.
+"""The contract of `protocols.ProjectTrainer`. Each law takes what makes the trainer of a project, and its versions.
 
 The project is new, and its first version may be made. A trainer that is made again goes on, as after a restart.
 """
@@ -9,11 +9,11 @@ import string
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from agentloop.protocols import Trainer
+from agentloop.protocols import ProjectTrainer
 from agentloop.testing import expect
 from agentloop.types import PolicyState, PolicyVersion
 
-MakeTrainer: TypeAlias = Callable[[], Trainer]
+MakeTrainer: TypeAlias = Callable[[], ProjectTrainer]
 Versions: TypeAlias = Callable[[], Sequence[PolicyVersion]]
 """Those that are registered, such as `project.registry.all`."""
 TrainerLaw: TypeAlias = Callable[[MakeTrainer, Versions], Awaitable[None]]

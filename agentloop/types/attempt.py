@@ -1,9 +1,11 @@
-"""Attempt: one rollout of a task with everything that is known of it."""
+"""An attempt is one rollout of a task with its verdict; a judged trace may come from anywhere."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from agentloop.types.episode import Episode
-from agentloop.types.frozen import Frozen
+from agentloop.types.frozen import Frozen, content_hash
 from agentloop.types.task import Task
 from agentloop.types.trace import Trace
 from agentloop.types.verdict import Verdict
@@ -16,3 +18,30 @@ class Attempt(Frozen):
     episode: Episode
     trace: Trace
     verdict: Verdict
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """What a lineage names it by; see `Judged.pair`."""
+        return self.trace.id, verdict_key(self.verdict)
+
+
+class Judged(NamedTuple):
+    """A trace with its worth, as training sees it, wherever it came from."""
+
+    trace: Trace
+    verdict: Verdict
+    task: Task | None = None
+    """The train task that it is an attempt at; None where the project has no such task."""
+    group: str | None = None
+    """Of episodes that may be compared; None where nobody says."""
+    pool: str = ""
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """(trace id, key of the verdict): what a lineage names it by. Another verdict on the trace has another key."""
+        return self.trace.id, verdict_key(self.verdict)
+
+
+def verdict_key(verdict: Verdict) -> str:
+    """Hash of a verdict's contents."""
+    return content_hash(verdict.model_dump(mode="json"))
