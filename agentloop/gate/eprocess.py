@@ -39,7 +39,7 @@ def log_mixture(logs: list[float]) -> float:
 
 
 class Bets:
-    """Evidence of a drop (against E D >= 0), and against a drop of delta (against E D <= -delta).
+    """Evidence of a drop (against E D >= 0), against a drop of delta (E D <= -delta), and of a rise (E D <= 0).
 
     bound: the differences lie in [-bound, bound]; above 1 where they carry weights of importance.
     looks: keep the confidence sequence, which is most of the work.
@@ -47,15 +47,19 @@ class Bets:
 
     def __init__(self, delta: float, *, bound: float = 1.0, looks: bool = True) -> None:
         self.delta = delta
+        self.bound = bound
         self.cap = CAP / bound
         self.n = 0
         self.total = 0.0
         self.squares = PRIOR_N * PRIOR_SQUARE
-        self.log_fail = self.log_pass = 0.0
-        """Natural logarithms of the two e-values."""
+        self.log_fail = self.log_pass = self.log_better = 0.0
+        """Natural logarithms of the three e-values."""
+        self.differences: list[float] = []
+        """In their order."""
         self.interval = ConfidenceSequence(bound) if looks else None
         self._fail = [math.log(weight) for weight in WEIGHTS]
         self._pass = list(self._fail)
+        self._better = list(self._fail)
 
     @property
     def mean(self) -> float:
@@ -79,13 +83,43 @@ class Bets:
             stake = min(self.cap, size)
             self._fail[j] += math.log1p(-stake * difference)
             self._pass[j] += math.log1p(stake * (difference + share * self.delta))
+            self._better[j] += math.log1p(stake * difference)
         self.log_fail = log_mixture(self._fail)
         self.log_pass = log_mixture(self._pass)
+        self.log_better = log_mixture(self._better)
         if self.interval is not None:
             self.interval.add(difference, sizes)
         self.n += 1
         self.total += difference
         self.squares += difference * difference
+        self.differences.append(difference)
+
+    def lower_bound(self, risk: float) -> float:
+        """Lower bound of the mean difference: above the truth, at any look, with probability `risk` at most.
+
+        Bets against E D <= m for each m of the grid, as `log_better` is for m = 0; the largest m that they refute.
+        """
+        m = 0.0
+        if self._refutes(m, risk):
+            while m < 1 and self._refutes(m + STEP, risk):
+                m += STEP
+            return m
+        while m > -1 and not self._refutes(m, risk):
+            m -= STEP
+        return max(-1.0, m)
+
+    def _refutes(self, mean: float, risk: float) -> bool:
+        """Whether the bets against E D <= mean ever won 1 / risk."""
+        cap = CAP / (self.bound + max(0.0, mean))
+        fortunes = list(WEIGHTS)
+        squares = PRIOR_N * PRIOR_SQUARE
+        for n, difference in enumerate(self.differences):
+            for j, size in enumerate(stakes(squares / (PRIOR_N + n), self.delta)):
+                fortunes[j] *= 1 + min(cap, size) * (difference - mean)
+            if sum(fortunes) >= 1 / risk:
+                return True
+            squares += difference * difference
+        return False
 
     def copy(self) -> Bets:
         """The same evidence, without the confidence sequence, to go on from apart from this one."""
@@ -93,6 +127,8 @@ class Bets:
         twin.interval = None
         twin._fail = list(self._fail)
         twin._pass = list(self._pass)
+        twin._better = list(self._better)
+        twin.differences = list(self.differences)
         return twin
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from agentloop.gate.bursts import burst
 from agentloop.gate.drift import SWITCH
 from agentloop.gate.eprocess import Bets, Case
-from agentloop.gate.losses import Charged, Compared
+from agentloop.gate.losses import Charged, Claim, Compared
 from agentloop.gate.outcomes import GateVerdict, Header, Look, SuitePart
 
 
@@ -28,7 +28,10 @@ class SuiteState:
         log_share = math.log1p(-SWITCH) if header.controls > 1 else 0.0
         """For the evidence that begins anew where the bank is given up."""
         self.log_fail = math.log(1 / share) - log_share
-        self.log_pass = math.log(1 / settings.beta) - log_share
+        self.log_better = math.log(1 / self.alpha) - log_share
+        self.log_pass = self.log_better
+        if settings.claim is Claim.not_worse:
+            self.log_pass = math.log(1 / settings.beta) - log_share
         self._log_share = log_share
         self.case_bound = len(part.must_pass) / share
         self.weights: dict[str, float] = {}
@@ -50,6 +53,8 @@ class SuiteState:
         """(family, difference, when) of each visit, in order."""
         self.crossed: GateVerdict | None = None if self.part.tasks else GateVerdict.passed
         """What the mean's evidence said first; with no tasks there is nothing to say."""
+        self.is_better = False
+        """A rise was shown, at this look or an earlier one."""
         self._is_checked = False
         self.closed = not self.part.tasks
         """Whether its visits count no more. For good: a live gate does not ask for them from then on."""
@@ -58,6 +63,7 @@ class SuiteState:
         """Forget all differences, which came from a bank that is given up; the risk that was kept is free for it."""
         self.log_fail = self.log_fail + self._log_share
         self.log_pass = self.log_pass + self._log_share
+        self.log_better = self.log_better + self._log_share
         self._log_share = 0.0
         self._begin()
 
@@ -73,9 +79,14 @@ class SuiteState:
 
     @property
     def passed(self) -> bool:
-        """A drop of delta is excluded, and every case cleared."""
+        """What PASS says of the mean is shown, and every case cleared."""
         has_held = self.crossed is GateVerdict.passed and not self.is_due
         return has_held and all(case.cleared for case in self.cases.values())
+
+    @property
+    def is_about_better(self) -> bool:
+        """Whether PASS says that the candidate is better."""
+        return self._settings.claim is Claim.better
 
     @property
     def log_e_fail(self) -> float:
@@ -86,8 +97,25 @@ class SuiteState:
         return min(left_out, self.charged.log_fail)
 
     @property
+    def log_e_better(self) -> float:
+        """Evidence of a rise, losses left out and losses charged against it: the less of both."""
+        left_out = self.bets.log_better
+        if self.charged is None:
+            return left_out
+        return min(left_out, self.charged.log_better)
+
+    def lower_bound(self) -> float:
+        """Lower bound of the mean difference, wrong at any look with probability `alpha` at most."""
+        left_out = self.bets.lower_bound(self.alpha)
+        if self.charged is None:
+            return left_out
+        return min(left_out, self.charged.lower_bound(self.alpha))
+
+    @property
     def log_e_pass(self) -> float:
-        """Evidence against a drop of delta, likewise."""
+        """Evidence of what PASS says: of a rise, or against a drop of delta with losses as above."""
+        if self.is_about_better:
+            return self.log_e_better
         left_out = self.bets.log_pass
         if self.charged is None:
             return left_out
@@ -95,10 +123,10 @@ class SuiteState:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Mean difference were every lost attempt a failure, and a success; None where nothing was lost."""
+        """Mean difference with losses charged against PASS, and against FAIL; None where nothing was lost."""
         if self.charged is None:
             return None
-        low, high = self.charged.bounds
+        low, high = self.charged.bounds(self._settings.claim)
         return min(low, self.bets.mean), max(high, self.bets.mean)
 
     def add(self, visit: Compared, task: str, when: datetime | None = None) -> None:
@@ -111,6 +139,7 @@ class SuiteState:
             self.bets.add(visit.difference)
             self.series.append((self.part.families.get(task, ""), visit.difference, when))
         self._look()
+        self.is_better = self.is_better or self.log_e_better >= self.log_better
         if self.crossed is None and self.log_e_fail >= self.log_fail:
             self.crossed = GateVerdict.failed
         elif self.crossed is None and self.log_e_pass >= self.log_pass:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from agentloop.errors import counted
+from agentloop.gate.losses import Claim
 from agentloop.gate.outcomes import GateResult, GateVerdict, Look, Settings, SuiteResult, TaskLine
 
 MAX_FLIPS = 8
@@ -198,6 +199,29 @@ def has_fallen(suite: SuiteResult) -> bool:
     return suite.verdict is GateVerdict.failed and (not suite.n_broken or reached)
 
 
+def passing_bound(suite: SuiteResult, settings: Settings) -> float:
+    """Evidence at which the suite's mean passes, as log10."""
+    if settings.claim is Claim.better:
+        return -math.log10(suite.alpha)
+    return -math.log10(settings.beta)
+
+
+def shown_by_pass(settings: Settings) -> str:
+    """The claim of PASS about the mean: `it is not worse by 5 points`."""
+    if settings.claim is Claim.better:
+        return "it is better"
+    return f"it is not worse by {drop(settings)}"
+
+
+def lower_bounds(result: GateResult) -> dict[str, str]:
+    """Suite -> lower bound of its difference in points, where a rise is claimed or shown."""
+    return {
+        suite.name: f"{points(suite.lower_bound)} points or more ({1 - suite.alpha:.1%} confidence)"
+        for suite in result.suites
+        if suite.lower_bound is not None
+    }
+
+
 def bound(suite: SuiteResult) -> float:
     """Evidence at which the suite's mean fails it, as log10; must-pass cases share its risk with the mean."""
     return -math.log10(suite.alpha / 2 if suite.n_cases else suite.alpha)
@@ -220,6 +244,8 @@ def headline(result: GateResult, *, names: bool = True) -> str:
     n_cases = len(cases(result.tasks))
     n_open = len(cases(result.tasks, UNDECIDED))
     fell = any(has_fallen(suite) for suite in result.suites)
+    if result.is_better:
+        return "Better: the candidate succeeds more often than the baseline"
     if result.verdict is GateVerdict.passed:
         if has_mean(result) or not n_cases:
             return f"No regression: a drop of {drop(result.settings)} or more is ruled out"
@@ -227,6 +253,8 @@ def headline(result: GateResult, *, names: bool = True) -> str:
     if result.verdict is GateVerdict.inconclusive:
         if n_open and not has_mean(result):
             return f"Undecided: {n_open} of {counted(n_cases, 'must-pass case')} neither clear nor broken"
+        if result.settings.claim is Claim.better:
+            return "Undecided: the trials show neither that the candidate is better nor that it is worse"
         return "Undecided: the trials do not show a regression, and do not rule one out"
     if result.verdict is GateVerdict.infra:
         is_lost = result.distrust is None or 0 < result.settings.max_infra * result.n_rollouts < result.n_lost
@@ -251,6 +279,8 @@ def next_move(result: GateResult) -> str:
     """What to do about it, in a sentence or two."""
     if result.verdict is GateVerdict.inconclusive:
         return _to_decide(result)
+    if result.is_better:
+        return "Promote it, or merge the change. Read the tasks that got worse below that this change is about."
     return {
         GateVerdict.passed: "Nothing to do. A single task that got worse below may be chance; read those that this "
         "change is about.",
@@ -284,20 +314,38 @@ def promises(result: GateResult) -> list[str]:
     settings = result.settings
     return [
         f"A candidate that is no worse than the baseline is failed in at most {settings.alpha * 100:g}% of gates.",
-        *(
-            [f"A candidate worse by {drop(settings)} or more passes in at most {settings.beta * 100:g}% of gates."]
-            if has_mean(result)
-            else []
-        ),
+        *_of_passing(result),
         f"A case that must pass, and does so {settings.reliability * 100:g}% of the time, adds nothing to that: "
         "the share of false alarms is for all of them together.",
         "Both hold at every look, so the gate may stop as soon as it knows; there is no penalty for looking often.",
         assumption(result),
-        "Attempts without a reward, repeated or not, count as failures for PASS and as successes for FAIL; a bank has "
-        "none.",
+        _of_losses(settings),
         f"At most {counted(settings.max_rollouts, 'trial')}; trials are visited in {_ORDER[settings.sampling]} order, "
         f"seed {settings.seed}.",
     ]
+
+
+def _of_passing(result: GateResult) -> list[str]:
+    settings = result.settings
+    if not has_mean(result):
+        return []
+    better = f"A candidate that is no better is called better in at most {settings.alpha * 100:g}% of gates."
+    if settings.claim is Claim.better:
+        return [better, "PASS means better; a candidate that is only as good stays undecided."]
+    passes = f"A candidate worse by {drop(settings)} or more passes in at most {settings.beta * 100:g}% of gates."
+    return [passes, better] if result.is_better else [passes]
+
+
+def _of_losses(settings: Settings) -> str:
+    if settings.claim is Claim.better:
+        return (
+            "Attempts without a reward, repeated or not, count against the candidate for PASS, whosever they are, and "
+            "as successes for FAIL; a bank has none."
+        )
+    return (
+        "Attempts without a reward, repeated or not, count as failures for PASS and as successes for FAIL; a bank has "
+        "none."
+    )
 
 
 def assumption(result: GateResult) -> str:
@@ -345,5 +393,9 @@ def counts(result: GateResult) -> dict[str, str]:
         if suite.bounds is not None:
             whose = f", {suite.name}" if len(result.suites) > 1 else ""
             low, high = map(points, suite.bounds)
-            rows[f"difference with losses as failures, as successes{whose}"] = f"{low}, {high} points"
+            charge = "against the candidate" if result.settings.claim is Claim.better else "as failures"
+            rows[f"difference with losses {charge}, as successes{whose}"] = f"{low}, {high} points"
+    for name_of_suite, words in lower_bounds(result).items():
+        whose = f", {name_of_suite}" if len(result.suites) > 1 else ""
+        rows[f"better by{whose}"] = words
     return {heading: words for heading, words in rows.items() if words}

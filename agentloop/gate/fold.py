@@ -15,7 +15,7 @@ from agentloop.gate.arrivals import Arrivals, Key
 from agentloop.gate.drift import BankCheck, in_bursts
 from agentloop.gate.eprocess import MAX_RUNS, Case, reliability
 from agentloop.gate.evidence import SuiteState
-from agentloop.gate.losses import ENOUGH, Tried, compare, pairs_pay, too_many
+from agentloop.gate.losses import ENOUGH, Claim, Tried, compare, pairs_pay, too_many
 from agentloop.gate.outcomes import GateVerdict, Header, Outcome, Side
 from agentloop.gate.reference import Partner, Reference
 from agentloop.gate.replay import FileOrder
@@ -306,12 +306,19 @@ class Fold:
             suite.closed = suite.closed or (suite.crossed is not None and self.may_claim and not suite.is_due)
         if self.may_claim and any(suite.failed for suite in self.suites):
             self.decided = GateVerdict.failed
-        elif self.may_claim and self._kind and not self._due and all(suite.passed for suite in self.suites):
+        elif self.may_claim and self._may_pass and not self._due and all(suite.passed for suite in self.suites):
             self.decided = GateVerdict.passed
         elif self._is_hopeless():
             self.decided = GateVerdict.infra
         elif self.n_rollouts >= settings.max_rollouts:
             self.decided = GateVerdict.inconclusive if self.may_claim else GateVerdict.infra
+
+    @property
+    def _may_pass(self) -> bool:
+        """Whether something is compared; cases that must pass show nothing better."""
+        if self.header.settings.claim is Claim.better:
+            return "mean" in self._kind.values()
+        return bool(self._kind)
 
     def _is_hopeless(self) -> bool:
         """So much was lost that nothing will be claimed."""
@@ -319,7 +326,10 @@ class Fold:
         return any(
             self._gone(side) == self._n_asked[side] >= ENOUGH or too_many(self._gone(side), self._n_asked[side], limit)
             for side in Side
-        ) or any(suite.crossed is None and suite.charged and suite.charged.is_futile for suite in self.suites)
+        ) or any(
+            suite.crossed is None and suite.charged and suite.charged.is_futile(self.header.settings.claim)
+            for suite in self.suites
+        )
 
     def _is_infra(self) -> bool:
         """Nothing may be claimed, or there is nothing because a side was lost, or no baseline came to pair with."""

@@ -12,14 +12,16 @@ as a success.
                                  candidate may lose other attempts besides.
 
 The losses of a bank are no credit for the candidate: they happened at another time, and a candidate that chance spares
-today could hide as many failures. An attempt that is drawn again after a loss stays charged, so losing an attempt is
-never better than failing it.
+today could hide as many failures. The claim that the candidate is better counts what the baseline lost beside it as
+successes: it assumes nothing about chance, and nobody gains by what strikes the baseline. An attempt that is drawn
+again after a loss stays charged, so losing an attempt is never better than failing it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from enum import StrEnum
 from statistics import fmean
 from typing import NamedTuple
 
@@ -34,6 +36,13 @@ FUTILE = 200
 """Visits from which on lost attempts may end a gate whose claims are both out of their reach."""
 CERTAIN = math.log(1000)
 """Natural logarithm of the evidence that the share of lost attempts is above the limit, at which the gate gives up."""
+
+
+class Claim(StrEnum):
+    """What PASS says of the candidate."""
+
+    not_worse = "not_worse"
+    better = "better"
 
 
 class Tried(NamedTuple):
@@ -72,6 +81,8 @@ class Compared(NamedTuple):
     """With lost first attempts as failures; a banked trial has none."""
     high: float
     """As successes."""
+    least: float
+    """With the candidate's as failures and the baseline's as successes: what is sure to be the candidate's lead."""
     share: float
     """Of the baseline's trials, those whose first attempt was not lost: a drop is a drop of these."""
     is_charged: bool
@@ -80,7 +91,9 @@ class Compared(NamedTuple):
     def weighed(self, weight: float) -> Compared:
         """All differences times `weight`, and the drop likewise."""
         difference = None if self.difference is None else self.difference * weight
-        return self._replace(difference=difference, low=self.low * weight, high=self.high * weight)
+        return self._replace(
+            difference=difference, low=self.low * weight, high=self.high * weight, least=self.least * weight
+        )
 
 
 def compare(mine: Tried, theirs: Sequence[Tried]) -> Compared:
@@ -91,6 +104,7 @@ def compare(mine: Tried, theirs: Sequence[Tried]) -> Compared:
         difference=mine.reward - fmean(rewards) if both and mine.reward is not None else None,
         low=mine.low - fmean(one.low for one in theirs),
         high=mine.high - fmean(one.high for one in theirs),
+        least=mine.low - fmean(one.high for one in theirs),
         share=fmean(not one.is_lost for one in theirs),
         is_charged=mine.is_lost or any(one.is_lost for one in theirs),
     )
@@ -102,11 +116,13 @@ class Charged:
     def __init__(self, before: Bets) -> None:
         self._failures = before.copy()
         self._successes = before.copy()
+        self._leads = before.copy()
 
     def add(self, visit: Compared) -> None:
         """The next visit's."""
         self._failures.add(visit.low, visit.share)
         self._successes.add(visit.high)
+        self._leads.add(visit.least)
 
     @property
     def log_fail(self) -> float:
@@ -119,21 +135,31 @@ class Charged:
         return self._failures.log_pass
 
     @property
-    def bounds(self) -> tuple[float, float]:
-        """Mean difference with lost attempts as failures, and as successes."""
-        return self._failures.mean, self._successes.mean
+    def log_better(self) -> float:
+        """Of a rise, were every lost attempt of the candidate a failure, and of the baseline a success."""
+        return self._leads.log_better
 
-    @property
-    def is_futile(self) -> bool:
+    def lower_bound(self, risk: float) -> float:
+        """Lower bound of the difference under the same charge; see `Bets.lower_bound`."""
+        return self._leads.lower_bound(risk)
+
+    def bounds(self, claim: Claim) -> tuple[float, float]:
+        """Mean difference with lost attempts charged against PASS, and against FAIL."""
+        passing = self._leads if claim is Claim.better else self._failures
+        return passing.mean, self._successes.mean
+
+    def is_futile(self, claim: Claim) -> bool:
         """Whether the lost attempts leave neither claim in reach: PASS not if they failed, FAIL not if they succeeded.
 
         Each by a standard error. Ends a gate without a claim, so it needs no error rate of its own.
         """
-        n, (low, high) = self._failures.n, self.bounds
+        n = self._failures.n
         if n < FUTILE:
             return False
+        low, high = self.bounds(claim)
         error = math.sqrt(self._failures.mean_square / n)
-        return low + error < -self._failures.delta and high - error > 0
+        needed = 0.0 if claim is Claim.better else -self._failures.delta
+        return low + error < needed and high - error > 0
 
 
 def pairs_pay(n_lost: int, n: int) -> bool:

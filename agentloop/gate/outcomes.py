@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from agentloop.errors import ConfigError
+from agentloop.gate.losses import Claim
 from agentloop.input_files import place_of
 from agentloop.store.evidence import StoredOutcome
 from agentloop.suites.lines import read_jsonl
@@ -78,11 +79,14 @@ class Settings(Frozen):
     """What a gate is asked to show, and at what risk. All of it decides, so all of it is in the header."""
 
     alpha: float = Field(default=0.05, ge=LEAST, lt=0.5)
-    """Probability of ever saying FAIL of a candidate that is no worse."""
+    """Probability of ever saying FAIL of a candidate that is no worse, and of saying better of one that is not."""
     beta: float = Field(default=0.05, ge=LEAST, lt=0.5)
     """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""
     delta: float = Field(default=0.05, ge=LEAST, lt=1)
     """The drop in mean reward that PASS excludes."""
+    claim: Claim = Claim.not_worse
+    """What PASS says: that the candidate is not worse by `delta`, or that it is better, wrongly with probability
+    `alpha` at most. Files from before say nothing of it and mean the first."""
     sampling: Literal["round-robin", "iid", "importance"] = "round-robin"
     """Order of visits. `importance` visits uncertain tasks more often; `iid` is exact under every null."""
     per_visit: int | None = Field(default=None, ge=1)
@@ -169,7 +173,7 @@ class Look(Frozen):
     e_fail: float
     """Evidence of a drop; FAIL at 1/alpha of the suite's share. As log10, because it has no bound."""
     e_pass: float
-    """Evidence against a drop of delta, as log10."""
+    """Evidence of what PASS says, against a drop of delta or of a rise, as log10."""
     mean: float
     """Of the differences so far, in [-1, 1]."""
     low: float
@@ -215,7 +219,12 @@ class SuiteResult(Frozen):
     reason: str = ""
     bounds: tuple[float, float] | None = None
     """Mean difference with every lost attempt of the candidate as a failure, and as a success; those of fresh attempts
-    of the baseline likewise. None where none was lost."""
+    of the baseline likewise, but as a success in the first figure where PASS says better. None where none was lost."""
+    is_better: bool = False
+    """A rise is shown."""
+    lower_bound: float | None = None
+    """Lower bound of the difference, wrong at any look with probability `alpha` at most; None where neither PASS would
+    say better nor a rise is shown."""
 
 
 class GateResult(Frozen):
@@ -228,6 +237,9 @@ class GateResult(Frozen):
     candidate: str
     settings: Settings
     suites: tuple[SuiteResult, ...]
+    """With tasks whose mean is compared, or with cases alone."""
+    is_better: bool = False
+    """In every suite whose mean is compared a rise is shown, and the verdict is PASS."""
     tasks: tuple[TaskLine, ...]
     n_rollouts: int
     """Candidate trials that were asked for, and fresh baseline ones."""

@@ -11,7 +11,8 @@ from agentloop.gate.estimators import estimates
 from agentloop.gate.evidence import SuiteState
 from agentloop.gate.findings import drop, named, never_passed, points
 from agentloop.gate.fold import Fold
-from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuiteResult, TaskLine
+from agentloop.gate.losses import Claim
+from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuiteResult, TaskLine
 from agentloop.types import RewardState
 
 ENDS = "The outcomes end at"
@@ -30,8 +31,10 @@ def summarise(fold: Fold) -> GateResult:
     reasons = list(_reasons(fold, lines))
     if _is_unchecked(fold):
         reasons[0] = f"{UNCHECKED} {reasons[0]}"
+    means = [suite for suite in fold.suites if suite.part.tasks]
     return GateResult(
         verdict=fold.decided,
+        is_better=fold.decided is GateVerdict.passed and bool(means) and all(suite.is_better for suite in means),
         reasons=tuple(reasons),
         baseline=fold.header.baseline,
         candidate=fold.header.candidate,
@@ -155,6 +158,7 @@ def _suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> SuiteRes
         verdict = GateVerdict.passed
     else:
         verdict = GateVerdict.inconclusive if fold.may_claim else GateVerdict.infra
+    says_better = suite.is_better or fold.header.settings.claim is Claim.better
     return SuiteResult(
         name=suite.part.name,
         hash=suite.part.hash,
@@ -166,6 +170,8 @@ def _suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> SuiteRes
         n_broken=sum(case.broken for case in suite.cases.values()),
         reason=" ".join(_of_suite(fold, suite, lines)),
         bounds=suite.bounds,
+        is_better=suite.is_better and verdict is not GateVerdict.infra,
+        lower_bound=suite.lower_bound() if says_better and suite.bets.n else None,
     )
 
 
@@ -193,16 +199,34 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
     if suite.crossed is GateVerdict.failed:
         odds = f"evidence {_odds(suite.log_e_fail)}, and {_odds(suite.log_fail)} shows it"
         yield f"The mean reward has dropped: {seen}; {odds}."
-    elif suite.crossed is GateVerdict.passed:
+        if bets.interval is not None and bets.interval.high >= 0:
+            yield (
+                "The interval contains 0 because it is two-sided at 95%; the test of a drop is one-sided at "
+                f"{suite.alpha * 100:.3g}%."
+            )
+    elif suite.crossed is GateVerdict.passed and settings.claim is Claim.not_worse:
         yield (
             f"No drop of {drop(settings)} or more: {seen}; "
             f"evidence {_odds(suite.log_e_pass)}, and {_odds(suite.log_pass)} shows it."
         )
-    else:
-        yield f"Neither a drop nor its absence is shown: {seen}."
+    elif suite.crossed is None:
+        undecided = "a drop nor its absence"
+        if settings.claim is Claim.better:
+            undecided = "a rise nor a drop of the mean reward"
+        yield f"Neither {undecided} is shown: {seen}."
         if (n := _needed(suite)) and not _used_up(fold):
             yield f"About {counted(n, 'visit')} more would show one, were differences to stay as they are."
-    if (bounds := suite.bounds) is not None:
+    if suite.is_better:
+        yield (
+            f"The candidate is better, by {points(suite.lower_bound())} points or more with {1 - suite.alpha:.1%} "
+            f"confidence: {seen}; evidence {_odds(suite.log_e_better)}, and {_odds(suite.log_better)} shows it."
+        )
+    if (bounds := suite.bounds) is not None and settings.claim is Claim.better:
+        yield (
+            f"With every lost attempt counted against the candidate the difference is {points(bounds[0])} points, "
+            f"as a success {points(bounds[1])}; PASS must hold for the first figure, FAIL for the second."
+        )
+    elif bounds is not None:
         yield (
             f"With every lost attempt counted as a failure the difference is {points(bounds[0])} points, "
             f"as a success {points(bounds[1])}; PASS must hold for the first figure, FAIL for the second."
@@ -221,7 +245,10 @@ def _needed(suite: SuiteState) -> int:
     if not bets.n:
         return 0
     low, high = suite.bounds or (bets.mean, bets.mean)
-    gap = max(low + bets.delta, -high)
+    lead = low + bets.delta
+    if suite.is_about_better:
+        lead = low
+    gap = max(lead, -high)
     if gap <= 0:
         return 0
     short = suite.log_pass - suite.log_e_pass if gap > -high else suite.log_fail - suite.log_e_fail
@@ -288,7 +315,7 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
         unpaired = counted(fold.n_unpaired, "candidate trial")
         yield f"{unpaired} had no baseline trial left to compare with and do not count."
     if fold.n_lost + fold.n_missing and verdict is not GateVerdict.infra:
-        yield (f"{_without_reward(fold)}, repeated or not: PASS counts them as failures, FAIL as successes.")
+        yield (f"{_without_reward(fold)}, repeated or not: {_charge(settings)}.")
     if fold.arrivals.n_duplicates:
         n_conflicts = fold.arrivals.n_conflicts
         differing = f"; in {n_conflicts} the reward differs" if n_conflicts else ""
@@ -301,6 +328,12 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
             f"{ENDS} task {stop.task_id!r}, trial {stop.trial}, which has none; what is there of later "
             "visits does not count, for it may be the quick ones of those under way."
         )
+
+
+def _charge(settings: Settings) -> str:
+    if settings.claim is Claim.better:
+        return "PASS counts them against the candidate, FAIL as successes"
+    return "PASS counts them as failures, FAIL as successes"
 
 
 def _no_claim(fold: Fold) -> str:

@@ -68,8 +68,9 @@ def gate(
     it, which it needs where the machine has changed or the bank is used up.
 
     The result's `verdict` is PASS, FAIL, INCONCLUSIVE or INFRA, and `reasons` says why. figures: fields of
-    `gate.outcomes.Settings`, such as `delta=0.05` (the drop that PASS rules out) and `max_rollouts`. The same call
-    again continues a gate that was interrupted. Raises ConfigError for banks and policies that do not fit.
+    `gate.outcomes.Settings`, such as `delta=0.05` (the drop that PASS rules out), `max_rollouts`, and `claim="better"`
+    for a PASS that shows the candidate to be better. The same call again continues a gate that was interrupted. Raises
+    ConfigError for banks and policies that do not fit.
     """
     whole = as_suite(suite)
     name, *acting = (baseline,) if isinstance(baseline, str) else baseline

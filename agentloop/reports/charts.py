@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from agentloop.gate.findings import bound
+from agentloop.gate.findings import bound, passing_bound
 from agentloop.gate.outcomes import Look, Settings, SuiteResult
 
 LEFT = 52
@@ -52,7 +52,7 @@ def evidence(suite: SuiteResult, settings: Settings) -> Chart | None:
     if not looks:
         return None
     fail = bound(suite)
-    passing = -math.log10(settings.beta)
+    passing = passing_bound(suite, settings)
     values = [value for look in looks for value in (look.e_fail, look.e_pass)]
     low = max(LOWEST, math.floor(min(values, default=0.0)))
     high = max(fail, passing, min(max(values), max(fail, passing) + 2)) + 0.2

@@ -53,6 +53,9 @@ def _of_suite(part: SuiteResult) -> dict[str, object]:
     if look is not None:
         properties["difference_points"] = f"{look.mean * 100:.1f}"
         properties["interval"] = span(look)
+    if part.lower_bound is not None:
+        properties["better"] = part.is_better
+        properties["lower_bound_points"] = f"{part.lower_bound * 100:.1f}"
     return properties
 
 

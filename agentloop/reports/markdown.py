@@ -28,6 +28,7 @@ from agentloop.gate.findings import (
     tally,
     what_happened,
 )
+from agentloop.gate.losses import Claim
 from agentloop.gate.outcomes import GateResult, GateVerdict, TaskLine
 from agentloop.printable import clean
 from agentloop.reports.loop import clip
@@ -129,6 +130,8 @@ def _differences(result: GateResult) -> str:
     if not rows:
         return ""
     head = ("suite", "verdict", "difference (points)", "95% confidence sequence", "candidate trials")
+    if result.settings.claim is Claim.better:
+        return f"{_table(head, rows)}\n\nPASS shows that the candidate is better."
     return f"{_table(head, rows)}\n\nThe drop to be ruled out is {drop(result.settings)}."
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentloop.gate.losses import Claim
 from agentloop.gate.options import OnDivergence, Sampling
 from agentloop_cli.gate_options import (
     Comparison,
@@ -48,11 +49,21 @@ def gate(
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option(rich_help_panel=SURE, help="Risk of a FAIL for a candidate that is not worse. [0.05]"),
+        typer.Option(
+            rich_help_panel=SURE,
+            help="Risk of a FAIL for a candidate that is not worse, and of calling one better that is not. [0.05]",
+        ),
     ] = None,
     beta: Annotated[
         float | None,
         typer.Option(rich_help_panel=SURE, help="Risk of a PASS for a candidate that is worse by delta. [0.05]"),
+    ] = None,
+    claim: Annotated[
+        Claim | None,
+        typer.Option(
+            rich_help_panel=SURE,
+            help="Statement of PASS: not_worse by delta, or better, wrong at most at alpha. [not_worse]",
+        ),
     ] = None,
     sampling: Annotated[
         Sampling | None, typer.Option(rich_help_panel=SURE, help="Order of visits; default: round-robin.")
@@ -154,6 +165,7 @@ def gate(
     """Compare a candidate with a baseline, attempt by attempt, until the evidence is enough.
 
     FAIL means that the candidate is worse, PASS that it is not worse by delta.
+    With --claim better PASS means that it is better.
     Each is wrong with at most the stated probability, however often you look,
     if attempts are independent and the baseline is measured in the same environment.
     Run the same command again to continue an interrupted run.
@@ -166,7 +178,7 @@ def gate(
     4 INFRA or too much was lost, 5 no tasks, 130 interrupted.
     """
     outputs = Outputs(as_json, junit, sarif, html, summary, pr_comment)
-    figures = Figures(delta, alpha, beta, sampling, per_visit, max_infra, reliability, max_rollouts, seed)
+    figures = Figures(delta, alpha, beta, claim, sampling, per_visit, max_infra, reliability, max_rollouts, seed)
     if replay is not None:
         named = Named(bool(suites), baseline, candidate, out is not None)
         result = replayed(replay, tenant, named, figures, must_pass or ())

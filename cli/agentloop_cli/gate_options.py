@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentloop.errors import ConfigError, counted
+from agentloop.gate.losses import Claim
 from agentloop.gate.options import GateOptions, OnDivergence, Sampling
 from agentloop_cli.render import LiveProgress, stderr
 
@@ -35,6 +36,7 @@ class Figures:
     delta: float | None
     alpha: float | None
     beta: float | None
+    claim: Claim | None
     sampling: Sampling | None
     per_visit: int | None
     max_infra: float | None
@@ -199,9 +201,10 @@ class LiveEvidence:
         least = min(begun, key=lambda one: one.log_e_pass - one.log_pass)
         drop = _bounded(worst.log_e_fail)
         none = _bounded(least.log_e_pass)
-        self._progress.advance(1, **{"points": 100 * worst.bets.mean, "evidence of a drop": drop, "of none": none})
+        against = "of a rise" if least.is_about_better else "of none"
+        self._progress.advance(1, **{"points": 100 * worst.bets.mean, "evidence of a drop": drop, against: none})
         if not stderr.is_terminal and self._n % EVERY == 0:
-            evidence = f"evidence of a drop {drop:.0f} of {_bounded(worst.log_fail):.0f}, of none {none:.0f}"
+            evidence = f"evidence of a drop {drop:.0f} of {_bounded(worst.log_fail):.0f}, {against} {none:.0f}"
             line = f"  {counted(self._n, 'trial')}: {evidence} of {_bounded(least.log_pass):.0f}"
             stderr.print(line, markup=False)
 

@@ -16,23 +16,25 @@ from agentloop.gate.eprocess import LEVEL, STEP, Bets, Case, ConfidenceSequence
 DIFFERENCES = st.lists(st.floats(-1, 1), min_size=1, max_size=40)
 
 
-def published(differences: list[float], delta: float, cap: float = 0.9) -> tuple[float, float]:
-    """(log e of a drop, log e against a drop of delta) as the paper's formulas say, in one pass of numpy."""
+def published(differences: list[float], delta: float, cap: float = 0.9) -> tuple[float, float, float]:
+    """Logarithms of the evidence of a drop, against one of delta and of a rise, by the paper's formulas."""
     d = np.array(differences)
     v = (20 * 0.2 + np.concatenate([[0], np.cumsum(d * d)[:-1]])) / (20 + np.arange(len(d)))
     sizes = np.array([1, 2, 4])[:, None] * delta
     stake = np.minimum(cap, sizes / (v + sizes**2))
     weights = np.array([0.7, 0.2, 0.1])
     fail, against = np.prod(1 - stake * d, axis=1) @ weights, np.prod(1 + stake * (d + delta), axis=1) @ weights
-    return math.log(fail), math.log(against)
+    rise = np.prod(1 + stake * d, axis=1) @ weights
+    return math.log(fail), math.log(against), math.log(rise)
 
 
 @given(DIFFERENCES, st.sampled_from([0.02, 0.05, 0.1]))
-def test_both_e_values_are_those_of_the_formulas(differences: list[float], delta: float) -> None:
+def test_the_e_values_are_those_of_the_formulas(differences: list[float], delta: float) -> None:
     bets = Bets(delta, looks=False)
     for one in differences:
         bets.add(one)
-    assert (bets.log_fail, bets.log_pass) == pytest.approx(published(differences, delta), abs=1e-9)
+    logs = (bets.log_fail, bets.log_pass, bets.log_better)
+    assert logs == pytest.approx(published(differences, delta), abs=1e-9)
 
 
 def test_the_first_bets_by_hand() -> None:
@@ -46,7 +48,7 @@ def test_the_first_bets_by_hand() -> None:
 def test_a_fair_gambler_neither_wins_nor_loses(bound: float) -> None:
     """Over all 2^10 paths of differences +-bound, the expectation of either e-value under its null is exactly 1."""
     delta, n = 0.05, 10
-    fair = against = 0.0
+    fair = rise = against = 0.0
     p_up = (1 - delta / bound) / 2  # of a mean of -delta
     for path in product((-bound, bound), repeat=n):
         bets = Bets(delta, bound=bound, looks=False)
@@ -54,8 +56,26 @@ def test_a_fair_gambler_neither_wins_nor_loses(bound: float) -> None:
             bets.add(one)
         n_up = sum(one > 0 for one in path)
         fair += math.exp(bets.log_fail) / 2**n
+        rise += math.exp(bets.log_better) / 2**n
         against += math.exp(bets.log_pass) * p_up**n_up * (1 - p_up) ** (n - n_up)
-    assert (fair, against) == (pytest.approx(1), pytest.approx(1))
+    assert (fair, rise, against) == (pytest.approx(1), pytest.approx(1), pytest.approx(1))
+
+
+@pytest.mark.parametrize("risk", [0.05, 0.001])
+def test_the_lower_bound_is_the_largest_mean_that_the_bets_refute(risk: float) -> None:
+    d = np.random.default_rng(4).choice([-1.0, 0.0, 1.0], size=300, p=[0.1, 0.5, 0.4])
+    v = (20 * 0.2 + np.concatenate([[0], np.cumsum(d * d)[:-1]])) / (20 + np.arange(len(d)))
+    bets = Bets(0.05, looks=False)
+    for one in d.tolist():
+        bets.add(one)
+    sizes = np.array([0.05, 0.1, 0.2])[:, None]
+    refuted = []
+    for m in np.linspace(-1, 1, 401):
+        stake = np.minimum(0.9 / (1 + max(0, m)), sizes / (v + sizes**2))
+        if (np.array([0.7, 0.2, 0.1]) @ np.cumprod(1 + stake * (d - m), axis=1)).max() >= 1 / risk:
+            refuted.append(m)
+    assert bets.lower_bound(risk) == pytest.approx(max(refuted))
+    assert 0 < bets.lower_bound(risk) < d.mean()
 
 
 def test_the_confidence_sequence_inverts_the_same_bets() -> None:

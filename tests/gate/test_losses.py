@@ -25,10 +25,10 @@ RIGHT, WRONG, DRAWN_AGAIN, GONE = Tried(1.0), Tried(0.0), Tried(1.0, 1), Tried(N
 def test_a_lost_first_attempt_is_a_failure_for_pass_and_a_success_for_fail() -> None:
     assert [(one.low, one.high) for one in (RIGHT, WRONG, DRAWN_AGAIN, GONE)] == [(1, 1), (0, 0), (0, 1), (0, 1)]
     visit = compare(DRAWN_AGAIN, (RIGHT, WRONG, RIGHT, DRAWN_AGAIN))
-    assert visit == Compared(difference=0.25, low=-0.5, high=0.25, share=0.75, is_charged=True)
+    assert visit == Compared(difference=0.25, low=-0.5, high=0.25, least=-0.75, share=0.75, is_charged=True)
     assert compare(GONE, (RIGHT, WRONG)).difference is None
-    assert compare(RIGHT, (GONE,)) == Compared(None, 1.0, 0.0, 0.0, is_charged=True)
-    assert compare(RIGHT, (WRONG, WRONG)) == Compared(1.0, 1.0, 1.0, 1.0, is_charged=False)
+    assert compare(RIGHT, (GONE,)) == Compared(None, 1.0, 0.0, 0.0, 0.0, is_charged=True)
+    assert compare(RIGHT, (WRONG, WRONG)) == Compared(1.0, 1.0, 1.0, 1.0, 1.0, is_charged=False)
 
 
 def bets(

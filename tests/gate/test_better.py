@@ -1,0 +1,111 @@
+"""The claim that a candidate is better: when it is made, what losses cost it, and how every output reports it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from agentloop.gate.findings import headline
+from agentloop.gate.outcomes import GateResult, Header, Outcome, Settings, Side, SuitePart, read_outcomes
+from agentloop.gate.result import fold
+from agentloop.reports.gate import render
+from agentloop.reports.junit import junit
+from agentloop.reports.markdown import markdown
+from agentloop.types import RewardState
+
+from .simulated import bank, names, outcome, rounds
+from .test_eprocess import published
+
+N = 40
+LOW, HIGH = [0.2] * N, [0.8] * N
+PAIRS = Header(
+    settings=Settings(claim="better"), suites=(SuitePart(name="s", tasks=names(N)),), bank_trials=0, controls=1
+)
+
+
+def compared(before: list[float], after: list[float], n: int = 4, **settings: object) -> GateResult:
+    rows = [*bank(before, n), *rounds(after, n)]
+    return fold(None, rows, settings=Settings.model_validate({"claim": "better", "per_visit": 1, **settings}))
+
+
+def test_better_is_shown_when_the_evidence_of_a_rise_reaches_its_bound() -> None:
+    result = compared(LOW, HIGH)
+    assert (result.verdict, result.is_better) == ("PASS", True)
+    suite = result.suites[0]
+    assert [look.e_pass >= math.log10(20) for look in suite.looks[-2:]] == [False, True]
+    mine = [one.reward for one in rounds(HIGH, 4)]
+    theirs = {(one.task_id, one.trial): one.reward for one in bank(LOW, 4)}
+    differences = [mine[n] - theirs[f"t{n % N:02}", n // N] for n in range(suite.n_visits)]  # type: ignore[operator]
+    assert suite.looks[-1].e_pass == pytest.approx(published(differences, 0.05)[2] / math.log(10))
+    assert suite.lower_bound is not None
+    assert 0 <= suite.lower_bound < suite.looks[-1].mean
+
+
+@pytest.mark.parametrize(("before", "after", "verdict"), [(HIGH, LOW, "FAIL"), (LOW, LOW, "INCONCLUSIVE")])
+def test_a_candidate_that_is_no_better_does_not_pass(before: list[float], after: list[float], verdict: str) -> None:
+    result = compared(before, after)
+    assert (result.verdict, result.is_better) == (verdict, False)
+    bound = result.suites[0].lower_bound
+    assert bound is not None
+    assert bound < 0
+
+
+def test_a_smaller_risk_needs_more_visits() -> None:
+    assert compared(LOW, HIGH, alpha=0.001).suites[0].n_visits > compared(LOW, HIGH).suites[0].n_visits
+
+
+def test_not_worse_is_the_claim_of_files_that_name_none() -> None:
+    line = '{"gate": {"settings": {"alpha": 0.05}, "suites": [{"name": "s", "tasks": ["t"]}]}}\n'
+    header, _ = read_outcomes(__file__, line)  # type: ignore[arg-type]
+    assert header is not None
+    assert header.settings.claim == "not_worse"
+
+
+def test_not_worse_also_reports_a_rise_that_is_shown_by_then() -> None:
+    rows = [*bank([0.0] * N, 4), *rounds([1.0] * N, 4)]
+    result = fold(None, rows, settings=Settings(per_visit=1, beta=0.001))
+    assert (result.verdict, result.is_better) == ("PASS", True)
+    assert any("The candidate is better, by" in reason for reason in result.reasons)
+
+
+def paired(lost: frozenset[int]) -> GateResult:
+    """As good as each other; of the pairs in `lost` the baseline's attempt, which would have passed, is lost."""
+    rows = []
+    for k in range(4):
+        for n, task in enumerate(names(N)):
+            passed = float(n % 2)
+            reward = None if passed and (k * N + n) in lost else passed
+            state = RewardState.scored if reward is not None else RewardState.infra_failed
+            rows.append(Outcome(task_id=task, policy=Side.baseline, trial=k, reward=reward, state=state))
+            rows.append(outcome(task, k, passed))
+    return fold(PAIRS.model_copy(update={"settings": Settings(claim="better", max_infra=1)}), rows)
+
+
+def test_nothing_is_gained_by_what_the_baseline_loses() -> None:
+    whole, broken = paired(frozenset()), paired(frozenset(range(0, 160, 3)) | frozenset(range(1, 160, 4)))
+    assert whole.verdict == "INCONCLUSIVE"
+    assert not broken.is_better
+    assert broken.suites[0].bounds is not None
+    assert broken.suites[0].bounds[0] <= 0
+
+
+def test_every_output_reports_the_lower_bound() -> None:
+    result = compared(LOW, HIGH)
+    assert result.suites[0].lower_bound is not None
+    bound = f"{result.suites[0].lower_bound * 100:+.1f}"
+    assert headline(result).startswith("Better: ")
+    assert f"{bound} points or more" in " ".join(result.reasons)
+    words = "points or more (95.0% confidence)"
+    assert words in render(result)
+    assert words in markdown(result)
+    assert 'name="lower_bound_points"' in junit(result)
+    assert GateResult.model_validate_json(result.model_dump_json()) == result
+
+
+def test_a_drop_beside_an_interval_that_contains_0_is_explained() -> None:
+    """The test is one-sided at alpha, the interval two-sided at 5%: at a larger alpha a drop is shown sooner."""
+    result = compared([0.6] * N, [0.3] * N, n=16, alpha=0.3, claim="not_worse")
+    assert result.verdict == "FAIL"
+    assert result.suites[0].looks[-1].high >= 0
+    assert any("the test of a drop is one-sided at 30%" in reason for reason in result.reasons)
