@@ -13,10 +13,11 @@ Every move is a row of `policy_move` and stays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from agentloop.errors import StateError
+from agentloop.errors import ConfigError, StateError
 from agentloop.store.store import Store
 from agentloop.types import (
     Action,
@@ -36,6 +37,8 @@ MOVES: dict[PolicyState, frozenset[PolicyState]] = {
     PolicyState.held: frozenset({PolicyState.canary, PolicyState.live, PolicyState.retired}),
     PolicyState.retired: frozenset({PolicyState.live}),
 }
+REF = re.compile(r"v?([0-9]+)")
+"""How a version is named: `v3`, or `3`."""
 LOOP = "agentloop loop"
 """Who moves a version when the loop does."""
 
@@ -97,6 +100,18 @@ class Registry:
         """The version that has a share of live traffic; None without one."""
         return next((v for v in self.all() if v.state is PolicyState.canary), None)
 
+    def named(self, ref: str) -> PolicyVersion:
+        """`v3`, `3`, `live` or `canary`. Raises StateError where it does not exist, ConfigError for any other name."""
+        if ref in (PolicyState.live, PolicyState.canary):
+            version = next((v for v in self.all() if v.state == ref), None)
+            if version is None:
+                raise StateError(f"no version is {ref}; `agentloop policies ls` shows the present states")
+            return version
+        number = REF.fullmatch(ref)
+        if number is None:
+            raise ConfigError(f"no policy version {ref!r}; write v3, live or canary")
+        return self.require(int(number[1]))
+
     def newest(self) -> PolicyVersion | None:
         """The version made last, whatever became of it."""
         return max(self.all(), key=lambda v: v.number, default=None)
@@ -104,6 +119,14 @@ class Registry:
     def moves(self, number: int | None = None) -> list[Move]:
         """Every move, the oldest first; with `number`, those of one version."""
         return self._store.moves(number)
+
+    def proofs(self, version: PolicyVersion) -> list[Proof]:
+        """Those about exactly this version, the oldest first."""
+        return self._store.proofs(version.sha256)
+
+    def put_moves(self, moves: Sequence[Move]) -> None:
+        """Carry out moves in one transaction; see `Store.put_moves`."""
+        self._store.put_moves(moves)
 
     def add(
         self,
@@ -151,21 +174,28 @@ class Registry:
             raise StateError(f"policy v{candidate.number} is {candidate.state}; the gate decides on candidates alone")
         why = decision.reasons[0]
         if decision.action is Action.promote:
-            moves = self._promotion(candidate, by=by, why=why, proof=proof)
+            moves = self.promotion(candidate, by=by, why=why, proof=proof)
         else:
             moves = [move_of(candidate, PolicyState.held, by=by, why=why, proof=proof)]
         self._store.put_moves(moves, decision)
 
-    def _promotion(
-        self, candidate: PolicyVersion, *, by: str, why: str, proof: Proof | None, is_override: bool = False
+    def promotion(
+        self, version: PolicyVersion, *, by: str, why: str, proof: Proof | None = None, is_override: bool = False
     ) -> list[Move]:
-        """The champion retires first: one version is live at any time."""
-        champion = self.live()
-        promotion = move_of(candidate, PolicyState.live, by=by, why=why, proof=proof, is_override=is_override)
-        if champion is None:
-            return [promotion]
-        retirement = move_of(champion, PolicyState.retired, by=by, why=f"v{candidate.number} took its place")
-        return [retirement, promotion]
+        """The moves by which `version` becomes live. A canary ends: what it was compared with is live no more.
+
+        The live version comes first in every such list, so that two processes never wait for each other's rows.
+        """
+        moves = []
+        place = f"v{version.number} took the place of the live version"
+        live = self.live()
+        if live is not None:
+            moves.append(move_of(live, PolicyState.retired, by=by, why=place))
+        canary = self.canary()
+        if canary is not None and canary.number != version.number:
+            moves.append(move_of(canary, PolicyState.candidate, by=by, why=place, share=0.0))
+        moves.append(move_of(version, PolicyState.live, by=by, why=why, proof=proof, is_override=is_override))
+        return moves
 
 
 def versions_of(registry: Registry) -> Callable[[], Mapping[str, int]]:

@@ -11,8 +11,9 @@ from sqlmodel import col
 
 from agentloop.errors import StateError
 from agentloop.store.database import Database
+from agentloop.store.proofs import put_proofs, read_proofs
 from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, columns
-from agentloop.types import Decision, Move, PolicyVersion
+from agentloop.types import Decision, Move, PolicyVersion, Proof
 
 
 class Versions:
@@ -90,6 +91,17 @@ class Versions:
             rows.append(move.model_dump() | {"project": self.project, "proof": proof})
         if rows:
             connection.execute(insert(MoveRow), rows)
+            put_proofs(connection, self.project, [move.proof for move in moves if move.proof is not None])
+
+    def put_proof(self, proof: Proof) -> None:
+        """Store evidence that no move follows from yet, such as that of a gate."""
+        with self._database.write() as connection:
+            put_proofs(connection, self.project, [proof])
+
+    def proofs(self, candidate: str) -> list[Proof]:
+        """Those about the version with the identity `candidate`, the oldest first; those of moves are among them."""
+        with self._database.read() as connection:
+            return read_proofs(connection, self.project, candidate)
 
     def _put_decision(self, connection: Connection, decision: Decision) -> None:
         body = decision.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Schema 7: versions with parts and lineage, one live and one canary a project, their moves, feedback, proposals."""
+"""Schema 7: versions with parts and lineage, one live and one canary a project; moves, proofs, feedback, proposals."""
 
 from __future__ import annotations
 
@@ -47,6 +47,15 @@ def _tables() -> None:
         sa.Column("at", _TIME, nullable=False),
     )
     op.create_index("policy_move_by_version", "policy_move", ["project", "version", "key"])
+    op.create_table(
+        "proof",
+        sa.Column("key", _KEY, primary_key=True),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("project", "id", "candidate", "baseline")),
+        sa.Column("body", sa.JSON, nullable=False),
+        sa.Column("at", _TIME, nullable=False),
+        sa.UniqueConstraint("project", "id"),
+    )
+    op.create_index("proof_by_candidate", "proof", ["project", "candidate", "key"])
     op.create_table(
         "feedback",
         sa.Column("key", _KEY, primary_key=True),

@@ -1,0 +1,226 @@
+"""Moves that a person, a command or a canary makes with the versions of a project: promote, roll back, canary, hold.
+
+Each is one transaction of the store: after a kill at any point, all of its rows are there or none. A move that cannot
+be made is one line, and the live version stays untouched. A version goes live by a proof, or by an override with a
+reason; what counts as a proof is `objection`, a pure function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agentloop.errors import ConfigError, StateError
+from agentloop.registry.versions import Registry, move_of
+from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind
+
+CLAIMS = ("better", "not_worse")
+PASS = "PASS"  # noqa: S105  the verdict
+CONCLUSIVE = (PASS, "FAIL")
+"""Verdicts that say something about the candidate; of these the newest counts."""
+N_DIGITS = 12
+"""Of a hash in a message."""
+
+
+def no_check(_: PolicyVersion) -> None:
+    """Where no folder of a project is at hand."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What `by` may do with the versions of `registry`; every method returns the moves that it made."""
+
+    registry: Registry
+    by: str
+    """Who moves them: a person's name, a key, or a command."""
+    check: Callable[[PolicyVersion], None] = no_check
+    """Raises ConfigError for a version that cannot act: its folder was changed by hand, or its base is gone."""
+    suite_hash: str | None = None
+    """State of the project's suite now; None where it has none, so that a proof of any suite counts."""
+
+    def promote(self, number: int, *, proof: Proof | None = None, override: str | None = None) -> list[Move]:
+        """Make a version live by `proof`, by the newest stored one that counts, or by an override with its reason.
+
+        Raises StateError without any of them, ConfigError for a version that cannot act.
+        """
+        version = self.registry.require(number)
+        live = self.registry.live()
+        if version.state is PolicyState.live:
+            raise StateError(f"policy v{number} is live already")
+        if version.state is PolicyState.retired:
+            raise StateError(
+                f'policy v{number} was live before; `agentloop policies rollback --to v{number} --why "..."` brings it '
+                "back"
+            )
+        self.check(version)
+        if override is not None:
+            why = _reason(override, "--override")
+            return self._put(self.registry.promotion(version, by=self.by, why=why, is_override=True))
+        if live is None:
+            raise StateError(f'no version is live to compare v{number} with; `--override "why"` promotes it')
+        proof = proof or self._proof(version, live)
+        problem = objection(proof, version, live, self.suite_hash)
+        if problem is not None:
+            raise StateError(f"v{number} stays {version.state}: {problem}")
+        return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
+
+    def roll_back(self, to: int | None = None, *, why: str) -> list[Move]:
+        """Make the version live that was live before, or `to`, which was live at some time. A canary ends.
+
+        Raises StateError where no version was live before, ConfigError for one that cannot act any more.
+        """
+        why = _reason(why, "--why")
+        live = self.registry.live()
+        before = self._live_before(live) if to is None else to
+        version = self.registry.require(before)
+        if version.state is PolicyState.live:
+            raise StateError(f"policy v{before} is live already")
+        was_live = any(move.after is PolicyState.live for move in self.registry.moves(before))
+        if version.state is not PolicyState.retired or not was_live:
+            raise StateError(
+                f"policy v{before} is {version.state} and was never retired from being live; "
+                f"`agentloop policies promote v{before}` makes it live"
+            )
+        self.check(version)
+        return self._put(self.registry.promotion(version, by=self.by, why=why))
+
+    def start_canary(self, number: int, share: float, *, why: str = "canary") -> list[Move]:
+        """Give a version a share of new episodes. Raises StateError for a second canary, ConfigError for the share."""
+        version = self.registry.require(number)
+        check_share(share, f"v{number}")
+        canary = self.registry.canary()
+        if canary is not None:
+            remedy = "give the new share without a version to change it"
+            if canary.number != number:
+                remedy = "end it first with `agentloop policies canary --end`"
+            raise StateError(f"policy v{canary.number} is the canary already; {remedy}")
+        if self.registry.live() is None:
+            raise StateError("no version is live to compare a canary with; promote one first")
+        self.check(version)
+        return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share)])
+
+    def change_share(self, share: float, *, why: str = "another share") -> list[Move]:
+        """Give the canary another share of new episodes; an episode that has begun keeps its version."""
+        canary = self._canary()
+        check_share(share, f"v{canary.number}")
+        return self._put([move_of(canary, PolicyState.canary, by=self.by, why=why, share=share)])
+
+    def end_canary(self, *, why: str = "ended without a verdict", proof: Proof | None = None) -> list[Move]:
+        """Take the canary's share away; it is a candidate again, and what it showed is stored as `proof`."""
+        canary = self._canary()
+        return self._put([move_of(canary, PolicyState.candidate, by=self.by, why=why, proof=proof, share=0.0)])
+
+    def hold(self, number: int, *, why: str, proof: Proof | None = None) -> list[Move]:
+        """Set a candidate or the canary aside: a comparison failed, or it games its rewards."""
+        version = self.registry.require(number)
+        share = None
+        if version.state is PolicyState.canary:
+            share = 0.0
+        return self._put([move_of(version, PolicyState.held, by=self.by, why=why, proof=proof, share=share)])
+
+    def _put(self, moves: list[Move]) -> list[Move]:
+        self.registry.put_moves(moves)
+        return moves
+
+    def _canary(self) -> PolicyVersion:
+        canary = self.registry.canary()
+        if canary is None:
+            raise StateError("no version is a canary; `agentloop policies canary v5 --share 0.1` begins one")
+        return canary
+
+    def _proof(self, version: PolicyVersion, live: PolicyVersion) -> Proof:
+        """The one that decides; where none is about both versions, the newest about `version`."""
+        proofs = self.registry.proofs(version)
+        if not proofs:
+            raise StateError(
+                f"v{version.number} has no proof; `agentloop gate SUITE --baseline NAME --candidate v{version.number}` "
+                f'makes one against v{live.number}, and `--override "why"` promotes it without one'
+            )
+        return deciding(proofs, version, live, self.suite_hash) or proofs[-1]
+
+    def _live_before(self, live: PolicyVersion | None) -> int:
+        stack = live_stack(self.registry.moves())
+        earlier = [number for number in stack if live is None or number != live.number]
+        if not earlier:
+            raise StateError(
+                "no version was live before the present one; `agentloop policies canary --end` ends a canary"
+            )
+        return earlier[-1]
+
+
+def live_stack(moves: Sequence[Move]) -> list[int]:
+    """Numbers of the versions that were live, the present one last. A rollback takes off what came after its target."""
+    stack: list[int] = []
+    for move in moves:
+        if move.after is not PolicyState.live:
+            continue
+        if move.version in stack:
+            stack = stack[: stack.index(move.version)]
+        stack.append(move.version)
+    return stack
+
+
+def deciding(
+    proofs: Sequence[Proof], candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None
+) -> Proof | None:
+    """The newest conclusive one about both versions and this state of the suite; a FAIL after a PASS counts."""
+    for proof in reversed(proofs):
+        objects = _about_others(proof, candidate, live, suite_hash)
+        if objects is None and proof.verdict in CONCLUSIVE:
+            return proof
+    return None
+
+
+def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> str | None:
+    """Why `proof` does not make `candidate` live in the place of `live`, with the next move; None where it does."""
+    about_others = _about_others(proof, candidate, live, suite_hash)
+    if about_others is not None:
+        return about_others
+    if proof.verdict != PASS:
+        return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
+    if proof.claim not in CLAIMS:
+        return f"its proof claims {proof.claim!r}; only {' and '.join(map(repr, CLAIMS))} count"
+    return None
+
+
+def _about_others(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> str | None:
+    again = "compare the two again"
+    if proof.candidate != candidate.sha256:
+        return (
+            f"the proof is of version {proof.candidate[:N_DIGITS]}, and v{candidate.number} is "
+            f"{candidate.sha256[:N_DIGITS]}; {again}"
+        )
+    if proof.baseline != live.sha256:
+        return (
+            f"its proof compares it with version {proof.baseline[:N_DIGITS]}, and v{live.number}, which is live, is "
+            f"{live.sha256[:N_DIGITS]}; {again}"
+        )
+    if proof.kind is ProofKind.gate and suite_hash is not None and proof.suite_hash != suite_hash:
+        return f"its proof is of another suite, or of another state of the project's suite; {again}"
+    return None
+
+
+def shown_proof(proof: Proof) -> str:
+    """In a few words: `gate PASS: better by +0.12 (at least +0.03), n = 60, alpha 0.05`."""
+    claim = proof.claim.replace("_", " ")
+    return (
+        f"{proof.kind} {proof.verdict}: {claim}, {proof.difference:+.3f} (at least {proof.low:+.3f}), n = {proof.n}, "
+        f"alpha {proof.alpha:g}"
+    )
+
+
+def check_share(share: float, name: str) -> None:
+    """Raises ConfigError for what is no share of a canary, with the command that was meant."""
+    if share == 0:
+        raise ConfigError("a canary with a share of 0 is none; `agentloop policies canary --end` ends it")
+    if share == 1:
+        raise ConfigError(f"a share of 1 is a promotion; `agentloop policies promote {name}` makes it live")
+    if not 0 < share < 1 or math.isnan(share):
+        raise ConfigError(f"a share of {share:g} cannot be drawn; write one between 0 and 1, such as 0.1")
+
+
+def _reason(words: str, option: str) -> str:
+    if not words.strip():
+        raise ConfigError(f"{option} is empty; write the reason, which every later reader sees")
+    return words.strip()

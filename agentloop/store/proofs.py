@@ -1,0 +1,55 @@
+"""Proofs that versions may go live: of a gate, a loop or a canary. Rows are added, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+import orjson
+from sqlalchemy import JSON, Column, Connection, Index, UniqueConstraint, select
+from sqlmodel import Field, SQLModel, col
+
+from agentloop.store.statements import insert_rows, stored_time
+from agentloop.store.tables import Key
+from agentloop.types import Proof, content_hash
+
+_COLUMNS = ("project", "id", "candidate", "baseline", "body", "at")
+
+
+class ProofRow(SQLModel, table=True):
+    """A Proof. The same evidence is stored once."""
+
+    __tablename__ = "proof"
+    __table_args__ = (
+        UniqueConstraint("project", "id"),
+        Index("proof_by_candidate", "project", "candidate", "key"),
+    )
+
+    key: int | None = Field(default=None, primary_key=True, sa_type=Key)
+    project: str
+    id: str
+    """Hash of the whole proof."""
+    candidate: str
+    """Identity of the version that it is about."""
+    baseline: str
+    body: dict[str, object] = Field(sa_column=Column(JSON, nullable=False))
+    at: datetime
+
+
+def put_proofs(connection: Connection, project: str, proofs: Iterable[Proof]) -> None:
+    """Those that are not stored yet."""
+    now = stored_time(connection, datetime.now(UTC))
+    rows = []
+    for proof in proofs:
+        document = proof.model_dump(mode="json")
+        body = orjson.dumps(document).decode()
+        rows.append((project, content_hash(document), proof.candidate, proof.baseline, body, now))
+    if rows:
+        insert_rows(connection, "proof", _COLUMNS, rows, ignore=True)
+
+
+def read_proofs(connection: Connection, project: str, candidate: str) -> list[Proof]:
+    """Of the version with the identity `candidate`, the oldest first."""
+    mine = (col(ProofRow.project) == project, col(ProofRow.candidate) == candidate)
+    rows = connection.execute(select(col(ProofRow.body)).where(*mine).order_by(col(ProofRow.key)))
+    return [Proof.model_validate(row.body) for row in rows]
