@@ -20,7 +20,8 @@ from agentloop.gateway.catalog import problems
 from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
 from agentloop.policies.litellm import list_price, load_litellm
-from agentloop.registry.versions import Registry, versions_of
+from agentloop.registry.routing import serving_of
+from agentloop.registry.versions import Registry
 from agentloop.store.pruning import RetentionLimits, pruning
 from agentloop.store.store import Store
 
@@ -86,7 +87,7 @@ def _routes(project: Path, store: Store, urls: Sequence[str]) -> Routes | None:
     if not upstreams:
         return None
     aliases = {alias.name: alias.to for alias in settings.alias}
-    return Routes(upstreams, aliases, versions_of(Registry(store)))
+    return Routes(upstreams, aliases, serving_of(Registry(store)), began=store.version_of_trace)
 
 
 def _host_of(url: str) -> str:

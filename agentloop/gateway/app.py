@@ -20,7 +20,7 @@ from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat, messages, responses
 from agentloop.gateway.dialects.dialect import Dialect
 from agentloop.gateway.exchange import Caller, say
-from agentloop.gateway.routes import NoRoute
+from agentloop.gateway.routes import PROJECT, NoRoute
 
 DIALECTS: tuple[Dialect, ...] = (chat, messages, responses)
 PATHS = {dialect.path: dialect for dialect in DIALECTS}
@@ -33,7 +33,6 @@ HEADER = "x-agentloop-episode"
 TASK_HEADER = "x-agentloop-task"
 MAX_NAME = 200
 """Maximum length of an episode's or a task's name, in characters."""
-PROJECT = "default"
 NO_WEBSOCKET = ((b"upgrade", b"HTTP/1.1"), (b"connection", b"close"))
 """Headers of a 426: the protocol to use instead, and that the server closes this connection."""
 

@@ -156,7 +156,7 @@ class Calls:
         try:
             transcript = body if dialect is chat else dialect.to_chat(body, record=True)
             place = self._contexts.place(caller.project, caller.episode, chat.to_chat(transcript)["messages"])
-            target = await self.routes.find(model, place.run.trace_id, caller.episode)
+            target = await self.routes.find(model, place.run.trace_id, caller.episode, project=caller.project)
             is_native = dialect.name in target.upstream.dialects
             request = transcript if is_native or dialect is chat else dialect.to_chat(body)
             is_exact = (not is_native or dialect is chat) and await self._upstreams.gives_tokens(target.upstream)

@@ -30,7 +30,7 @@ async def n_tokens(
     if not isinstance(model, str):
         raise ErrorReply(400, "model: name one; `GET /v1/models` lists them")
     sticky = trace_id_of(caller.project, caller.episode) if caller.episode else secrets.token_hex(16)
-    target = await routes.find(model, sticky, caller.episode)
+    target = await routes.find(model, sticky, caller.episode, project=caller.project)
     upstream = target.upstream
     sent = {**body, "model": target.model}
     if messages.name in upstream.dialects:

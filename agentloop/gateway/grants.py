@@ -21,8 +21,9 @@ from agentloop.gateway.calls import Calls
 from agentloop.gateway.dialects import chat
 from agentloop.gateway.exchange import BODY_S, MAX_BODY, say
 from agentloop.gateway.prices import Price, by_usage, own_cost
-from agentloop.gateway.routes import NoRoute, Routes, Target, Upstream
+from agentloop.gateway.routes import PROJECT, NoRoute, Routes, Target, Upstream
 from agentloop.policies.openai import TOO_LONG, OpenAIPolicy
+from agentloop.policies.overlay import OverlaidPolicy
 from agentloop.protocols import Policy
 from agentloop.store.keys import Spent
 from agentloop.types import Completion, Limits, Message, Span, StopReason, ToolSpec
@@ -62,6 +63,10 @@ class Grant:
     under_way: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        rewriting = None
+        if isinstance(self.policy, OverlaidPolicy):  # the request is rewritten, so that its record has the new text
+            rewriting = self.policy.rewriting
+            self.policy = self.policy.inner
         policy = self.policy
         price: Price = own_cost
         if isinstance(policy, OpenAIPolicy):
@@ -72,7 +77,7 @@ class Grant:
         else:
             model = policy.name
             upstream = Upstream(model, "", gives_tokens=True, via="policy", policy=_InTurn(policy))
-        self.target = Target(upstream, model, settle=self.settle, price=price)
+        self.target = Target(upstream, model, settle=self.settle, price=price, rewriting=rewriting)
 
     @property
     def failed(self) -> Span | None:
@@ -203,7 +208,7 @@ class Grants(Routes):
         finally:
             grant.under_way.discard(task)
 
-    async def find(self, model: str, sticky: str, episode: str | None = None) -> Target:
+    async def find(self, model: str, sticky: str, episode: str | None = None, *, project: str = PROJECT) -> Target:
         """The episode's policy answers, whichever model the call names."""
         if episode not in self._grants:  # it ended while the call was read
             raise NoRoute("this episode is over")

@@ -1,8 +1,12 @@
 """The upstream for a model's name: aliases, policy versions of the registry, upstreams by pattern.
 
 policy/ab  ── by weights, the same for all calls of an episode ──▶  policy/live  or  policy/7
-policy/live, policy/N  ── the registry ──▶  version N  ──▶  `policy-vN` at the upstream that serves versions
+policy/live  ── the canary for its share of episodes, else the live version ──▶  policy/N
+policy/N  ── the registry ──▶  version N  ──▶  `policy-vN` at the upstream that serves versions, or its base model
 any other name  ──▶  the first upstream whose patterns it matches
+
+An episode ends with the version that it began with: after another promotion, a rollback, another share, and a restart
+of the gateway, which then reads the episode's earlier calls in the store.
 """
 
 from __future__ import annotations
@@ -14,23 +18,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.gateway.prices import Price
+from agentloop.overlays import Rewriting
 from agentloop.protocols import Policy
+from agentloop.types import Overlay
 
 MAX_BEGUN = 10_000
-"""Episodes whose live version we remember, so that an episode ends with the version that it began with."""
+"""Episodes whose version we remember; that of any other is read from the store."""
 MAX_LISTED = 30
 """Model names in an error message."""
 MAX_NAME = 200
 """Characters of the unknown name in an error message."""
 WILD = set("*?[")
-FRESH_S = 2.0
-"""How long a look-up of the live version stays valid."""
+FRESH_S = 1.0
+"""How long what the registry says stays valid. A move is in effect within 2 s, the time of a slow read included."""
 LIVE = "live"
+NO_SERVER = "{name}: no upstream serves versions; set `serves_versions = true` for one upstream"
 PREFIX = "policy/"
+PROJECT = "default"
+"""Of calls that come without a key."""
 ONE = float(1 << 64)
 
 
@@ -85,6 +95,35 @@ class Upstream:
             )
 
 
+class Served(NamedTuple):
+    """How a version is asked."""
+
+    number: int
+    model: str
+    """At its upstream: `policy-v7`, or the base model's own name."""
+    upstream: str | None = None
+    """By name. None: for `policy-v7` the upstream that serves versions, for a base model the first that answers it."""
+    overlay: Overlay | None = None
+    """The text that it reads in place of the agent's own."""
+
+
+class Serving(NamedTuple):
+    """The versions of a project, and which of them answer for `policy/live` now."""
+
+    versions: Mapping[int, Served] = MappingProxyType({})
+    live: int | None = None
+    canary: int | None = None
+    share: float = 0.0
+    """Of new episodes, which the canary gets."""
+    salt: str = ""
+    """Of the draw: the canary's number and the time at which it began. The same episodes stay in a growing share."""
+    is_shadow: bool = False
+    """The canary is asked beside the live version; its answers are recorded and not served."""
+
+
+NOTHING = Serving()
+
+
 class Target(NamedTuple):
     """The upstream and the model that answer a call."""
 
@@ -97,6 +136,8 @@ class Target(NamedTuple):
     """Turns the client's request into the one that is sent; None sends it unchanged."""
     price: Price | None = None
     """The price of its answers; None: the gateway's price."""
+    rewriting: Rewriting | None = None
+    """The overlay of the version."""
 
 
 class Routes:
@@ -106,34 +147,40 @@ class Routes:
         self,
         upstreams: Sequence[Upstream],
         aliases: Mapping[str, Mapping[str, float]] | None = None,
-        versions: Callable[[], Mapping[str, int]] | None = None,
+        serving: Callable[[], Serving] = lambda: NOTHING,
+        *,
+        began: Callable[[str, str], int | None] = lambda project, trace: None,
     ) -> None:
-        """aliases: name -> names and their weights. versions: reads the registry, by number as text and `live`."""
+        """aliases: name -> names and their weights. serving: reads the registry.
+
+        began: (project, trace id) -> the version of the first call in that trace; None without one.
+        """
         self.upstreams = tuple(upstreams)
         self.aliases = dict(aliases or {})
-        self._read = versions or dict
-        self._versions: Mapping[str, int] = {}
+        self._read = serving
+        self._began = began
+        self._serving = NOTHING
+        self._rewritings: dict[int, Rewriting] = {}
         self._read_at = -FRESH_S
         self._reading = Lock()
-        self._begun: OrderedDict[str, int] = OrderedDict()
+        self._begun: OrderedDict[tuple[str, str], int] = OrderedDict()
 
-    async def find(self, model: str, sticky: str, episode: str | None = None) -> Target:
-        """sticky: calls with the same value get the same target. episode: as the client names it.
+    async def find(self, model: str, sticky: str, episode: str | None = None, *, project: str = PROJECT) -> Target:
+        """sticky: calls with the same value get the same target; the id of their trace. episode: the client's name.
 
         Raises NoRoute, and StoreError of the registry.
         """
-        name = _drawn(self.aliases[model], f"{model}\0{sticky}") if model in self.aliases else model
+        name = model
+        if model in self.aliases:
+            name = _drawn(self.aliases[model], f"{model}\0{sticky}")
         if name.startswith(PREFIX):
-            return await self._version(name, sticky)
-        for upstream in self.upstreams:
-            if any(fnmatchcase(name, pattern) for pattern in upstream.models):
-                return Target(upstream, name)
-        raise NoRoute(no_model(name, [*await self.names(), *self.patterns]), name)
+            return await self._version(name, (project, sticky), is_named=episode is not None)
+        return self._matching(name) or await self._nobody(name)
 
     async def names(self) -> list[str]:
         """The names that are known without a request: aliases, versions, and exact names in the settings."""
-        serving = any(upstream.serves_versions for upstream in self.upstreams)
-        versions = [f"{PREFIX}{number}" for number in await self._fresh_versions()] if serving else []
+        serving = await self._fresh()
+        versions = [f"{PREFIX}{label}" for label in _labels(serving) if self._upstream(serving, label) is not None]
         exact = [name for upstream in self.upstreams for name in upstream.models if not set(name) & WILD]
         return [*self.aliases, *versions, *exact]
 
@@ -142,38 +189,116 @@ class Routes:
         """The patterns in the upstreams' settings, as opposed to exact names."""
         return [name for upstream in self.upstreams for name in upstream.models if set(name) & WILD]
 
-    async def _version(self, name: str, sticky: str) -> Target:
-        versions = await self._fresh_versions()
-        upstream = next((each for each in self.upstreams if each.serves_versions), None)
-        if upstream is None:
-            raise NoRoute(f"{name}: no upstream serves versions; set `serves_versions = true` for one upstream")
+    def _matching(self, name: str) -> Target | None:
+        """The first upstream that answers for a model of that name."""
+        for upstream in self.upstreams:
+            if any(fnmatchcase(name, pattern) for pattern in upstream.models):
+                return Target(upstream, name)
+        return None
+
+    async def _nobody(self, name: str) -> Target:
+        raise NoRoute(no_model(name, [*await self.names(), *self.patterns]), name)
+
+    async def _version(self, name: str, trace: tuple[str, str], *, is_named: bool) -> Target:
+        serving = await self._fresh()
         label = name.removeprefix(PREFIX)
-        if label not in versions:
+        if not serving.versions and not any(each.serves_versions for each in self.upstreams):
+            raise NoRoute(NO_SERVER.format(name=name))
+        if label not in _labels(serving):
             raise NoRoute(
-                f"no policy version {label!r} in the registry (available: {', '.join(versions) or 'none'}); "
+                f"no policy version {label!r} in the registry (available: {', '.join(_labels(serving)) or 'none'}); "
                 "create one with `agentloop loop`"
             )
-        number = versions[label]
-        if label == LIVE:  # an episode ends with the version that it began with
-            number = self._begun.setdefault(sticky, number)
-            self._begun.move_to_end(sticky)
-            if len(self._begun) > MAX_BEGUN:
-                self._begun.popitem(last=False)
-        return Target(upstream, f"policy-v{number}", number)
+        number = await self._live_for(trace, is_named=is_named) if label == LIVE else int(label)
+        if number not in serving.versions:
+            raise NoRoute(f"{name}: this episode began with v{number}, which is no longer in the registry")
+        served = serving.versions[number]
+        upstream = self._upstream(serving, str(number))
+        if upstream is None:
+            raise NoRoute(_no_upstream(name, served))
+        return Target(upstream, served.model, number, rewriting=self._rewritings.get(number))
 
-    async def _fresh_versions(self) -> Mapping[str, int]:
+    async def _live_for(self, trace: tuple[str, str], *, is_named: bool) -> int:
+        """The version of an episode: the one that it began with, else one by the present shares."""
+        number = self._begun.get(trace)
+        if number is None and is_named:  # only a named episode can have begun before this process
+            number = await to_thread(self._began, *trace)
+        if number is None:
+            number = drawn_version(await self._fresh(), trace[1])
+        number = self._begun.setdefault(trace, number)  # another call of the episode may have been faster
+        self._begun.move_to_end(trace)
+        if len(self._begun) > MAX_BEGUN:
+            self._begun.popitem(last=False)
+        return number
+
+    def _upstream(self, serving: Serving, label: str) -> Upstream | None:
+        """The upstream that serves a version."""
+        number = serving.live if label == LIVE else int(label)
+        if number is None or number not in serving.versions:
+            return None
+        served = serving.versions[number]
+        if served.upstream is not None:
+            return next((each for each in self.upstreams if each.name == served.upstream), None)
+        if served.model == version_model(number):
+            return next((each for each in self.upstreams if each.serves_versions), None)
+        target = self._matching(served.model)
+        return target and target.upstream
+
+    async def _fresh(self) -> Serving:
         if time.monotonic() - self._read_at >= FRESH_S:
             async with self._reading:  # one read serves all calls that wait for it
                 if time.monotonic() - self._read_at >= FRESH_S:
-                    self._versions = await to_thread(self._read)
-                    self._read_at = time.monotonic()
-        return self._versions
+                    started = time.monotonic()
+                    serving = await to_thread(self._read)
+                    self._rewritings = self._prepared(serving)
+                    self._serving = serving
+                    self._read_at = started
+        return self._serving
+
+    def _prepared(self, serving: Serving) -> dict[int, Rewriting]:
+        """The overlays, prepared once; a number always has the same one."""
+        return {
+            number: self._rewritings.get(number) or Rewriting(served.overlay)
+            for number, served in serving.versions.items()
+            if served.overlay is not None
+        }
+
+
+def version_model(number: int) -> str:
+    """A version's name at the upstream that serves versions."""
+    return f"policy-v{number}"
+
+
+def drawn_version(serving: Serving, episode: str) -> int:
+    """The version that a new episode gets. episode: id of its trace, which its name decides. Something is live."""
+    assert serving.live is not None, "`policy/live` is a label only where a version is live"  # noqa: S101
+    if serving.canary is None or serving.is_shadow or serving.canary not in serving.versions:
+        return serving.live
+    return serving.canary if _point(f"{serving.salt}\0{episode}") < serving.share else serving.live
+
+
+def _labels(serving: Serving) -> list[str]:
+    """Names of versions, without their prefix."""
+    first = [LIVE] if serving.live in serving.versions else []
+    return [*first, *map(str, serving.versions)]
+
+
+def _no_upstream(name: str, served: Served) -> str:
+    if served.upstream is not None:
+        return f"{name}: no upstream is called {served.upstream!r}; name it in [[gateway.upstream]]"
+    if served.model == version_model(served.number):
+        return NO_SERVER.format(name=name)
+    return f"{name}: no upstream answers for its base model {served.model!r}; add one to [[gateway.upstream]]"
+
+
+def _point(seed: str) -> float:
+    """A number in [0, 1) that `seed` alone decides."""
+    return int.from_bytes(hashlib.blake2b(seed.encode(errors="replace"), digest_size=8).digest()) / ONE
 
 
 def _drawn(weights: Mapping[str, float], seed: str) -> str:
     """One of the names by weight; `seed` alone decides which."""
-    at = int.from_bytes(hashlib.blake2b(seed.encode(errors="replace"), digest_size=8).digest()) / ONE
-    at *= sum(weights.values())
+    at = _point(seed) * sum(weights.values())
     for name, weight in weights.items():
         at -= weight
         if at < 0:

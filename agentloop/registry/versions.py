@@ -14,7 +14,7 @@ Every move is a row of `policy_move` and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from agentloop.errors import ConfigError, StateError
@@ -196,14 +196,3 @@ class Registry:
             moves.append(move_of(canary, PolicyState.candidate, by=by, why=place, share=0.0))
         moves.append(move_of(version, PolicyState.live, by=by, why=why, proof=proof, is_override=is_override))
         return moves
-
-
-def versions_of(registry: Registry) -> Callable[[], Mapping[str, int]]:
-    """As the gateway's `Routes` take them: numbers in words, the oldest first, after `live`."""
-
-    def read() -> Mapping[str, int]:
-        live = registry.live()
-        by_name = {PolicyState.live.value: live.number} if live else {}
-        return by_name | {str(version.number): version.number for version in registry.all()}
-
-    return read

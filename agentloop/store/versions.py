@@ -12,7 +12,7 @@ from sqlmodel import col
 from agentloop.errors import StateError
 from agentloop.store.database import Database
 from agentloop.store.proofs import put_proofs, read_proofs
-from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, columns
+from agentloop.store.tables import DecisionRow, MoveRow, PolicyRow, SpanRow, TraceRow, columns
 from agentloop.types import Decision, Move, PolicyVersion, Proof
 
 
@@ -50,6 +50,14 @@ class Versions:
         with self._database.read() as connection:
             rows = connection.execute(mine.order_by(col(MoveRow.key))).mappings()
             return [Move.model_validate(dict(row)) for row in rows]
+
+    def version_of_trace(self, project: str, trace_id: str) -> int | None:
+        """The version that answered the first call of a trace that any version answered; None without such a call."""
+        mine = (col(TraceRow.project) == project, col(TraceRow.id) == trace_id)
+        calls = select(col(SpanRow.policy_version)).join(TraceRow, col(TraceRow.key) == col(SpanRow.trace_key))
+        calls = calls.where(*mine, col(SpanRow.kind) == "chat", col(SpanRow.policy_version).is_not(None))
+        with self._database.read() as connection:
+            return connection.execute(calls.order_by(col(SpanRow.start_ns)).limit(1)).scalar()
 
     def put_moves(
         self, moves: Sequence[Move], decision: Decision | None = None, *, within: Connection | None = None

@@ -20,7 +20,8 @@ from agentloop.api.auth import new_key
 from agentloop.api.connection import Connection
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.routes import Routes, Upstream
-from agentloop.registry.versions import Registry, versions_of
+from agentloop.registry.routing import serving_of
+from agentloop.registry.versions import Registry
 from agentloop.store.keys import Budget, Key
 from agentloop.store.store import Store
 from agentloop.types import Span
@@ -101,7 +102,7 @@ def gateway_here(
 
     need_ports()  # the service asks for one in a thread, where no test can be skipped
     store = Store(where)
-    routes = Routes(upstreams, aliases, versions_of(Registry(store)))
+    routes = Routes(upstreams, aliases, serving_of(Registry(store)), began=store.version_of_trace)
     config = uvicorn.Config(
         make_app(store, routes, price),
         port=0,
