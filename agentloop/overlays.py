@@ -170,7 +170,8 @@ def _spliced(passage: Passage, places: Sequence[tuple[int, int, Component]]) -> 
         pieces: list[str] = []
         at = begin
         for i, (start, stop, component) in enumerate(places):
-            if stop <= begin or (start >= end and not is_last):
+            is_done = i < inserted and stop <= begin
+            if is_done or (start >= end and not is_last):
                 continue
             pieces.append(text[at - begin : max(start, at) - begin])
             if i == inserted:  # the first text that it touches; it may begin in the gap before
