@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentloop.protocols import GroupVerifier, Sandbox, Verifier
-from agentloop.types import ExecResult, SandboxSpec
+from agentloop.types import ExecResult, Message, SandboxSpec
 
 # --------------------------------------------------------------------------------------------------- of sandboxes
 
@@ -257,6 +257,22 @@ class Preflight(Protocol):
     async def preflight(self) -> None:
         """Raises ConfigError where none can, with the next move."""
         ...
+
+
+@runtime_checkable
+class Rewrites(Protocol):
+    """A policy whose model reads other text than the agent wrote."""
+
+    def received(self, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """`messages` as the model reads them."""
+        ...
+
+
+def received(policy: object, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """`messages` as the model of `policy` reads them."""
+    if isinstance(policy, Rewrites):
+        return policy.received(messages)
+    return tuple(messages)
 
 
 async def preflight(agent: object) -> None:

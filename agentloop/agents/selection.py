@@ -11,6 +11,7 @@ from agentloop.agents.tool_loop import ToolLoop
 from agentloop.agents.tools.shell import Submit
 from agentloop.agents.tools.toolset import Toolset
 from agentloop.config.sections import AgentSection
+from agentloop.errors import ConfigError
 from agentloop.options import load_kind
 from agentloop.plugins import load_part
 from agentloop.protocols import Agent
@@ -45,4 +46,19 @@ def tool_loop(settings: AgentSection, base: Path | None = None) -> ToolLoop:
         headers = {name: value.get_secret_value() for name, value in server.headers.items()}
         toolsets.append(Mcp(server.name, command=server.command, url=server.url, headers=headers))
     files = None if settings.files is None else ((base or Path()) / settings.files).resolve()
-    return ToolLoop((*toolsets, Submit()), COMPACTIONS[settings.compaction](), files=files)
+    instructions = "" if settings.instructions is None else read_instructions((base or Path()) / settings.instructions)
+    compaction = COMPACTIONS[settings.compaction]()
+    return ToolLoop((*toolsets, Submit()), compaction, files=files, instructions=instructions)
+
+
+def read_instructions(file: Path) -> str:
+    """The text of `[agent] instructions`. Raises ConfigError where there is none to read."""
+    try:
+        text = file.read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"[agent] instructions: {file}: {error.strerror}; name a file of the project") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"[agent] instructions: {file} is not text in UTF-8; save it as such") from None
+    if not text:
+        raise ConfigError(f"[agent] instructions: {file} is empty; write the system prompt, or remove the setting")
+    return text

@@ -16,8 +16,12 @@ from agentloop.agents.conversation import Conversation
 from agentloop.agents.tools.shell import Shell, Submit
 from agentloop.agents.tools.toolbox import Toolbox, opened
 from agentloop.agents.tools.toolset import Answer, Place, Toolset
+from agentloop.errors import ConfigError
 from agentloop.protocols import Policy, Record, Sandbox
-from agentloop.types import Message, StopReason, Task, ToolCall, ToolResult
+from agentloop.types import Limits, Message, StopReason, Task, ToolCall, ToolResult
+
+MAX_CHARACTERS_PER_TOKEN = 8
+"""No tokenizer of a language model packs prose more densely."""
 
 
 class ToolLoop:
@@ -31,18 +35,23 @@ class ToolLoop:
         compaction: Compaction | None = None,
         *,
         files: Path | None = None,
+        instructions: str = "",
     ) -> None:
         """compaction: what to do when there is no more room; left out, that ends the episode.
 
-        files: a folder that the sandbox shows at /agent.
+        files: a folder that the sandbox shows at /agent. instructions: the system prompt; "" is none.
         """
         self._toolsets = toolsets
         self._compaction = compaction or Stop()
         self.files = files
+        self._instructions = instructions
 
     def first_messages(self, task: Task) -> tuple[Message, ...]:
-        """The instruction alone: the tools' own descriptions say the rest."""
-        return (Message(role="user", content=task.instruction),)
+        """The instructions, if any, and the task's; the tools' own descriptions say the rest."""
+        first = Message(role="user", content=task.instruction)
+        if not self._instructions:
+            return (first,)
+        return (Message(role="system", content=self._instructions), first)
 
     async def run(
         self,
@@ -56,8 +65,9 @@ class ToolLoop:
     ) -> tuple[StopReason, str | None]:
         """Take turns until an answer or a limit of `task.limits`. See `protocols.Agent`.
 
-        above: the place of the agent that called this one.
+        above: the place of the agent that called this one. Raises ConfigError for instructions that fit no context.
         """
+        check_room(self._instructions, task.limits)
         budget = EpisodeBudget(task.limits, above.budget if above else None)
         depth = above.depth + 1 if above else 0
         place = Place(self, task, policy, sandbox, seed, record, budget, depth)
@@ -103,3 +113,14 @@ class ToolLoop:
                     return tuple(results), done.text
                 results.append(done)
         return tuple(results), None
+
+
+def check_room(instructions: str, limits: Limits) -> None:
+    """Raise ConfigError where the instructions alone are longer than the context, by any count of tokens."""
+    room = limits.max_context_tokens
+    if room is None or len(instructions) <= (room - limits.max_tokens) * MAX_CHARACTERS_PER_TOKEN:
+        return
+    raise ConfigError(
+        f"[agent] instructions have {len(instructions)} characters, and a context of {room} tokens with "
+        f"{limits.max_tokens} for the answer has no room for them; shorten them, or raise max_context_tokens"
+    )

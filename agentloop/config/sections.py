@@ -146,6 +146,8 @@ class AgentSection(KindSection):
     """Of `command`: for `sh -c`, in the task's folder of the box."""
     files: Path | None = None
     """Folder, relative to the project, that boxes show at /agent, read-only: the program, or MCP servers."""
+    instructions: Path | None = None
+    """Of `tool_loop`: a file, relative to the project, whose text is the system prompt. Default: no system prompt."""
     tools: tuple[str, ...] = ("shell",)
     """Families of tools: `shell`, `python`, `files`, `search`, `delegate`, installed ones, or `file.py:Class`. `submit`
     is always there."""
@@ -161,7 +163,7 @@ class AgentSection(KindSection):
         if not self.is_built_in:
             return {"kind": self.kind, **self.public_options}
         settings = self.model_dump(mode="json", exclude={"mcp": {"__all__": {"headers"}}})
-        later = {"kind": "tool_loop", "command": None, "files": None}
+        later = {"kind": "tool_loop", "command": None, "files": None, "instructions": None}
         return {name: value for name, value in settings.items() if name not in later or value != later[name]}
 
     @model_validator(mode="after")
@@ -170,6 +172,8 @@ class AgentSection(KindSection):
             raise ValueError('kind = "command" needs a command, the line that starts the program')
         if self.kind != "command" and self.command:
             raise ValueError('a command is of kind = "command"; set that, or leave it out')
+        if self.kind != "tool_loop" and self.is_built_in and self.instructions is not None:
+            raise ValueError("a program brings its own instructions; leave instructions out")
         if self.kind == "command" and (self.mcp or self.compaction != "none" or self.tools != ("shell",)):
             raise ValueError('a program of kind = "command" brings its own tools; leave tools, mcp and compaction out')
         return self

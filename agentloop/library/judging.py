@@ -20,7 +20,7 @@ def judge(trace: Trace | Attempt, task: Task | None = None, *, verifiers: Sequen
         task = task or trace.task
         trace = trace.trace
     if task is None or verifiers:
-        words = trace.messages[0].content if trace.messages else ""
+        words = next((message.content for message in trace.messages if message.role == "user"), "")
         base = task or Task(id=trace.task_id or "task", instruction=words)
         task = Task.model_validate({**dict(base), "verifiers": tuple(verifiers)})
     return run_blocking(judge_trace(task, trace))

@@ -50,7 +50,7 @@ def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
         by_instruction.setdefault(task.instruction, []).append(task)
 
     def script(messages: Sequence[Message], rng: random.Random) -> Message:
-        task = next(task for task in by_instruction[messages[0].content] if _goes_on_from(messages, task))
+        task = next(task for task in by_instruction[_instruction(messages)] if _goes_on_from(messages, task))
         solution = task.solution
         n_done = sum(m.role == "tool" for m in messages) - sum(len(step.results) for step in task.prefix)
         if n_done < len(solution):
@@ -58,6 +58,10 @@ def oracle(tasks: Sequence[Task]) -> ScriptedPolicy:
         return call_message("submit", answer=messages[-1].content if n_done else "")
 
     return ScriptedPolicy(script, name="the tasks' own solutions")
+
+
+def _instruction(messages: Sequence[Message]) -> str:
+    return next(message.content for message in messages if message.role == "user")
 
 
 def _goes_on_from(messages: Sequence[Message], task: Task) -> bool:

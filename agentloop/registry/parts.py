@@ -47,13 +47,17 @@ def agent_parts(settings: AgentSection, folder: Path, tasks: Sequence[Task]) -> 
     if not settings.is_built_in:
         return _foreign("agents", "agent", settings, folder)
     chosen = settings.model_dump(
-        mode="json", exclude={"files": True, "tools": True, "mcp": {"__all__": {"headers"}}}, exclude_defaults=True
+        mode="json",
+        exclude={"files": True, "instructions": True, "tools": True, "mcp": {"__all__": {"headers"}}},
+        exclude_defaults=True,
     )
     parts: dict[str, Part] = {"agent": Value(chosen)}
     if settings.kind == "tool_loop":
         parts["agent.tools"] = Value([tool.rpartition(":")[2] for tool in settings.tools])
         for n, tool in enumerate(settings.tools):
             parts |= _named(f"agent.tools.{n}", source("tools", tool, folder))
+    if settings.instructions is not None:
+        parts["agent.instructions"] = FileContents(folder / settings.instructions, follow=True)
     if settings.files is not None:
         parts["agent.files"] = FileContents(folder / settings.files)
     elif settings.command is not None:

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from agentloop.abilities import is_on_host, runs_program, with_files
+from agentloop.abilities import is_on_host, received, runs_program, with_files
 from agentloop.errors import ConfigError
 from agentloop.failures.detectors.rules import Rule
 from agentloop.faults import event_of, fault_of, words_of
@@ -36,6 +36,7 @@ from agentloop.types import (
     Episode,
     EpisodeState,
     Graded,
+    Message,
     SandboxSpec,
     Step,
     StopReason,
@@ -154,7 +155,7 @@ async def roll_out(
         policy_version=episode.policy_version,
         identity=crew.actor.identity.hash or None,
         isolation=crew.pool.isolation if task.environment is None and not is_on_host(agent) else NO_ISOLATION,
-        messages=agent.first_messages(task),
+        messages=_first_messages(crew.actor, task),
         steps=tuple(one for one in recorded if isinstance(one, Step)),
         children=tuple(one for one in recorded if isinstance(one, SubTrace)),
         answer=answer if problem is None or phase is AttemptPhase.tests else None,
@@ -204,6 +205,12 @@ def _leased(task: Task, episode: Episode, crew: Crew) -> AbstractAsyncContextMan
     if is_on_host(crew.actor.agent):
         return nullcontext(AbsentSandbox())
     return crew.pool.lease(with_files(task.sandbox, crew.actor.agent), episode.id)
+
+
+def _first_messages(actor: Actor, task: Task) -> tuple[Message, ...]:
+    """As the model reads them. Of a program, its first step has that, and this is what the program was given."""
+    messages = actor.agent.first_messages(task)
+    return messages if runs_program(actor.agent) else received(actor.policy, messages)
 
 
 def _phase_of(error: BaseException, phase: AttemptPhase) -> AttemptPhase:
