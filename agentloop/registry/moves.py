@@ -8,11 +8,18 @@ reason; what counts as a proof is `objection`, a pure function.
 from __future__ import annotations
 
 import math
+import os
+import pwd
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from agentloop.config.layout import artifact_folder
+from agentloop.config.settings import CONFIG_FILE, load_config, suite_folder
 from agentloop.errors import ConfigError, StateError
 from agentloop.registry.versions import Registry, move_of
+from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
 from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind
 
 CLAIMS = ("better", "not_worse")
@@ -27,6 +34,10 @@ def no_check(_: PolicyVersion) -> None:
     """Where no folder of a project is at hand."""
 
 
+def no_suite() -> None:
+    """Of a project without a suite."""
+
+
 @dataclass(frozen=True)
 class Moves:
     """What `by` may do with the versions of `registry`; every method returns the moves that it made."""
@@ -36,7 +47,7 @@ class Moves:
     """Who moves them: a person's name, a key, or a command."""
     check: Callable[[PolicyVersion], None] = no_check
     """Raises ConfigError for a version that cannot act: its folder was changed by hand, or its base is gone."""
-    suite_hash: str | None = None
+    suite_hash: Callable[[], str | None] = no_suite
     """State of the project's suite now; None where it has none, so that a proof of any suite counts."""
 
     def promote(self, number: int, *, proof: Proof | None = None, override: str | None = None) -> list[Move]:
@@ -59,8 +70,9 @@ class Moves:
             return self._put(self.registry.promotion(version, by=self.by, why=why, is_override=True))
         if live is None:
             raise StateError(f'no version is live to compare v{number} with; `--override "why"` promotes it')
-        proof = proof or self._proof(version, live)
-        problem = objection(proof, version, live, self.suite_hash)
+        suite_hash = self.suite_hash()
+        proof = proof or self._proof(version, live, suite_hash)
+        problem = objection(proof, version, live, suite_hash)
         if problem is not None:
             raise StateError(f"v{number} stays {version.state}: {problem}")
         return self._put(self.registry.promotion(version, by=self.by, why=shown_proof(proof), proof=proof))
@@ -106,6 +118,16 @@ class Moves:
         check_share(share, f"v{canary.number}")
         return self._put([move_of(canary, PolicyState.canary, by=self.by, why=why, share=share)])
 
+    def canary(self, ref: str | None, share: float | None, *, end: bool = False, why: str = "by hand") -> list[Move]:
+        """What a person types: a version and a share begin a canary, a share alone changes it, `end` ends it."""
+        if end and ref is None and share is None:
+            return self.end_canary(why=why)
+        if end or share is None:
+            raise ConfigError("name a version and its share (v5 --share 0.1), a new share alone, or --end alone")
+        if ref is None:
+            return self.change_share(share, why=why)
+        return self.start_canary(self.registry.named(ref).number, share, why=why)
+
     def end_canary(self, *, why: str = "ended without a verdict", proof: Proof | None = None) -> list[Move]:
         """Take the canary's share away; it is a candidate again, and what it showed is stored as `proof`."""
         canary = self._canary()
@@ -129,7 +151,7 @@ class Moves:
             raise StateError("no version is a canary; `agentloop policies canary v5 --share 0.1` begins one")
         return canary
 
-    def _proof(self, version: PolicyVersion, live: PolicyVersion) -> Proof:
+    def _proof(self, version: PolicyVersion, live: PolicyVersion, suite_hash: str | None) -> Proof:
         """The one that decides; where none is about both versions, the newest about `version`."""
         proofs = self.registry.proofs(version)
         if not proofs:
@@ -137,7 +159,7 @@ class Moves:
                 f"v{version.number} has no proof; `agentloop gate SUITE --baseline NAME --candidate v{version.number}` "
                 f'makes one against v{live.number}, and `--override "why"` promotes it without one'
             )
-        return deciding(proofs, version, live, self.suite_hash) or proofs[-1]
+        return deciding(proofs, version, live, suite_hash) or proofs[-1]
 
     def _live_before(self, live: PolicyVersion | None) -> int:
         stack = live_stack(self.registry.moves())
@@ -147,6 +169,32 @@ class Moves:
                 "no version was live before the present one; `agentloop policies canary --end` ends a canary"
             )
         return earlier[-1]
+
+
+def moves_in(project: Path, store: Store, by: str | None = None) -> Moves:
+    """What `by`, or else the user of this process, may do with the versions in `store` of the project in a folder.
+
+    Its settings and files decide whether a version can act, and its suite whether a proof is of today's tasks.
+    """
+
+    def check(version: PolicyVersion) -> None:
+        check_version(version, project)
+
+    def suite_hash() -> str | None:
+        if not (project / CONFIG_FILE).exists():
+            return None
+        config = load_config(project)
+        return load_suite(suite_folder(project, config)).hash if config.project.suite else None
+
+    return Moves(Registry(store), by or user_name(), check, suite_hash)
+
+
+def user_name() -> str:
+    """Of this process's user, as the operating system knows it."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # a container may run as a number that has no name
+        return f"user {os.geteuid()}"
 
 
 def live_stack(moves: Sequence[Move]) -> list[int]:
@@ -208,6 +256,15 @@ def shown_proof(proof: Proof) -> str:
         f"{proof.kind} {proof.verdict}: {claim}, {proof.difference:+.3f} (at least {proof.low:+.3f}), n = {proof.n}, "
         f"alpha {proof.alpha:g}"
     )
+
+
+def check_version(version: PolicyVersion, project: Path) -> None:
+    """Raises ConfigError for a version of the project that has lost its folder."""
+    if version.artifact is None:
+        return
+    folder = artifact_folder(project, version.artifact)
+    if not folder.is_dir():
+        raise ConfigError(f"v{version.number} cannot act: no folder {folder}; bring back what was there")
 
 
 def check_share(share: float, name: str) -> None:

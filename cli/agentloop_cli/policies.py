@@ -1,8 +1,9 @@
-"""`agentloop policies ls|serve`: the versions of a project, and a vLLM server for one of them."""
+"""`agentloop policies`: the versions of a project; here those that read, and the server for one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,37 +12,109 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
+from agentloop_cli.policy_moves import canary, move_words, promote, rollback
 from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
-from agentloop_cli.stores import ProjectFolder
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
-    from agentloop.types import PolicyVersion
+    from agentloop.types import Move, Proof
+    from agentloop.views.policies import VersionLine
 
-policies = typer.Typer(help="Policy versions, and a server for them.", no_args_is_help=True)
+policies = typer.Typer(help="Policy versions: list, compare, promote, roll back, serve.", no_args_is_help=True)
+policies.command()(promote)
+policies.command()(canary)
+policies.command()(rollback)
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
 @policies.command()
-def ls(project: ProjectFolder = Path(), as_json: AsJson = False) -> None:
-    """List the policy versions of a project, oldest first."""
-    from agentloop.registry.serving import project_versions
+def ls(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
+    """List the policy versions of a project, oldest first, with their share of new episodes and their proof."""
+    from agentloop.views.policies import version_lines
 
-    versions = project_versions(project)
+    with opened_store(where, project=project) as store:
+        lines = version_lines(store)
     if as_json:
-        print_json({"versions": [version.model_dump(mode="json") for version in versions]})
-    elif not versions:
+        print_json({"versions": [line.document() for line in lines]})
+    elif not lines:
         stdout.print("no versions; `agentloop loop` creates them")
     else:
-        stdout.print(_table(versions))
+        stdout.print(_table(lines))
 
 
-def _table(versions: Sequence[PolicyVersion]) -> Table:
+@policies.command()
+def show(
+    ref: Annotated[str, typer.Argument(metavar="VERSION", help="v3, live or canary.")],
+    moves: Annotated[bool, typer.Option("--moves", help="Every move of it: when, who and why.")] = False,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a version consists of, what it was made of, its proofs and, with --moves, all its moves."""
+    from agentloop.views.policies import version_line
+
+    with opened_store(where, project=project) as store:
+        line = version_line(store, ref)
+        proofs = store.proofs(line.version.sha256)
+        history = store.moves(line.version.number) if moves else []
+    if as_json:
+        fields = {"proofs": [p.model_dump(mode="json") for p in proofs]}
+        print_json({**line.document(), **fields, "moves": [m.model_dump(mode="json") for m in history]})
+    else:
+        _show(line, proofs, history)
+
+
+def _table(lines: Sequence[VersionLine]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("version", "state", "parent", "kind", "artifact", "note"):
+    for heading in ("version", "state", "share", "kind", "made of", "proof", "since"):
         table.add_column(heading, overflow="fold")
-    for v in versions:
-        parent = format_optional(v.parent, "v{}")
-        table.add_row(f"v{v.number}", v.state, parent, v.kind, Text(v.artifact or ""), Text(v.note))
+    now = datetime.now(UTC)
+    for line in lines:
+        version = line.version
+        table.add_row(
+            f"v{version.number}",
+            version.state,
+            format_optional(line.share, "{:.0%}"),
+            version.kind,
+            Text(line.made_of),
+            line.proof_words,
+            _age((now - line.since).total_seconds()),
+        )
     return table
+
+
+def _age(age_s: float) -> str:
+    """`3 h`, in the largest unit of which it is at least one."""
+    for unit_s, name in ((DAY_S, "d"), (HOUR_S, "h"), (MINUTE_S, "min")):
+        if age_s >= unit_s:
+            return f"{age_s / unit_s:.0f} {name}"
+    return f"{max(0.0, age_s):.0f} s"
+
+
+def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move]) -> None:
+    from agentloop.views.policies import short_proof
+
+    version = line.version
+    share = format_optional(line.share, " with {:.0%} of new episodes")
+    fields = [
+        ("state", f"{version.state}{share} since {line.since:%Y-%m-%d %H:%M} UTC"),
+        ("kind", version.kind),
+        ("made of", line.made_of),
+        ("note", version.note),
+        ("folder", version.artifact or "none"),
+        ("identity", version.sha256),
+        *((f"  {name}", digest) for name, digest in sorted(version.parts.items())),
+        *(("no content hash", label) for label in version.unhashed),
+    ]
+    if version.lineage is not None:
+        dropped = version.lineage.dropped.items()
+        fields += [(f"left out: {reason}", str(n)) for reason, n in sorted(dropped)]
+    fields += [("proof", short_proof(proof)) for proof in proofs]
+    stdout.print(Text(f"v{version.number}", style="bold"))
+    for name, value in fields:
+        stdout.print(f"  {name:<16} {value}", soft_wrap=True)
+    for move in moves:
+        stdout.print(f"  {move.at:%Y-%m-%d %H:%M:%S} {move.by}: {move_words(move)}", soft_wrap=True)
 
 
 @policies.command()

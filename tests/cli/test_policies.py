@@ -41,12 +41,55 @@ def project(tmp_path: Path) -> Path:
 def test_versions_are_listed(agentloop: Run) -> None:
     shown = agentloop("policies", "ls").stdout.splitlines()
     assert [line.split()[:3] for line in shown[1:]] == [
-        ["v1", "live", "weights"],
-        ["v2", "candidate", "v1"],
-        ["v3", "candidate", "v1"],
+        ["v1", "live", "100%"],
+        ["v2", "candidate", "settings"],
+        ["v3", "candidate", "weights"],
     ]
     listed = json.loads(agentloop("policies", "ls", "--json").stdout)["versions"]
     assert [(v["number"], v["artifact"]) for v in listed] == [(1, "policies/v0001"), (2, None), (3, "policies/v0003")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_versions_are_promoted_canaried_and_rolled_back(agentloop: Run) -> None:
+    """v2 goes live by an override, v3 has lost its folder, and the rollback is a row with its reason."""
+    assert refused(agentloop, 1, "policies", "promote", "v2").startswith("v2 has no proof; `agentloop gate SUITE")
+    done = agentloop("policies", "promote", "v2", "--override", "we know it", "--by", "ann")
+    assert done.stdout.splitlines() == [
+        "v1 live -> retired: v2 took the place of the live version",
+        "v2 candidate -> live, without a proof: we know it",
+    ]
+    assert "folder .agentloop/policies/v0003; bring back" in refused(
+        agentloop, 2, "policies", "canary", "v3", "--share", "0.1"
+    )
+    refused(agentloop, 2, "policies", "canary", "v3", "--share", "1")
+    refused(agentloop, 2, "policies", "canary", "--end", "--share", "0.1")
+    assert refused(agentloop, 1, "policies", "canary", "--end").startswith("no version is a canary")
+    document = json.loads(agentloop("policies", "rollback", "--why", "slow", "--json").stdout)
+    assert [(move["version"], move["after"]) for move in document["moves"]] == [(2, "retired"), (1, "live")]
+    shown = agentloop("policies", "show", "v2", "--moves").stdout.splitlines()
+    assert shown[0] == "v2"
+    assert [line.partition("ann: ")[2] for line in shown if "ann: " in line] == [
+        "v2 candidate -> live, without a proof: we know it"
+    ]
+    assert json.loads(agentloop("policies", "show", "live", "--json").stdout)["number"] == 1
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["promote", "v9"], (1, "no policy version v9 (available: v1, v2, v3); `agentloop policies ls` lists them")),
+        (["promote", "newest"], (2, "no policy version 'newest'; write v3, live or canary")),
+        (["promote", "live"], (1, "policy v1 is live already")),
+        (["show", "canary"], (1, "no version is canary; `agentloop policies ls` shows the present states")),
+        (["rollback", "--why", "x"], (1, "no version was live before the present one; `agentloop policies canary")),
+        (["rollback", "--to", "v2", "--why", "x"], (1, "policy v2 is candidate and was never retired from being live")),
+    ],
+)
+def test_a_move_that_cannot_be_made_is_one_line(agentloop: Run, words: list[str], line: tuple[int, str]) -> None:
+    code, start = line
+    assert refused(agentloop, code, "policies", *words).startswith(start)
 
 
 @pytest.mark.usefixtures("project")
@@ -59,7 +102,7 @@ def test_versions_are_listed(agentloop: Run) -> None:
         (["empty"], "empty has no config.json; name the folder of a model in the Hugging Face layout"),
         (["adapter"], "adapter is an adapter; serve its base model with --lora NAME=adapter"),
         (["v7"], "no version 'v7' in . (there: v1, v2, v3); `agentloop policies ls` lists them"),
-        (["2"], "v2 has no weights of ours (remote); serve the folder of a model"),
+        (["2"], "v2 has no weights of ours (settings); serve the folder of a model"),
         (["3"], "no folder .agentloop/policies/v0003; name one, or `live`, or a version's number"),
         (["live", "--lora", "adapter"], "--lora 'adapter': write NAME=FOLDER"),
         (

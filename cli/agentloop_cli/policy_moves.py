@@ -1,0 +1,108 @@
+"""`agentloop policies promote|canary|rollback`: moves of versions, each recorded with who made it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agentloop_cli.render import AsJson, print_json, stdout
+from agentloop_cli.stores import ProjectFolder, Where, opened_store
+
+if TYPE_CHECKING:
+    from agentloop.registry.moves import Moves
+    from agentloop.types import Move
+
+By = Annotated[str | None, typer.Option(help="Who makes the move; default: your user name on this machine.")]
+Why = Annotated[str, typer.Option(help="Reason, recorded with the move.")]
+
+
+def promote(
+    ref: Annotated[str, typer.Argument(metavar="VERSION", help="v3 or canary.")],
+    override: Annotated[
+        str | None, typer.Option(metavar="WHY", help="Promote without a proof, for this reason, which is recorded.")
+    ] = None,
+    by: By = None,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a version live in the place of the present one, which retires.
+
+    It needs a proof about exactly these two versions: a gate that ended PASS
+    (`agentloop gate SUITE --baseline NAME --candidate v3`), or a canary.
+
+    Exit codes: 0 promoted, 1 its state or its proofs do not allow it, 2 an argument or the version's files are wrong.
+    """
+    with _moves(project, where, by) as moves:
+        done = moves.promote(moves.registry.named(ref).number, override=override)
+    _print_moves(done, as_json=as_json)
+
+
+def canary(
+    ref: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="v3; none changes the present canary.")] = None,
+    share: Annotated[float | None, typer.Option(help="Share of new episodes, between 0 and 1.")] = None,
+    end: Annotated[bool, typer.Option("--end", help="End the canary; it is a candidate again.")] = False,
+    why: Why = "by hand",
+    by: By = None,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a version a share of the new episodes that ask the gateway for the live one; change it; end it.
+
+    An episode keeps its version until its end. A change needs no restart and is
+    in effect within 2 seconds.
+
+    Exit codes: 0 done, 1 the states do not allow it, 2 an argument or the version's files are wrong.
+    """
+    with _moves(project, where, by) as moves:
+        done = moves.canary(ref, share, end=end, why=why)
+    _print_moves(done, as_json=as_json)
+
+
+def rollback(
+    why: Annotated[str, typer.Option(help="Required: the reason, recorded with the move.")],
+    to: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="A version that was live; default: the one live before.")
+    ] = None,
+    by: By = None,
+    project: ProjectFolder = Path(),
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make an earlier live version live again, at once. A canary ends, because what it was compared with is gone.
+
+    Exit codes: 0 rolled back, 1 the states do not allow it, 2 an argument or the version's files are wrong.
+    """
+    with _moves(project, where, by) as moves:
+        number = None if to is None else moves.registry.named(to).number
+        done = moves.roll_back(number, why=why)
+    _print_moves(done, as_json=as_json)
+
+
+def move_words(move: Move) -> str:
+    """`v4 live -> retired: v5 took its place`."""
+    before = "" if move.before is None else f"{move.before} -> "
+    share = "" if not move.share else f" with {move.share:.0%} of new episodes"
+    override = ", without a proof" if move.is_override else ""
+    return f"v{move.version} {before}{move.after}{share}{override}: {move.why}"
+
+
+@contextmanager
+def _moves(project: Path, where: str | None, by: str | None) -> Iterator[Moves]:
+    from agentloop.registry.moves import moves_in
+
+    with opened_store(where, project=project) as store:
+        yield moves_in(project, store, by)
+
+
+def _print_moves(moves: Sequence[Move], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"moves": [move.model_dump(mode="json") for move in moves]})
+        return
+    for move in moves:
+        stdout.print(move_words(move), soft_wrap=True)
