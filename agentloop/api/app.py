@@ -10,8 +10,9 @@ Counted (metrics.py) -> Guard (auth.py) -> Gateway (agentloop/gateway/app.py) ->
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -46,13 +47,18 @@ MAX_REASON = 500
 
 
 def make_app(
-    store: Store, routes: Routes | None = None, price: Price = unknown, *, only_models: bool = False
+    store: Store,
+    routes: Routes | None = None,
+    price: Price = unknown,
+    *,
+    only_models: bool = False,
+    trust: Collection[str] = (),
 ) -> ASGIApp:
     """The service over `store`, which the caller closes. routes: of the gateway; None for no gateway.
 
-    only_models: the gateway alone, without the routes for spans and traces.
+    only_models: the gateway alone, without the routes for spans and traces. trust: `[feedback] trust`.
     """
-    commits = SpanCommits(store.put_spans)
+    commits = SpanCommits(partial(store.put_spans, trust=trust))
     metrics = Metrics(lambda: commits.n_commits, lambda: commits.n_waiting_bytes, store.size)
     readiness = Readiness(store.check)
     ingest = Ingest(commits, readiness, metrics)
@@ -69,7 +75,7 @@ def make_app(
     if not only_models:
         app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
         app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
-        app.include_router(router(store))
+        app.include_router(router(store, trust))
     app.include_router(health(readiness, metrics))
     app.add_exception_handler(AgentLoopError, _engine_error)
     app.add_exception_handler(RequestValidationError, _validation_error)

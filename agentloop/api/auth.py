@@ -41,12 +41,17 @@ INGEST = "ingest"
 JUDGE = "judge"
 READ = "read"
 CALL = "call"
+GIVE = "feedback"
 ADMIN = "admin"
+SENDERS = frozenset({INGEST, CALL, JUDGE})
+"""Scopes that include `feedback`: a program that makes traces may say how they went, as its own word."""
+FEEDBACK = "/api/v1/feedback"
 SCOPES = {
     INGEST: "send spans and logs",
     JUDGE: "say what a trace is worth: scores, labels, rewards, resolutions",
     READ: "read and export traces",
     CALL: "call models",
+    GIVE: "send feedback, which `ingest`, `call` and `judge` include; only with `judge` does a score become a reward",
     ADMIN: "everything, and `/metrics`, which counts all projects",
 }
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -131,7 +136,8 @@ class Guard:
         key = await self._find(words)
         if key is None:
             return refusal(scope, 401, "unknown or revoked key; `agentloop keys ls` lists the valid ones")
-        if needed not in key.scopes and ADMIN not in key.scopes:
+        may_give = needed == GIVE and not SENDERS.isdisjoint(key.scopes)
+        if needed not in key.scopes and ADMIN not in key.scopes and not may_give:
             why = f"this needs a key with the scope {needed!r}; key {key.id} has {', '.join(key.scopes)}"
             return refusal(scope, 403, why)
         may_judge = not {JUDGE, ADMIN}.isdisjoint(key.scopes)
@@ -202,6 +208,8 @@ def needed_scope(method: str, path: str) -> str:
         return INGEST
     if method == "PUT" and path.startswith("/api/v1/traces/"):
         return JUDGE
+    if method == "POST" and path == FEEDBACK:
+        return GIVE
     if method in ("GET", "HEAD") and path.startswith("/api/v1/"):
         return READ
     return ADMIN

@@ -10,6 +10,7 @@ from agentloop.errors import ConfigError, did_you_mean
 from agentloop.failures.evidence import texts, texts_at
 from agentloop.judge.fence import identifies, quoted
 from agentloop.judge.revisions import check_name
+from agentloop.store.feedback import MAX_TEXT
 from agentloop.store.verdicts import PERSON
 from agentloop.types import RewardState, Trace
 
@@ -114,6 +115,33 @@ class GivenReward(Feedback):
 
     state: RewardState = RewardState.scored
     reward: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
+
+
+class GivenFeedback(Feedback):
+    """A score or words on a trace that its user, an evaluator or the agent itself sends."""
+
+    trace: Text | None = Field(default=None, min_length=1, max_length=64)
+    episode: Text | None = Field(default=None, min_length=1, max_length=1000)
+    score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False, strict=True)
+    text: Text = Field(default="", max_length=MAX_TEXT)
+    by: Text = Field(default="", max_length=100)
+
+    def check(self) -> None:
+        """Raises ConfigError unless it names one trace or episode and says something."""
+        if (self.trace is None) == (self.episode is None):
+            raise ConfigError("feedback: send either `trace`, the id of a trace, or `episode`, the name of an episode")
+        if self.score is None and not self.text.strip():
+            raise ConfigError("feedback: send `score`, a number from 0 to 1, or `text`, or both")
+
+
+class StoredFeedback(BaseModel):
+    """Feedback as it is stored, and whether it counts."""
+
+    trace: str
+    source: str = Field(description="The credential that sent it.")
+    self_reported: bool = Field(description="It counts for no reward, training, gate or canary.")
+    is_reward: bool = Field(description="Its score is now the reward of the trace.")
+    why: str = Field(description="Why the score is not the reward; empty where it is, or where none was sent.")
 
 
 class Resolution(Feedback):

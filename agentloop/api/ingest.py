@@ -123,7 +123,9 @@ class Ingest:
             batch = without_claims(batch)
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._commits.put_spans(request.state.project, batch.spans, n_bytes)
+                key = getattr(request.state, "key", None)
+                sender = key and key.id
+                await self._commits.put_spans(request.state.project, batch.spans, n_bytes, sender=sender)
         except TimeoutError:
             raise StoreError(f"the store did not commit the request within {ANSWER_S:g} s; retry") from None
         self._readiness.worked()

@@ -10,10 +10,17 @@ from pydantic import AfterValidator
 
 MAX_PAGE = 1000
 _OF_OTLP = re.compile(r"[0-9A-Fa-f]{32}")
+
+
+def otlp_id(trace_id: str) -> str:
+    """The id in lower case where it is one of OTLP."""
+    return trace_id.lower() if _OF_OTLP.fullmatch(trace_id) else trace_id
+
+
 TraceId = Annotated[
     str,
     Path(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.:-]+$"),
-    AfterValidator(lambda trace_id: trace_id.lower() if _OF_OTLP.fullmatch(trace_id) else trace_id),
+    AfterValidator(otlp_id),
 ]
 """OTLP's are hex digits, whatever their case; they are stored in lower case."""
 Name = Annotated[str, Path(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_.:@/ -]+$")]

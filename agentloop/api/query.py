@@ -5,17 +5,21 @@ Every answer is about the project of the key that asked. Cursors are the `next` 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fastapi import APIRouter
 
 from agentloop.api.failures import failure_routes
+from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.traces import trace_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
 from agentloop.store.store import Store
 
 
-def router(store: Store) -> APIRouter:
-    """The routes over `store`."""
+def router(store: Store, trust: Collection[str] = ()) -> APIRouter:
+    """The routes over `store`. trust: sources whose feedback counts though it is the agent's own."""
     routes = APIRouter(prefix="/api/v1")
     for part in (trace_routes, feedback_routes, verdict_routes, failure_routes):
         routes.include_router(part(store))
+    routes.include_router(sent_feedback(store, trust))
     return routes

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from agentloop.api.app import make_app
 from agentloop.api.shutdown import UvicornServer
 from agentloop.config.sections import GatewaySection, from_environment
-from agentloop.config.settings import CONFIG_FILE, load_config, load_prices
+from agentloop.config.settings import CONFIG_FILE, load_config, load_feedback, load_prices
 from agentloop.costs.totals import price
 from agentloop.errors import ConfigError
 from agentloop.gateway.catalog import problems
@@ -56,7 +56,8 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
             f"--host {options.host} can be reached from other machines and there is no key; "
             "make one with `agentloop keys add PROJECT`, or leave --host out"
         )
-    app = make_app(store, routes, _price(project, routes), only_models=options.only_models)
+    trust = load_feedback(project).trust
+    app = make_app(store, routes, _price(project, routes), only_models=options.only_models, trust=trust)
     server = UvicornServer(app, options.host, options.port, say)
     with _listening(options.host, options.port) as listening:
         at = f"http://{options.shown_host}:{listening.getsockname()[1]}"

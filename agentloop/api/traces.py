@@ -11,6 +11,7 @@ from starlette.responses import StreamingResponse
 from agentloop.api.parameters import Cursor, Filter, Limit, Project, TraceId
 from agentloop.formats.export import load_exporter
 from agentloop.otel.stored_trace import StoredTrace, read_each
+from agentloop.store.feedback import TraceFeedback
 from agentloop.store.store import Store
 from agentloop.store.tables import TraceSummary
 from agentloop.types import Span, Trace, Verdict
@@ -60,6 +61,7 @@ class TraceDocument(BaseModel):
     verdict: Verdict
     raw: dict[str, Any] = Field(description="What its source said and a trace has no place for.")
     span_ids: list[str]
+    feedback: list[TraceFeedback] = Field(description="Scores and words from outside, the oldest first.")
 
 
 def trace_routes(store: Store) -> APIRouter:
@@ -89,6 +91,7 @@ def trace_routes(store: Store) -> APIRouter:
             verdict=stored.verdict,
             raw=dict(stored.raw),
             span_ids=store.span_ids(project, trace_id),
+            feedback=store.feedback(project, trace_id),
         )
 
     @routes.get("/traces/{trace_id}/spans")

@@ -32,6 +32,7 @@ from agentloop.config.sections import (
     WarmStartSection,
     from_environment,
 )
+from agentloop.config.traffic import CanarySection, FeedbackSection
 from agentloop.errors import ConfigError, did_you_mean
 from agentloop.input_files import one_line, read_toml
 from agentloop.types import content_hash
@@ -90,6 +91,8 @@ class Config(_Settings):
     failures: FailuresSection = FailuresSection()
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
+    feedback: FeedbackSection = FeedbackSection()
+    canary: CanarySection = CanarySection()
     prices: tuple[PriceSection, ...] = ()
     """Tables `[[prices]]`, before any list of others' that may be there."""
 
@@ -106,6 +109,8 @@ class Config(_Settings):
                 "train": {"max_turns", "stop_at", *(() if self.train.trainer else ("trainer",))},
                 "failures": True,
                 "gateway": True,
+                "feedback": True,
+                "canary": True,
                 "prices": True,
                 "serving": True,
                 "agent": True,
@@ -190,6 +195,13 @@ def load_prices(folder: Path) -> tuple[PriceSection, ...]:
     if (folder / CONFIG_FILE).exists():
         return load_config(folder).prices
     return ()
+
+
+def load_feedback(folder: Path) -> FeedbackSection:
+    """`[feedback]` of the settings in `folder`, where there are any. Raises ConfigError."""
+    if (folder / CONFIG_FILE).exists():
+        return load_config(folder).feedback
+    return FeedbackSection()
 
 
 def load_store(folder: Path) -> tuple[StoreSection, str]:

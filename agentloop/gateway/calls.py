@@ -274,7 +274,7 @@ class Calls:
         span = span_of_refused(call)
         with suppress(TimeoutError, StoreError):
             async with asyncio.timeout(RECORD_S):
-                await self._put(call.project, [span], len(span.head), {})
+                await self._put(call.project, [span], len(span.head), {call.key.id: Spent()} if call.key else {})
 
     async def _record(self, call: ModelCall) -> None:
         """Return once the call is on disk. Raises ErrorReply."""

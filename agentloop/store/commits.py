@@ -11,9 +11,9 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from agentloop.errors import AttemptConflict, StoreError
 from agentloop.store.attempts import Placed
@@ -27,7 +27,6 @@ MAX_WAITING = 96 << 20
 """Maximum bytes that wait for a commit."""
 MAX_COMMIT = 2048
 """Maximum rows in one transaction, unless a single item has more."""
-PutSpans = Callable[[str, Sequence[Span], Mapping[str, Spent]], None]
 NOTHING: Mapping[str, Spent] = MappingProxyType({})
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -153,25 +152,56 @@ def _settle(done: asyncio.Future[Any], problem: BaseException | None, result: ob
 class _Sent(NamedTuple):
     spans: Sequence[Span]
     spent: Mapping[str, Spent]
+    senders: frozenset[str]
+
+
+class PutSpans(Protocol):
+    """Writes spans of one project, the spending of its keys, and which keys sent them, in one transaction."""
+
+    def __call__(
+        self,
+        project: str,
+        new: Sequence[Span],
+        spent: Mapping[str, Spent],
+        /,
+        *,
+        senders: Mapping[str, Collection[str]],
+    ) -> None:
+        """See `Store.put_spans`."""
+        ...
 
 
 class SpanCommits(Commits[_Sent, None]):
     """Spans of any projects, and the spending of their keys."""
 
     def __init__(self, put: PutSpans) -> None:
-        """put: writes spans of one project and the spending of its keys in one transaction."""
         super().__init__(self._write_spans)
         self._put = put
 
     async def put_spans(
-        self, project: str, spans: Sequence[Span], n_bytes: int, spent: Mapping[str, Spent] = NOTHING
+        self,
+        project: str,
+        spans: Sequence[Span],
+        n_bytes: int,
+        spent: Mapping[str, Spent] = NOTHING,
+        sender: str | None = None,
     ) -> None:
-        """Return once the spans are on disk. n_bytes: of their bodies. Raises as `put` does."""
+        """Return once the spans are on disk. n_bytes: of their bodies. Raises as `put` does.
+
+        sender: id of the key that sent them; keys that spent something are senders, too.
+        """
+        senders = frozenset(spent) if sender is None else frozenset((*spent, sender))
         if spans:
-            await self.put(project, _Sent(spans, spent), n_rows=len(spans), n_bytes=n_bytes)
+            await self.put(project, _Sent(spans, spent, senders), n_rows=len(spans), n_bytes=n_bytes)
 
     def _write_spans(self, project: str, batch: Sequence[_Sent]) -> Sequence[None]:
-        self._put(project, [span for sent in batch for span in sent.spans], _total(batch))
+        senders: dict[str, set[str]] = {}
+        for sent in batch:
+            if sent.senders:
+                for trace_id in {span.trace_id for span in sent.spans}:
+                    senders.setdefault(trace_id, set()).update(sent.senders)
+        spans = [span for sent in batch for span in sent.spans]
+        self._put(project, spans, _total(batch), senders=senders)
         return [None] * len(batch)
 
 

@@ -6,9 +6,10 @@ What costs (redaction, hashing, compression, words) is done before the transacti
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import orjson
@@ -19,6 +20,7 @@ from sqlmodel import col
 from agentloop.store.bodies import compress_head, pack_keys
 from agentloop.store.calls import counted_calls, is_told_twice
 from agentloop.store.database import Database
+from agentloop.store.feedback import CREDENTIAL, TraceFeedback, evaluations, put_feedback
 from agentloop.store.keys import Spent, spend
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies, link
@@ -34,6 +36,8 @@ DIALECT = "agentloop.dialect"
 REFUSED = "refused_"
 """How the error begins of a call that the gateway refused itself."""
 _MARK = f'"{DIALECT}"'.encode()
+NOBODY: Mapping[str, Collection[str]] = MappingProxyType({})
+"""Senders of spans that came without a key."""
 MAX_NS = 2**63 - 1
 COLUMNS = (
     "trace_key", "span_id", "parent_id", "name", "kind", "start_ns", "end_ns", "error", "session", "agent", "model",
@@ -91,6 +95,7 @@ class _Ready(NamedTuple):
     """Names of the tools that the gateway's model called."""
     is_call: bool
     """It is a call that the gateway passed on."""
+    feedback: list[TraceFeedback]
 
 
 def put_spans(
@@ -100,8 +105,13 @@ def put_spans(
     spans: Sequence[Span],
     spent: Mapping[str, Spent],
     within: Connection | None = None,
+    senders: Mapping[str, Collection[str]] = NOBODY,
+    trust: Collection[str] = (),
 ) -> None:
-    """Store what is new of `spans`, and what keys spent, in one transaction; a span that is there stays as it is."""
+    """Store what is new of `spans`, and what keys spent, in one transaction; a span that is there stays as it is.
+
+    senders: ids of the keys that sent spans, by trace. trust: sources of evaluations that are not self-reported.
+    """
     if not spans:
         return
     batch = shared.batch(project)
@@ -119,6 +129,7 @@ def put_spans(
                 _answer(message, shared.redactor),
                 tuple(texts[name][:_LONGEST] for name in _called(message)),
                 _is_call(span) and not _is_refused(span.error),
+                evaluations(span, trust),
             )
     called = {span.trace_id for span in spans if _is_call(span)}
     sources = {trace_id: GATEWAY if trace_id in called else SOURCE for trace_id in traces}
@@ -129,12 +140,21 @@ def put_spans(
                 for span_id in _known(connection, row.key, list(traces[trace_id])):
                     del traces[trace_id][span_id]
         keys = batch.put(connection)
-        _write(connection, [(before[trace_id], list(ready.values())) for trace_id, ready in traces.items()], keys)
+        new_spans = [(before[trace_id], list(ready.values())) for trace_id, ready in traces.items()]
+        _write(connection, new_spans, keys, senders)
+        for row, ready in new_spans:
+            if feedback := [each for one in ready for each in one.feedback]:
+                put_feedback(connection, shared, row.key, row.id, feedback)
         spend(connection, spent)
     batch.done()
 
 
-def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys: dict[bytes, int]) -> None:
+def _write(
+    connection: Connection,
+    traces: list[tuple[Any, list[_Ready]]],
+    keys: dict[bytes, int],
+    senders: Mapping[str, Collection[str]],
+) -> None:
     rows: list[tuple[Any, ...]] = []
     links: list[tuple[int, int]] = []
     facets: set[tuple[int, str, str]] = set()
@@ -146,7 +166,7 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
             continue
         trace_key = row.key
         total = Sums(row)
-        for span, names, searched, answer, called, _ in ready:
+        for span, names, searched, answer, called, *_ in ready:
             body_keys = [keys[name] for name in names]
             rows.append((trace_key, *span[1:16], pack_keys(body_keys), *span[17:]))
             links += [(trace_key, key) for key in body_keys]
@@ -154,6 +174,7 @@ def _write(connection: Connection, traces: list[tuple[Any, list[_Ready]]], keys:
                 links.append((trace_key, keys[searched]))
             total.add(span, answer, called)
         facets.update((trace_key, name, value) for name, value in total.facets)
+        facets.update((trace_key, CREDENTIAL, key_id) for key_id in senders.get(row.id, ()))
         only_spans = row.source in (SOURCE, GATEWAY)
         values = {"source": row.source, **total.values(only_spans=only_spans)}
         if only_spans and (row.source == GATEWAY or any(one.is_call for one in ready)):

@@ -7,7 +7,7 @@ Whatever is written was redacted before (`redact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ from agentloop.store import find, retention, traces
 from agentloop.store.database import Database
 from agentloop.store.engines import DEFAULT_TIMEOUTS, Timeouts
 from agentloop.store.failures import Failures
+from agentloop.store.feedback import Feedbacks
 from agentloop.store.history import History
 from agentloop.store.keys import Keys, Spent
 from agentloop.store.lease import lease
@@ -31,7 +32,7 @@ from agentloop.store.record import Record
 from agentloop.store.redact import Redactor
 from agentloop.store.shared import SharedBodies
 from agentloop.store.span_pages import SpanPage, read_spans, span_ids
-from agentloop.store.spans import put_spans
+from agentloop.store.spans import NOBODY, put_spans
 from agentloop.store.stages import Stages
 from agentloop.store.statements import insert_rows
 from agentloop.store.tables import DEFAULT_PROJECT, SettingRow, TraceRow, TraceSummary
@@ -39,7 +40,7 @@ from agentloop.store.versions import Versions
 from agentloop.types import Imported, Span, Trace, Verdict
 
 
-class Store(Stages, Record, Versions, Keys, History, Failures):
+class Store(Stages, Record, Versions, Keys, History, Failures, Feedbacks):
     """Open with `Store(path)` or `Store("postgresql://…")`; `lock()` it while a loop writes, so that only one does.
 
     Threads and processes may share a store. What is asked of one project (tenant) never shows another's.
@@ -175,13 +176,16 @@ class Store(Stages, Record, Versions, Keys, History, Failures):
         new: Sequence[Span],
         spent: Mapping[str, Spent] | None = None,
         *,
+        senders: Mapping[str, Collection[str]] = NOBODY,
+        trust: Collection[str] = (),
         within: Connection | None = None,
     ) -> None:
         """Store spans of any traces in one transaction; those that are there already are left as they are.
 
-        spent: by keys, counted in the same transaction.
+        spent: by keys, counted in the same transaction. senders: ids of the keys that sent the spans, by trace.
+        trust: sources of evaluations whose scores become rewards (`feedback.py`).
         """
-        put_spans(self._database, self._shared, project, new, spent or {}, within=within)
+        put_spans(self._database, self._shared, project, new, spent or {}, within, senders, trust)
 
     def spans(self, project: str, trace_id: str, *, after: str | None = None, limit: int = 1000) -> SpanPage:
         """Spans of a trace by start time, a page at a time; none for an unknown trace."""

@@ -321,16 +321,17 @@ class MoveRow(SQLModel, table=True):
 
 
 class FeedbackRow(SQLModel, table=True):
-    """A score or words on a trace, from outside; the last word of a source counts."""
+    """A score or words on a trace, from outside (`feedback.py`). Rows are added and never changed."""
 
     __tablename__ = "feedback"
-    __table_args__ = (Index("feedback_by_trace", "project", "trace_id", "key"),)
+    __table_args__ = (Index("feedback_by_trace", "trace_key", "key"),)
 
     key: int | None = Field(default=None, primary_key=True, sa_type=Key)
-    project: str
-    trace_id: str
+    trace_key: int = Field(sa_type=BigInteger)
     source: str
-    """Who says it: a key's id, the name of a person, or of an evaluator."""
+    """The credential that sent it, or the evaluation that the trace's spans report."""
+    by: str
+    """The person or program that the sender names."""
     score: float | None
     text: str
     is_self_reported: bool

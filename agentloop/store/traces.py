@@ -18,7 +18,16 @@ from agentloop.store.redact import Redactor
 from agentloop.store.rewriting import New, clean, replace_verdicts
 from agentloop.store.shared import SharedBodies, link, load_packed, unlink
 from agentloop.store.statements import chunks, insert_new, insert_rows
-from agentloop.store.tables import DEFAULT_PROJECT, FacetRow, LabelRow, ScoreRow, SpanRow, TraceRow, VerdictRow
+from agentloop.store.tables import (
+    DEFAULT_PROJECT,
+    FacetRow,
+    FeedbackRow,
+    LabelRow,
+    ScoreRow,
+    SpanRow,
+    TraceRow,
+    VerdictRow,
+)
 from agentloop.store.verdicts import IMPORT, put_labels, put_reward, put_scores, reward_of
 from agentloop.types import Imported, RewardState, Verdict
 
@@ -136,7 +145,7 @@ def remove_traces(connection: Connection, keys: list[int]) -> None:
     """Traces with all that belongs to them."""
     unlink(connection, keys)
     for part in chunks(keys):
-        for table in (SpanRow, FacetRow, ScoreRow, LabelRow, VerdictRow):
+        for table in (SpanRow, FacetRow, ScoreRow, LabelRow, VerdictRow, FeedbackRow):
             connection.execute(delete(table).where(col(table.trace_key).in_(part)))
         connection.execute(delete(TraceRow).where(col(TraceRow.key).in_(part)))
 

@@ -41,6 +41,7 @@ class Scope(StrEnum):
     judge = "judge"
     read = "read"
     call = "call"
+    feedback = "feedback"
     admin = "admin"
 
 
@@ -112,7 +113,8 @@ def add(
     scope: Annotated[
         list[Scope] | None,
         typer.Option(
-            help="ingest: send spans. judge: set rewards. read: query traces. call: call models. admin: everything. "
+            help="ingest: send spans. judge: set rewards. read: query traces. call: call models. "
+            "feedback: send feedback, which ingest, call and judge include. admin: everything. "
             "May be repeated; default: ingest, read."
         ),
     ] = None,

@@ -17,6 +17,7 @@ from agentloop_cli.traces import GAP
 
 if TYPE_CHECKING:
     from agentloop.otel.stored_trace import StoredTrace
+    from agentloop.store.feedback import TraceFeedback
     from agentloop.store.tables import TraceSummary
     from agentloop.types import Failure, Step, SubTrace, ToolCall, Trace, Verdict
 
@@ -46,10 +47,15 @@ def show_trace(
         # The bodies are read while the store is open.
         trace = stored.trace
         verdict = stored.verdict
+        feedback = store.feedback(stored.row.project, stored.row.id)
     if as_json:
-        print_json(document(stored))
+        words = (
+            {"feedback": [item._asdict() | {"given_at": str(item.given_at)} for item in feedback]} if feedback else {}
+        )
+        print_json(document(stored) | words)
     else:
         _print(stored, trace, verdict)
+        _print_feedback(feedback)
 
 
 def _print(stored: StoredTrace, trace: Trace, verdict: Verdict) -> None:
@@ -65,6 +71,19 @@ def _print(stored: StoredTrace, trace: Trace, verdict: Verdict) -> None:
         print_block(
             Text(INDENT), Text(f"{counted(len(stored.raw), 'field')} of its source kept raw: --json shows them")
         )
+
+
+def _print_feedback(feedback: Sequence[TraceFeedback]) -> None:
+    for item in feedback:
+        line = f"feedback from {item.source}"
+        if item.by:
+            line += f" ({item.by})"
+        line += format_optional(item.score, ": {:g}")
+        if item.text:
+            line += f": {item.text}"
+        if item.is_self_reported:
+            line += " [self-reported: counts for nothing]"
+        print_block(Text(INDENT), Text(on_one_line(clean(line))))
 
 
 def _facts(row: TraceSummary, trace: Trace) -> tuple[str, str]:

@@ -19,6 +19,7 @@ FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition"}
 BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),
     "/v1/logs": {},
+    "/api/v1/feedback": {"trace": SPAN["traceId"], "score": 1},
     "scores": {"value": 1},
     "labels": {"evidence": ""},
     "reward": {"reward": 1},

@@ -92,6 +92,8 @@ def test_who_has_no_key_yet_reads_how_to_use_one_and_no_more(scene: Scene) -> No
     assert needed["post", "/v1/traces"] == [{"bearer": ["ingest"]}, {"header": ["ingest"]}]
     for (method, path), said in needed.items():
         scope = {"get": "read", "post": "ingest", "put": "judge"}[method]
+        if path == "/api/v1/feedback":
+            scope = "feedback"
         assert said[0] == {"bearer": [scope]}, path
     for secret in (MINE, "mine", *(words for words in scene.keys.values() if words and words.startswith("al_"))):
         assert f'"{secret}"' not in page.text + document.text
@@ -125,13 +127,14 @@ def test_a_scope_opens_what_it_is_for(scene: Scene) -> None:
             continue
         reads = way.method in ("GET", "HEAD") and way.template.startswith("/api/v1/")
         writes = way.method == "POST" and way.template in ("/v1/traces", "/v1/logs")
+        gives = way.template == "/api/v1/feedback"
         judges = way.method == "PUT" and way.template.startswith("/api/v1/traces/")
         expected = {
             "reads": reads,
-            "ingests": writes,
-            "judges": judges,
-            "calls": False,
-            "both": reads or writes,
+            "ingests": writes or gives,
+            "judges": judges or gives,
+            "calls": gives,
+            "both": reads or writes or gives,
             "mine": True,
         }
         for who, may in expected.items():

@@ -59,13 +59,14 @@ def _tables() -> None:
     op.create_table(
         "feedback",
         sa.Column("key", _KEY, primary_key=True),
-        *(sa.Column(name, sa.String, nullable=False) for name in ("project", "trace_id", "source")),
+        sa.Column("trace_key", sa.BigInteger, nullable=False),
+        *(sa.Column(name, sa.String, nullable=False) for name in ("source", "by")),
         sa.Column("score", sa.Float),
         sa.Column("text", sa.String, nullable=False),
         sa.Column("is_self_reported", sa.Boolean, nullable=False),
         sa.Column("given_at", _TIME, nullable=False),
     )
-    op.create_index("feedback_by_trace", "feedback", ["project", "trace_id", "key"])
+    op.create_index("feedback_by_trace", "feedback", ["trace_key", "key"])
     op.create_table(
         "proposal",
         *(sa.Column(name, sa.String, primary_key=True) for name in ("project", "id")),

@@ -1,0 +1,44 @@
+"""The tables that say how live traffic is judged: `[feedback]` and `[canary]`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from agentloop.config.kinds import Section
+
+
+class FeedbackSection(Section):
+    """Whose feedback counts."""
+
+    trust: tuple[str, ...] = ()
+    """Sources whose scores become rewards although they come from the agent itself: `key:ID` of a key, or `otlp:NAME`
+    of an evaluation that spans report. Every other such score is stored as self-reported and counts for nothing."""
+
+    @field_validator("trust")
+    @classmethod
+    def _are_sources(cls, trust: tuple[str, ...]) -> tuple[str, ...]:
+        for source in trust:
+            if not source.startswith(("key:", "otlp:")) or source.endswith(":"):
+                raise ValueError(f"{source!r} is no source; write key:ID (`agentloop keys ls`) or otlp:NAME")
+        return trust
+
+
+class CanarySection(Section):
+    """When a canary has failed or passed."""
+
+    delta: float = Field(default=0.05, gt=0, lt=1)
+    """Drop of the mean reward that a PASS excludes."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5)
+    """Risk of an alarm where nothing is wrong, and of a PASS where the canary is worse by delta."""
+    max_episodes: int = Field(default=2500, ge=1)
+    """Episodes of the canary after which the comparison ends as INCONCLUSIVE: a drop of 5 points may take so many."""
+    wait_hours: float = Field(default=24.0, gt=0)
+    """Hours after its beginning at which the reward of an episode is given up. A verdict can be as late as that: lower
+    it where rewards come within minutes."""
+    settle_s: float = Field(default=60.0, ge=0)
+    """Seconds after its beginning from which an episode counts: longer than its first call takes, because the gateway
+    records a call at its end."""
+    on_pass: Literal["ask", "promote"] = "ask"  # noqa: S105  # no password
+    """`promote` makes a canary live as soon as it has passed; `ask` leaves that to `agentloop policies promote`."""

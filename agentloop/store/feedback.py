@@ -1,0 +1,183 @@
+"""Feedback on traces: scores and words from outside, with the credential that sent them.
+
+A score counts, and becomes the reward of its trace, only where it does not come from the agent itself. Every other
+score is stored as self-reported: it is shown, and no reward, training, gate or canary reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import orjson
+from sqlalchemy import Connection, insert, select
+from sqlmodel import col
+
+from agentloop.errors import NoSuchTrace, StateError
+from agentloop.store.database import Database
+from agentloop.store.past import last_verdict, refuse_over_person
+from agentloop.store.rewriting import New, append
+from agentloop.store.shared import SharedBodies
+from agentloop.store.tables import FacetRow, FeedbackRow, TraceRow, columns
+from agentloop.store.verdicts import API, put_reward, storable, trace_key
+from agentloop.types import RewardState, Span, Verdict
+
+CREDENTIAL = "credential"
+"""Name of the facets that say which keys sent a trace's spans."""
+KEY = "key:"
+"""How the source begins of feedback that was sent with a key; the key's id follows."""
+LOCAL = "local"
+"""The source of feedback that the service's own user sent without a key."""
+EVALUATION = "otlp:"
+"""How the source begins of an evaluation event in a trace's spans; the name of the evaluation follows."""
+MAX_TEXT = 10_000
+"""Characters of a text; the rest is cut off."""
+MAX_SOURCE = 200
+_EVENT = "gen_ai.evaluation.result"
+_MARK = _EVENT.encode()
+
+
+class TraceFeedback(NamedTuple):
+    """One word on a trace."""
+
+    source: str
+    """`key:ID`, `local`, or `otlp:NAME` of an evaluation."""
+    score: float | None
+    text: str = ""
+    by: str = ""
+    """The person or program that the sender names; nobody checked it."""
+    is_self_reported: bool = True
+    given_at: datetime | None = None
+
+
+class Feedbacks:
+    """The part of the store that has feedback."""
+
+    _database: Database
+    _shared: SharedBodies
+
+    def put_feedback(
+        self, project: str, trace_id: str, feedback: TraceFeedback, *, within: Connection | None = None
+    ) -> bool:
+        """Store feedback, in one transaction with the reward that it sets; whether it set one. Raises NoSuchTrace.
+
+        A score becomes the reward where it is not self-reported and lies in [0, 1], no person has judged the trace, and
+        its episode was not lost to the infrastructure.
+        """
+        with self._database.write(within=within) as connection:
+            key = trace_key(connection, project, trace_id)
+            return bool(put_feedback(connection, self._shared, key, trace_id, [feedback]))
+
+    def feedback(self, project: str, trace_id: str) -> list[TraceFeedback]:
+        """All of a trace, the oldest first. Raises NoSuchTrace."""
+        with self._database.read() as connection:
+            key = trace_key(connection, project, trace_id)
+            query = select(*columns(FeedbackRow, without=("key", "trace_key"))).where(col(FeedbackRow.trace_key) == key)
+            rows = list(connection.execute(query.order_by(col(FeedbackRow.key))).mappings())
+        return [_feedback(row) for row in rows]
+
+    def credentials(self, project: str, trace_id: str) -> set[str]:
+        """Ids of the keys that sent spans or calls of a trace. Raises NoSuchTrace."""
+        with self._database.read() as connection:
+            key = trace_key(connection, project, trace_id)
+            query = select(col(FacetRow.value)).where(col(FacetRow.trace_key) == key, col(FacetRow.name) == CREDENTIAL)
+            return set(connection.execute(query).scalars())
+
+    def trace_of_episode(self, project: str, episode: str) -> str:
+        """Id of an episode's trace. Raises NoSuchTrace, and StateError where the episode has several."""
+        query = select(col(TraceRow.id)).where(col(TraceRow.project) == project, col(TraceRow.episode_id) == episode)
+        with self._database.read() as connection:
+            ids = list(connection.execute(query.order_by(col(TraceRow.key)).limit(4)).scalars())
+        if not ids:
+            raise NoSuchTrace(f"no trace of episode {episode!r} in project {project!r}; send a call of it first")
+        if len(ids) > 1:
+            raise StateError(f"episode {episode!r} has several traces ({', '.join(ids[:3])}, …); name the trace")
+        return ids[0]
+
+
+def put_feedback(
+    connection: Connection, shared: SharedBodies, key: int, trace_id: str, items: Sequence[TraceFeedback]
+) -> int:
+    """Store feedback on one trace, by its key; how many scores became its reward."""
+    redactor = shared.redactor
+    now = datetime.now(UTC)
+    rows: list[dict[str, Any]] = []
+    n_rewards = 0
+    for item in items:
+        source = storable(redactor.text(item.source))[:MAX_SOURCE]
+        row = item._asdict() | {
+            "trace_key": key,
+            "source": source,
+            "text": storable(redactor.text(item.text))[:MAX_TEXT],
+            "by": storable(redactor.text(item.by))[:MAX_SOURCE],
+            "given_at": now,
+        }
+        rows.append(row)
+        n_rewards += _becomes_reward(connection, shared, key, trace_id, item, f"feedback from {source}")
+    connection.execute(insert(FeedbackRow), rows)
+    return n_rewards
+
+
+def _becomes_reward(
+    connection: Connection, shared: SharedBodies, key: int, trace_id: str, item: TraceFeedback, why: str
+) -> bool:
+    if item.is_self_reported or item.score is None or not 0 <= item.score <= 1:
+        return False
+    query = select(col(TraceRow.reward_state)).where(col(TraceRow.key) == key)
+    if connection.execute(query).scalar_one() == RewardState.infra_failed:
+        return False
+    try:
+        refuse_over_person(connection, key, trace_id)
+    except StateError:  # a person's verdict stands; the feedback is shown beside it
+        return False
+    put_reward(connection, key, RewardState.scored, item.score)
+    before = last_verdict(connection, key)
+    verdict = Verdict(trace_id=trace_id, state=RewardState.scored, reward=item.score)
+    if before is not None:
+        verdict = before.verdict.model_copy(update={"state": RewardState.scored, "reward": item.score})
+    append(connection, shared, New(key, verdict, None, API, why))
+    return True
+
+
+def evaluations(span: Span, trust: Collection[str]) -> list[TraceFeedback]:
+    """The results of evaluations in a span as it came: events of the span, or a log record that is one.
+
+    trust: sources whose scores are not self-reported.
+    """
+    if span.name != _EVENT and _MARK not in span.head:
+        return []
+    head: dict[str, Any] = orjson.loads(span.head)
+    return [_evaluation(attributes, trust) for attributes in _results(span.name, head)]
+
+
+def _results(name: str, head: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    attributes = head.get("attributes")
+    if (name == _EVENT or (head.get("log") or {}).get("event_name") == _EVENT) and isinstance(attributes, dict):
+        yield attributes
+    for event in head.get("events") or ():
+        if isinstance(event, dict) and event.get("name") == _EVENT and isinstance(event.get("attributes"), dict):
+            yield event["attributes"]
+
+
+def _evaluation(attributes: Mapping[str, Any], trust: Collection[str]) -> TraceFeedback:
+    value = attributes.get("gen_ai.evaluation.score.value")
+    score = None
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        score = float(value)
+    texts = (attributes.get(f"gen_ai.evaluation.{name}") for name in ("score.label", "explanation"))
+    source = EVALUATION + str(attributes.get("gen_ai.evaluation.name") or "unnamed")
+    return TraceFeedback(
+        source,
+        score,
+        ": ".join(text for text in texts if isinstance(text, str) and text),
+        is_self_reported=source not in trust,
+    )
+
+
+def _feedback(row: Mapping[Any, Any]) -> TraceFeedback:
+    at: datetime = row["given_at"]
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return TraceFeedback(**{**row, "given_at": at})
