@@ -49,13 +49,17 @@ def show_trace(
         verdict = stored.verdict
         feedback = store.feedback(stored.row.project, stored.row.id)
     if as_json:
-        words = (
-            {"feedback": [item._asdict() | {"given_at": str(item.given_at)} for item in feedback]} if feedback else {}
-        )
-        print_json(document(stored) | words)
+        print_json(document(stored) | _feedback_document(feedback))
     else:
         _print(stored, trace, verdict)
         _print_feedback(feedback)
+
+
+def _feedback_document(feedback: Sequence[TraceFeedback]) -> dict[str, object]:
+    """Empty without feedback, as most traces are."""
+    if not feedback:
+        return {}
+    return {"feedback": [item._asdict() | {"given_at": str(item.given_at)} for item in feedback]}
 
 
 def _print(stored: StoredTrace, trace: Trace, verdict: Verdict) -> None:

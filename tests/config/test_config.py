@@ -90,7 +90,10 @@ def test_what_is_no_toml_is_named_with_its_line(tmp_path: Path, text: str, words
     assert [word for word in words if word not in message] == []
 
 
-TABLES = "(tables: project, sandbox, policy, agent, serving, warm_start, train, gate, failures, gateway, store, feedback, canary, prices)"
+TABLES = (
+    "(tables: project, sandbox, policy, agent, serving, warm_start, train, gate, failures, gateway, store, feedback, "
+    "canary, prices)"
+)
 
 
 @pytest.mark.parametrize(
