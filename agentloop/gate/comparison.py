@@ -24,6 +24,7 @@ from agentloop.gate.fold import Fold
 from agentloop.gate.live import GateBudget, roll_out
 from agentloop.gate.options import GateOptions
 from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Side, SuitePart
+from agentloop.gate.proofs import leave_proofs, proofs_of
 from agentloop.gate.result import result_of
 from agentloop.gate.run import Run
 from agentloop.gate.suites import EvalSuite, evals_of_source, name_of, project_backend, rolling
@@ -33,7 +34,7 @@ from agentloop.gate.tapes import one_a_visit, playing
 from agentloop.output_files import write_text
 from agentloop.protocols import SandboxBackend
 from agentloop.rollout.actors import Actor
-from agentloop.store.place import run_store
+from agentloop.store.place import run_store, store_place
 from agentloop.store.store import Store
 from agentloop.suites.suite import Suite
 from agentloop.types import content_hash
@@ -117,6 +118,13 @@ class Prepared:
         """(suite, side) -> number of the registered version."""
         sides = ((Side.candidate, self.candidates), (Side.baseline, self.baselines))
         return {(suite, side): actor.version for side, actors in sides for suite, actor in actors.items()}
+
+    @property
+    def identities(self) -> dict[str, tuple[str, str]]:
+        """Suite -> identities of the candidate and of the version that filled the bank."""
+        return {
+            bank.head.suite: (self.candidates[bank.head.suite].identity.hash, bank.head.identity) for bank in self.banks
+        }
 
     @property
     def key(self) -> str:
@@ -267,9 +275,11 @@ def run_gate(
             result = _with_reason(result_of(fold), stopped, prepared.no_baseline)
             if result.verdict in FINAL:
                 run.end(result.verdict.value)
+            outcomes = list(run.outcomes)
         finally:
             run.close()
     write_text(folder / RESULT, result.model_dump_json(indent=1) + "\n")
+    leave_proofs(store_place(options.project), proofs_of(result, outcomes, prepared.identities))
     return result, folder
 
 

@@ -227,6 +227,8 @@ def objection(proof: Proof, candidate: PolicyVersion, live: PolicyVersion, suite
         return about_others
     if proof.verdict != PASS:
         return f'its {proof.kind} ended {proof.verdict}; improve it, or promote it with `--override "why"`'
+    if proof.obstacle is not None:
+        return f'{proof.obstacle}; improve it, or promote it with `--override "why"`'
     if proof.claim not in CLAIMS:
         return f"its proof claims {proof.claim!r}; only {' and '.join(map(repr, CLAIMS))} count"
     return None

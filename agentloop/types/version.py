@@ -118,6 +118,8 @@ class Proof(Frozen):
     difference: float
     low: float
     """Lower end of the 95% confidence sequence of the difference."""
+    obstacle: str | None = None
+    """Why the candidate may not go live although it passed, such as reward hacks; None for no such reason."""
 
 
 class Move(Frozen):

@@ -13,9 +13,13 @@ from pathlib import Path
 import pytest
 from conftest import need
 from harbor.folders import make_task
+from registry.test_versions import add
 from sandbox.roots import busybox_root
 
+from agentloop.registry.refs import resolve
+from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
+from agentloop.suites.suite import load_suite
 
 from .conftest import Run
 
@@ -44,6 +48,7 @@ def made(rate, always=()):
 
 
 good, bad, breaks = made(0.02), made(0.6), made(0.02, {"q0"})
+as_good = made(0.02)
 """
 
 
@@ -140,6 +145,27 @@ def test_pass_and_everything_that_ci_reads(here: Path, agentloop: Run) -> None:
     traced = [trace for task in result["tasks"] for trace in task["trace_ids"]]
     store = Store(here / "out" / "traces" / "store.db", create=False)
     assert all(store.trace(one)[1].task_id for one in traced)
+    store.close()
+
+
+def test_a_gate_of_two_versions_leaves_the_proof_by_which_one_is_promoted(here: Path, agentloop: Run) -> None:
+    suite = load_suite(here / "evals" / "read")
+    head = json.loads((here / "evals" / "read" / "baseline" / "main.jsonl").read_text().splitlines()[0])["bank"]
+    candidate = resolve("scripted:p.py:as_good", here, suite.tasks, "read").identity.hash
+    store = Store(here / "traces" / "store.db")
+    for number, sha256 in ((1, head["identity"]), (2, candidate)):
+        add(Registry(store), number, sha256)
+    assert agentloop("policies", "promote", "v2").returncode == 1
+    assert agentloop(*gate("as_good")).returncode == 0
+    [proof] = store.proofs(candidate)
+    assert (proof.verdict, proof.claim, proof.suite_hash, proof.baseline) == (
+        "PASS",
+        "not_worse",
+        suite.hash,
+        head["identity"],
+    )
+    assert agentloop("policies", "promote", "v2").returncode == 0
+    assert store.moves()[-1].proof == proof
     store.close()
 
 

@@ -69,6 +69,7 @@ def test_a_version_goes_live_by_its_stored_proof_which_the_move_has(store: Store
         ({"verdict": "FAIL"}, "its gate ended FAIL; improve it"),
         ({"verdict": "INCONCLUSIVE"}, "its gate ended INCONCLUSIVE"),
         ({"verdict": "INFRA"}, "its gate ended INFRA"),
+        ({"obstacle": "it tampered with its tests"}, "it tampered with its tests; improve it"),
         ({"claim": "as good"}, "claims 'as good'; only 'better' and 'not_worse' count"),
         ({"suite_hash": "6" * 64}, "is of another suite, or of another state of the project's suite"),
     ],
