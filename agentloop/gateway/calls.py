@@ -44,6 +44,7 @@ from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.record import ModelCall, RefusedCall, span_of_refused, spans_of_call
 from agentloop.gateway.relay import Relay
 from agentloop.gateway.routes import NoRoute, Routes
+from agentloop.gateway.transit import overlaid
 from agentloop.gateway.upstreams import UpstreamAnswer, Upstreams
 from agentloop.policies.vllm import EXACT
 from agentloop.store.keys import Spent
@@ -157,6 +158,9 @@ class Calls:
             transcript = body if dialect is chat else dialect.to_chat(body, record=True)
             place = self._contexts.place(caller.project, caller.episode, chat.to_chat(transcript)["messages"])
             target = await self.routes.find(model, place.run.trace_id, caller.episode, project=caller.project)
+            body, absent = overlaid(dialect, body, transcript["messages"], target, place.run)
+            if target.rewriting is not None:  # the record has what the model reads
+                transcript = body if dialect is chat else dialect.to_chat(body, record=True)
             is_native = dialect.name in target.upstream.dialects
             request = transcript if is_native or dialect is chat else dialect.to_chat(body)
             is_exact = (not is_native or dialect is chat) and await self._upstreams.gives_tokens(target.upstream)
@@ -181,6 +185,7 @@ class Calls:
         call = ModelCall(
             caller.project, key_id, caller.episode, dialect.name, request, target, place, now, is_exact=is_exact
         )
+        call.not_found = absent
         if is_native:
             request = body
         sent = {**request, "model": target.model}

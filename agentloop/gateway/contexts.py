@@ -43,6 +43,7 @@ class AgentRun:
         "instructions",
         "is_recorded",
         "last",
+        "lessons",
         "parent",
         "span_id",
         "started_ns",
@@ -64,6 +65,9 @@ class AgentRun:
         self.started_ns = 0
         self.last: tuple[int, Digest] | None = None
         """Of the last answer with exact tokens: the number of tokens in the conversation, and their digest."""
+
+        self.lessons: dict[int | None, str] = {}
+        """Of a version's overlay, by its number, as the run's first call chose them."""
 
     def begin(self, task: str | None) -> None:
         """A call goes to its upstream. Only the first one names the task, so no run chooses its task by its result."""

@@ -17,6 +17,7 @@ from agentloop.gateway.dialects.dialect import BadRequest
 from agentloop.gateway.exchange import Caller, ErrorReply, refused_as
 from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.routes import Routes
+from agentloop.gateway.transit import overlaid
 from agentloop.gateway.upstreams import Upstreams
 
 NO_SUCH = (404, 405, 501)
@@ -32,6 +33,11 @@ async def n_tokens(
     sticky = trace_id_of(caller.project, caller.episode) if caller.episode else secrets.token_hex(16)
     target = await routes.find(model, sticky, caller.episode, project=caller.project)
     upstream = target.upstream
+    try:
+        heard = messages.to_chat(body, record=True)["messages"]
+    except BadRequest as error:
+        raise ErrorReply(400, str(error)) from None
+    body = overlaid(messages, body, heard, target).body
     sent = {**body, "model": target.model}
     if messages.name in upstream.dialects:
         path = f"{messages.path.removeprefix('/v1')}/count_tokens"

@@ -62,6 +62,8 @@ class ModelCall:
     """Whether it is on disk, so that it is counted once."""
     is_exact: bool = False
     """Whether the gateway requested exact tokens from the upstream."""
+    not_found: tuple[str, ...] = ()
+    """Names of the overlay's components that the client's request has no place for."""
     extends: bool | None = None
     """Whether its tokens begin with those of the previous call in the conversation; None if that is unknown."""
     cost_usd: float | None = None
@@ -211,6 +213,7 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         TASK: call.place.run.task,
         VERSION: call.target.version,
         "agentloop.dialect": call.dialect,
+        "agentloop.overlay.not_found": list(call.not_found) or None,
         "agentloop.key": call.key,
         "agentloop.cost_usd": call.cost_usd,
         "agentloop.token_ids.prompt": prompt or None,

@@ -19,7 +19,7 @@ from agentloop.api.app import make_app
 from agentloop.api.auth import new_key
 from agentloop.api.connection import Connection
 from agentloop.gateway.prices import Price, unknown
-from agentloop.gateway.routes import Routes, Upstream
+from agentloop.gateway.routes import Routes, Serving, Upstream
 from agentloop.registry.routing import serving_of
 from agentloop.registry.versions import Registry
 from agentloop.store.keys import Budget, Key
@@ -96,13 +96,14 @@ def gateway_here(
     *upstreams: Upstream,
     aliases: Mapping[str, Mapping[str, float]] | None = None,
     price: Price = unknown,
+    serving: Callable[[], Serving] | None = None,
 ) -> Iterator[Gateway]:
-    """A gateway to `upstreams`, with the versions that the store's registry has."""
+    """A gateway to `upstreams`, with the versions of `serving`; default: those that the store's registry has."""
     import uvicorn
 
     need_ports()  # the service asks for one in a thread, where no test can be skipped
     store = Store(where)
-    routes = Routes(upstreams, aliases, serving_of(Registry(store)), began=store.version_of_trace)
+    routes = Routes(upstreams, aliases, serving or serving_of(Registry(store)), began=store.version_of_trace)
     config = uvicorn.Config(
         make_app(store, routes, price),
         port=0,

@@ -9,8 +9,9 @@ from agentloop.gateway.dialects import values
 from agentloop.gateway.dialects.chat_stream import AnswerFilter, ChatEncoder, ChatListener
 from agentloop.gateway.dialects.dialect import BadAnswer, BadRequest, Encoder, Json, Listener
 from agentloop.gateway.dialects.errors import openai_error as error
+from agentloop.gateway.dialects.overlaid import chat as overlaid
 
-__all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "path", "to_chat"]
+__all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "overlaid", "path", "to_chat"]
 
 name = "chat"
 path = "/v1/chat/completions"

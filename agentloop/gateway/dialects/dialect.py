@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from agentloop.overlays import Rewriting
 
 Json = dict[str, Any]
+
+
+class Overlaid(NamedTuple):
+    """A request after an overlay."""
+
+    body: Json
+    not_found: tuple[str, ...]
+    """Names of components whose original it does not have."""
 
 
 class BadRequest(ValueError):
@@ -65,6 +75,9 @@ class Dialect(Protocol):
         record: the result is recorded, not sent: content that chat cannot express becomes JSON text, not an error.
         Raises BadRequest, or Unsupported for content that only the dialect itself can express.
         """
+
+    def overlaid(self, body: Json, rewriting: Rewriting, lessons: str) -> Overlaid:
+        """The request with the text of an overlay, and what of the overlay it has no place for (`overlaid.py`)."""
 
     def from_chat(self, answer: Json, body: Json) -> Json:
         """A chat completion as this dialect's whole answer. body: the request in this dialect. Raises BadAnswer."""

@@ -7,8 +7,9 @@ from agentloop.gateway.dialects.errors import anthropic_error as error
 from agentloop.gateway.dialects.messages_answer import answer_to_chat, from_chat
 from agentloop.gateway.dialects.messages_request import to_chat
 from agentloop.gateway.dialects.messages_stream import MessagesEncoder, MessagesListener
+from agentloop.gateway.dialects.overlaid import messages as overlaid
 
-__all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "path", "to_chat"]
+__all__ = ["answer_to_chat", "encoder", "error", "from_chat", "listener", "name", "overlaid", "path", "to_chat"]
 
 name = "messages"
 path = "/v1/messages"

@@ -1,0 +1,72 @@
+"""Versions with an overlay at the gateway: the model reads its text in every dialect, and the trace has that text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from agentloop.gateway.routes import Served, Serving, Upstream
+from agentloop.types import Component, Overlay
+from tests.gateway.dialects.test_overlaid import BETTER, LESSON, LESSONS, NEW, OLD, RULES, SEARCH, request_of
+from tests.gateway.serving import gateway_here
+from tests.gateway.test_failures import PATHS
+from tests.gateway.upstream import ModelServer
+
+GONE = Component(name="tool.gone", original="x", text="y")
+OVERLAY = Overlay(components=(RULES, SEARCH, GONE), lessons=LESSONS)
+SERVING = Serving({1: Served(1, "m"), 2: Served(2, "m", overlay=OVERLAY)}, live=1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_native", [False, True])
+@pytest.mark.parametrize("dialect", PATHS)
+def test_the_model_reads_the_overlay(
+    dialect: str, is_native: bool, stream: bool, model: ModelServer, tmp_path: Path
+) -> None:
+    dialects = frozenset({"chat", *([dialect] if is_native else [])})
+    upstream = Upstream("one", model.url, dialects=dialects, models=("m",))
+    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: SERVING) as gateway:
+        for version in (1, 2):
+            body: dict[str, Any] = {**request_of(dialect, f"You help. {OLD}"), "stream": stream}
+            answer = gateway.post(f"/e/run-{version}{PATHS[dialect]}", {**body, "model": f"policy/{version}"})
+            assert answer.status_code == 200, answer.text
+        plain, overlaid = (orjson.dumps(asked.body).decode() for asked in model.asked)
+        for text in (NEW, BETTER, LESSON):
+            assert (text in plain, text in overlaid) == (False, True)
+        first, second = gateway.spans()
+        assert [first.get("agentloop.overlay.not_found"), second["agentloop.overlay.not_found"]] == [
+            None,
+            ["tool.gone"],
+        ]
+        assert [span["agentloop.policy.version"] for span in (first, second)] == [1, 2]
+        record = orjson.dumps([second["gen_ai.input.messages"], second["gen_ai.tool.definitions"]]).decode()
+        assert all(text in record for text in (NEW, BETTER, LESSON))
+        assert second["gen_ai.request.model"] == "policy/2"
+
+
+def test_a_conversation_keeps_its_lessons(model: ModelServer, tmp_path: Path) -> None:
+    """Also where the agent shortened its context, and its first message with it."""
+    upstream = Upstream("one", model.url, models=("m",))
+    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: SERVING) as gateway:
+        for first in ("A refund, please.", "A summary of what was."):
+            said = [{"role": "system", "content": "You help."}, {"role": "user", "content": first}]
+            gateway.post("/e/run-1/v1/chat/completions", {"model": "policy/2", "messages": said})
+        assert [LESSON in asked.body["messages"][0]["content"] for asked in model.asked] == [True, True]
+
+
+def test_a_version_on_a_model_of_an_upstream(model: ModelServer, tmp_path: Path) -> None:
+    missing = Serving({1: Served(1, "n"), 2: Served(2, "m", upstream="two"), 3: Served(3, "policy-v3")}, live=1)
+    upstream = Upstream("one", model.url, models=("m",))
+    hints = {"live": "no upstream answers for its base model 'n'", "2": "no upstream is called 'two'"}
+    hints["3"] = "no upstream serves versions"
+    with gateway_here(tmp_path / "store.db", upstream, serving=lambda: missing) as gateway:
+        for name, hint in hints.items():
+            body = {"model": f"policy/{name}", "messages": [{"role": "user", "content": "say Yes."}]}
+            answer = gateway.post("/v1/chat/completions", body)
+            assert (answer.status_code, hint in answer.json()["error"]["message"]) == (404, True), name
+        listed = {each["id"] for each in httpx.get(f"{gateway.url}/v1/models").json()["data"]}
+        assert listed == {"m"}
