@@ -13,9 +13,10 @@ from urllib.parse import urlsplit
 from agentloop.api.app import make_app
 from agentloop.api.shutdown import UvicornServer
 from agentloop.config.sections import GatewaySection, from_environment
-from agentloop.config.settings import CONFIG_FILE, load_config, load_feedback, load_prices
+from agentloop.config.settings import CONFIG_FILE, load_config, load_prices, load_traffic
 from agentloop.costs.totals import price
 from agentloop.errors import ConfigError
+from agentloop.gate.canaries import watching
 from agentloop.gateway.catalog import problems
 from agentloop.gateway.prices import Price, by_usage
 from agentloop.gateway.routes import Routes, Upstream
@@ -56,15 +57,15 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
             f"--host {options.host} can be reached from other machines and there is no key; "
             "make one with `agentloop keys add PROJECT`, or leave --host out"
         )
-    trust = load_feedback(project).trust
-    app = make_app(store, routes, _price(project, routes), only_models=options.only_models, trust=trust)
+    feedback, canary = load_traffic(project)
+    app = make_app(store, routes, _price(project, routes), only_models=options.only_models, trust=feedback.trust)
     server = UvicornServer(app, options.host, options.port, say)
     with _listening(options.host, options.port) as listening:
         at = f"http://{options.shown_host}:{listening.getsockname()[1]}"
         models = f"models: {at}/v1 and {at}/e/EPISODE/v1  " if routes else ""
         traces = "" if options.only_models else f"traces: {at}/v1/traces (OTLP)  questions: {at}/docs  "
         say(f"{models}{traces}Ctrl-C ends it")
-        with pruning(store, options.limits, say):
+        with pruning(store, options.limits, say), watching(store, canary, say):
             if routes:
                 Thread(target=_warn, args=(routes, say), daemon=True).start()
             server.run(sockets=[listening])

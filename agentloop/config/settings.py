@@ -197,11 +197,12 @@ def load_prices(folder: Path) -> tuple[PriceSection, ...]:
     return ()
 
 
-def load_feedback(folder: Path) -> FeedbackSection:
-    """`[feedback]` of the settings in `folder`, where there are any. Raises ConfigError."""
+def load_traffic(folder: Path) -> tuple[FeedbackSection, CanarySection]:
+    """`[feedback]` and `[canary]` of the settings in `folder`, where there are any. Raises ConfigError."""
     if (folder / CONFIG_FILE).exists():
-        return load_config(folder).feedback
-    return FeedbackSection()
+        config = load_config(folder)
+        return config.feedback, config.canary
+    return FeedbackSection(), CanarySection()
 
 
 def load_store(folder: Path) -> tuple[StoreSection, str]:

@@ -40,5 +40,10 @@ class CanarySection(Section):
     settle_s: float = Field(default=60.0, ge=0)
     """Seconds after its beginning from which an episode counts: longer than its first call takes, because the gateway
     records a call at its end."""
-    on_pass: Literal["ask", "promote"] = "ask"  # noqa: S105  # no password
+    on_pass: Literal["ask", "promote"] = "ask"  # noqa: S105  no password
     """`promote` makes a canary live as soon as it has passed; `ask` leaves that to `agentloop policies promote`."""
+
+    @property
+    def promotes(self) -> bool:
+        """A canary that has passed becomes live by itself."""
+        return self.on_pass == "promote"  # noqa: S105  no password

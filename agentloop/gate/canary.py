@@ -30,10 +30,12 @@ FAMILIAR = 20
 ODDS = (50.0, 4.0, 0.25)
 """How much more often the canary's rewards are missing, as the bets on attrition suppose."""
 ODDS_WEIGHTS = (0.55, 0.25, 0.2)
-ATTRITION = 0.2
+ATTRITION = 0.1
 """Of alpha: the risk of INFRA where rewards go missing alike on both sides. FAIL has the rest."""
-HIDDEN = 0.5
-"""Of delta: where the canary lacks more rewards than the live side by this share of its episodes, PASS waits."""
+DOUBT = 3.0
+HIDDEN = 0.2
+"""PASS waits while the evidence of unequal attrition is DOUBT : 1 and the canary lacks more rewards than the live side,
+by this share of delta: they could hide a drop."""
 
 
 class Arm(StrEnum):
@@ -162,6 +164,15 @@ class CanaryFold:
         """The canary is better than the live version."""
         return self.better.log_fail >= self._claim_bound
 
+    @property
+    def low(self) -> float:
+        """Lower end of the 95% confidence sequence of the difference. It is computed here, because it costs much."""
+        bets = Bets(self.rules.delta)
+        for difference in self.differences:
+            bets.add(difference)
+        assert bets.interval is not None  # noqa: S101  # `looks` is on
+        return bets.interval.low
+
     def add(self, episode: LiveEpisode) -> None:
         """The next episode; one without a reward is missing for good. Raises ValueError after the verdict."""
         if self.verdict is not None:
@@ -227,14 +238,13 @@ class CanaryFold:
             self.verdict = CanaryVerdict.infra
         elif self.bets.log_fail >= self._fail_bound:
             self.verdict = CanaryVerdict.failed
-        elif self.bets.log_pass >= self._claim_bound and self.excess <= HIDDEN * self.rules.delta:
+        elif self.bets.log_pass >= self._claim_bound and not self._may_hide_a_drop():
             self.verdict = CanaryVerdict.passed
 
-    @property
-    def excess(self) -> float:
-        """Share of rewards that the canary lacks beyond that of the live side."""
-        shares = [self.n_missing[arm] / max(1, self.n[arm]) for arm in (Arm.canary, Arm.live)]
-        return shares[0] - shares[1]
+    def _may_hide_a_drop(self) -> bool:
+        shares = {arm: self.n_missing[arm] / max(1, self.n[arm]) for arm in Arm}
+        excess = shares[Arm.canary] - shares[Arm.live]
+        return self.attrition.log_e >= math.log(DOUBT) and excess > HIDDEN * self.rules.delta
 
 
 def fold(episodes: Iterable[LiveEpisode], rules: CanaryRules, now: datetime) -> CanaryFold:

@@ -1,0 +1,326 @@
+"""The canary of a project, judged by the traffic that the gateway recorded, and what follows from the verdict.
+
+Every look reads all episodes since the canary began and folds them anew (`canary.py`), so a look after a restart, or in
+another process, comes to the same verdict. FAIL takes the canary's share away, as INFRA and INCONCLUSIVE do, and the
+move has the evidence as its proof. PASS stores a proof that `promote` takes. The moves compare and set, so of several
+processes that see the same verdict one makes the move.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from agentloop.config.traffic import CanarySection
+from agentloop.errors import AgentLoopError, StateError, counted
+from agentloop.gate.canary import Arm, CanaryFold, CanaryRules, CanaryVerdict, LiveEpisode, fold
+from agentloop.registry.moves import Moves, no_check, shown_proof
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+from agentloop.store.traffic import TrafficEpisode
+from agentloop.types import Move, PolicyState, PolicyVersion, Proof, ProofKind, RewardState
+
+BY = "canary"
+"""Who makes the moves."""
+ENDED = "ENDED"
+"""How a watch ends whose canary somebody ended without a verdict."""
+EVERY_S = 5.0
+PATIENCE = 20
+"""Times as long as it took, a look waits for the next one at least."""
+N_DRIFT = 100
+"""Live rewards in each half from which a drift is reported."""
+Z_DRIFT = 4.0
+"""Standard errors between the halves: high, because every look compares them."""
+
+
+class CanaryReport(NamedTuple):
+    """One look at the canary."""
+
+    canary: PolicyVersion
+    live: PolicyVersion
+    share: float
+    began_at: datetime
+    folded: CanaryFold
+    n_begun: dict[Arm, int]
+    """Episodes that have begun, counted or not."""
+    warnings: tuple[str, ...]
+    """A provider that changed its model, and drift of the live side."""
+    proof: Proof | None
+    """None before the verdict."""
+
+    @property
+    def line(self) -> str:
+        """Both versions, the episodes, the difference, and the verdict or that it is open."""
+        n = self.folded.n
+        verdict = "undecided"
+        if self.folded.verdict is not None:
+            verdict = self.folded.verdict.value
+        return (
+            f"v{self.canary.number} against v{self.live.number}, share {self.share:.0%}: {n[Arm.canary]} of "
+            f"{counted(self.n_begun[Arm.canary], 'canary episode')} and {n[Arm.live]} of {self.n_begun[Arm.live]} live "
+            f"ones count, difference {self.folded.bets.mean:+.3f}: {verdict}"
+        )
+
+    def document(self) -> dict[str, object]:
+        """As JSON."""
+        folded = self.folded
+        return {
+            "canary": self.canary.number,
+            "live": self.live.number,
+            "share": self.share,
+            "began_at": self.began_at.isoformat(),
+            "verdict": folded.verdict and folded.verdict.value,
+            "difference": folded.bets.mean,
+            "n": {arm.value: folded.n[arm] for arm in Arm},
+            "n_begun": {arm.value: self.n_begun[arm] for arm in Arm},
+            "n_missing": {arm.value: folded.n_missing[arm] for arm in Arm},
+            "warnings": list(self.warnings),
+            "proof": self.proof and self.proof.model_dump(mode="json"),
+        }
+
+
+def look(store: Store, settings: CanarySection, now: datetime | None = None) -> CanaryReport | None:
+    """The evidence on the canary so far; None without a canary. Changes nothing."""
+    registry = Registry(store)
+    canary = registry.canary()
+    live = registry.live()
+    if canary is None or live is None:
+        return None
+    now = now or datetime.now(UTC)
+    moves = _beginning(registry.moves(canary.number))
+    began_at = moves[0].at
+    episodes = store.traffic((canary.number, live.number), began_at)
+    folded = fold((_episode(one, canary.number) for one in episodes), rules_of(settings), now)
+    by_arm = {
+        Arm.canary: [one for one in episodes if one.policy_version == canary.number],
+        Arm.live: [one for one in episodes if one.policy_version == live.number],
+    }
+    warnings = [*_models(live, by_arm[Arm.live]), *_models(canary, by_arm[Arm.canary]), *_drift(by_arm[Arm.live])]
+    return CanaryReport(
+        canary=canary,
+        live=live,
+        share=next((move.share for move in reversed(moves) if move.share is not None), 0.0),
+        began_at=began_at,
+        folded=folded,
+        n_begun={arm: len(mine) for arm, mine in by_arm.items()},
+        warnings=tuple(warnings),
+        proof=_proof(folded, canary, live),
+    )
+
+
+def judge_canary(
+    store: Store,
+    settings: CanarySection,
+    *,
+    check: Callable[[PolicyVersion], None] = no_check,
+    now: datetime | None = None,
+) -> CanaryReport | None:
+    """Look at the canary and do what follows from its verdict; None without a canary.
+
+    check: of a version that becomes live; see `Moves`. Raises ConfigError for one that cannot act.
+    """
+    report = look(store, settings, now)
+    if report is None or report.proof is None:
+        return report
+    try:
+        _carry_out(store, Moves(Registry(store), by=BY, check=check), report, report.proof, promotes=settings.promotes)
+    except StateError:
+        canary = Registry(store).canary()
+        if canary is not None and canary.number == report.canary.number:
+            raise
+        # Another process has made the move.
+    return report
+
+
+def _carry_out(store: Store, moves: Moves, report: CanaryReport, proof: Proof, *, promotes: bool) -> None:
+    why = shown_proof(proof)
+    verdict = report.folded.verdict
+    if verdict is CanaryVerdict.failed:
+        moves.hold(report.canary.number, why=why, proof=proof)
+    elif verdict is not CanaryVerdict.passed:
+        moves.end_canary(why=why, proof=proof)
+    else:
+        store.put_proof(proof)
+        if promotes:
+            moves.promote(report.canary.number, proof=proof)
+
+
+def watch(
+    store: Store,
+    settings: CanarySection,
+    show: Callable[[CanaryReport], None],
+    *,
+    act: bool = True,
+    check: Callable[[PolicyVersion], None] = no_check,
+    wait: Callable[[float], None] = time.sleep,
+) -> str:
+    """Look at the canary until it has a verdict or ends otherwise; PASS, FAIL, INCONCLUSIVE, INFRA or ENDED.
+
+    show: gets each report. act: do what follows from the verdict, too. Raises StateError without a canary.
+    """
+    canary = Registry(store).named(PolicyState.canary)
+    while True:
+        began = time.monotonic()
+        report = judge_canary(store, settings, check=check) if act else look(store, settings)
+        if report is None or report.canary.number != canary.number:
+            return _verdict(Registry(store).moves(canary.number)[-1])
+        show(report)
+        if act and report.proof is not None:
+            return report.proof.verdict
+        wait(_pause(began, EVERY_S))
+
+
+@contextmanager
+def watching(
+    store: Store,
+    settings: CanarySection,
+    say: Callable[[str], None],
+    *,
+    check: Callable[[PolicyVersion], None] = no_check,
+    every_s: float = EVERY_S,
+) -> Iterator[None]:
+    """While the block runs, judge the canary every few seconds. say: gets a line for a verdict, warning or failure."""
+    ended = threading.Event()
+    lines: set[str] = set()
+
+    def say_once(line: str) -> None:
+        if line not in lines:
+            lines.add(line)
+            say(f"canary: {line}")
+
+    def run() -> None:
+        passed: tuple[int, datetime] | None = None
+        while not ended.is_set():
+            began = time.monotonic()
+            try:
+                if passed is None or passed != _current(store):
+                    report = judge_canary(store, settings, check=check)
+                    passed = _report(report, say_once)
+            except AgentLoopError as error:  # a store that cannot be reached may be there the next time
+                say_once(f"not judged: {error}")
+            ended.wait(_pause(began, every_s))
+
+    thread = threading.Thread(target=run, name="canary")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _report(report: CanaryReport | None, say: Callable[[str], None]) -> tuple[int, datetime] | None:
+    """Say what is new; the canary's number and beginning where it has passed and waits to be promoted."""
+    if report is None:
+        return None
+    for warning in report.warnings:
+        say(warning)
+    if report.proof is None:
+        return None
+    say(report.line)
+    return report.canary.number, report.began_at
+
+
+def _current(store: Store) -> tuple[int, datetime] | None:
+    registry = Registry(store)
+    canary = registry.canary()
+    if canary is None:
+        return None
+    return canary.number, _beginning(registry.moves(canary.number))[0].at
+
+
+def _beginning(moves: Sequence[Move]) -> Sequence[Move]:
+    """The moves since the canary began."""
+    return moves[max(i for i, move in enumerate(moves) if _begins(move)) :]
+
+
+def _pause(began: float, every_s: float) -> float:
+    """A look that takes long, of much traffic, is taken less often."""
+    return max(every_s, PATIENCE * (time.monotonic() - began))
+
+
+def _verdict(move: Move) -> str:
+    """Of the proof with which somebody else ended the canary."""
+    return move.proof.verdict if move.proof is not None else ENDED
+
+
+def rules_of(settings: CanarySection) -> CanaryRules:
+    """The settings as the fold takes them."""
+    return CanaryRules(
+        delta=settings.delta,
+        alpha=settings.alpha,
+        max_episodes=settings.max_episodes,
+        wait=timedelta(hours=settings.wait_hours),
+        settle=timedelta(seconds=settings.settle_s),
+    )
+
+
+def _begins(move: Move) -> bool:
+    return move.after is PolicyState.canary and move.before is not PolicyState.canary
+
+
+def _episode(row: TrafficEpisode, canary: int) -> LiveEpisode:
+    reward = None
+    if row.reward_state == RewardState.scored:
+        reward = row.reward
+    arm = Arm.live
+    if row.policy_version == canary:
+        arm = Arm.canary
+    is_lost = row.reward_state == RewardState.infra_failed
+    return LiveEpisode(row.trace_id, row.started_at, arm, reward, row.task_id, is_lost)
+
+
+def _proof(folded: CanaryFold, canary: PolicyVersion, live: PolicyVersion) -> Proof | None:
+    if folded.verdict is None:
+        return None
+    claim = "not_worse"
+    if folded.is_better:
+        claim = "better"
+    return Proof(
+        kind=ProofKind.canary,
+        candidate=canary.sha256,
+        baseline=live.sha256,
+        claim=claim,
+        verdict=folded.verdict.value,
+        outcomes=folded.outcomes.hexdigest(),
+        n=folded.bets.n,
+        alpha=folded.rules.alpha,
+        difference=folded.bets.mean,
+        low=folded.low,
+    )
+
+
+def _models(version: PolicyVersion, episodes: Sequence[TrafficEpisode]) -> Iterable[str]:
+    """Whether a provider answered as more than one model."""
+    first: dict[str, datetime] = {}
+    for one in episodes:
+        if one.model is not None:
+            first.setdefault(one.model, one.started_at)
+    if len(first) > 1:
+        since = ", ".join(f"{model!r} since {at:%Y-%m-%d %H:%M:%S} UTC" for model, at in first.items())
+        yield (
+            f"v{version.number} was answered by {len(first)} models ({since}): the provider changed its model, and "
+            "what was measured before may no longer hold"
+        )
+
+
+def _drift(episodes: Sequence[TrafficEpisode]) -> Iterable[str]:
+    """Whether the live side's rewards changed while the canary ran."""
+    rewards = [one.reward for one in episodes if one.reward is not None and one.reward_state == RewardState.scored]
+    half = len(rewards) // 2
+    if half < N_DRIFT:
+        return
+    early = math.fsum(rewards[:half]) / half
+    late = math.fsum(rewards[half:]) / (len(rewards) - half)
+    mean = math.fsum(rewards) / len(rewards)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)
+    if variance > 0 and abs(late - early) > Z_DRIFT * 2 * math.sqrt(variance / len(rewards)):
+        yield (
+            f"the live side drifts: mean reward {early:.3f} in the first half of its episodes, {late:.3f} in the "
+            "second; the canary is compared with the live episodes around it"
+        )

@@ -1,0 +1,187 @@
+"""The canary of a project over a store: which episodes count, and what follows from the verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from registry.test_versions import add, states
+from sqlmodel import col, insert, update
+
+from agentloop.config.traffic import CanarySection
+from agentloop.gate.canaries import judge_canary, look, watch, watching
+from agentloop.gate.canary import Arm, CanaryVerdict
+from agentloop.registry.moves import Moves
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+from agentloop.store.tables import MoveRow, TraceRow
+
+pytestmark = pytest.mark.slow
+
+SETTINGS = CanarySection()
+LATER = datetime.now(UTC) + timedelta(days=2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Version 1 is live, and 2 has a fifth of the traffic."""
+    opened = Store(tmp_path / "store.db")
+    for number in (1, 2):
+        add(Registry(opened), number)
+    Moves(Registry(opened), by="ann").start_canary(2, 0.2)
+    yield opened
+    opened.close()
+
+
+def traffic(
+    store: Store, n: int, *, drop: float, model: str = "m", after: timedelta = timedelta(0), **fields: object
+) -> None:
+    """n episodes, a second apart, that the gateway recorded."""
+    rng = random.Random(n)
+    began = datetime.now(UTC) + after
+    rows = []
+    for i in range(n):
+        version = 1 + (rng.random() < 0.2)
+        won = rng.random() < 0.8 - drop * (version == 2)
+        row = TraceRow(
+            project="default",
+            id=f"{model}{i:031d}",
+            source="gateway",
+            episode_id=f"{model}{i}",
+            policy_version=version,
+            started_at=began + timedelta(seconds=i),
+            reward_state="scored",
+            reward=float(won),
+            model=model,
+            stored_at=began,
+        )
+        rows.append(row.model_dump(exclude={"key"}) | fields)
+    with store.transaction() as connection:
+        connection.execute(insert(TraceRow), rows)
+
+
+def test_a_worse_canary_loses_its_share_with_the_evidence_as_proof(store: Store) -> None:
+    traffic(store, 1500, drop=0.3)
+    report = judge_canary(store, SETTINGS, now=LATER)
+    assert report is not None
+    assert report.folded.verdict is CanaryVerdict.failed
+    assert states(Registry(store)) == {1: "live", 2: "held"}
+    move = Registry(store).moves(2)[-1]
+    assert (move.by, move.share, move.proof) == ("canary", 0.0, report.proof)
+    assert move.proof is not None
+    assert (move.proof.verdict, move.proof.candidate, move.proof.baseline) == ("FAIL", "2" * 64, "1" * 64)
+    assert judge_canary(store, SETTINGS, now=LATER) is None
+
+
+def test_a_canary_that_passes_has_a_proof_that_promotes_it(store: Store) -> None:
+    traffic(store, 4000, drop=-0.15)
+    for _ in range(2):
+        report = judge_canary(store, SETTINGS, now=LATER)
+        assert report is not None
+        assert report.folded.verdict is CanaryVerdict.passed
+    assert states(Registry(store)) == {1: "live", 2: "canary"}
+    assert store.proofs("2" * 64) == [report.proof]
+    Moves(Registry(store), by="ann").promote(2)
+    assert states(Registry(store)) == {1: "retired", 2: "live"}
+
+
+def test_a_canary_may_be_promoted_by_its_verdict(store: Store) -> None:
+    traffic(store, 4000, drop=-0.15)
+    judge_canary(store, CanarySection(on_pass="promote"), now=LATER)
+    assert states(Registry(store)) == {1: "retired", 2: "live"}
+
+
+def test_two_servers_that_see_the_same_verdict_make_one_move(store: Store) -> None:
+    traffic(store, 1500, drop=0.3)
+    assert store.path is not None
+    others = [Store(store.path) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        reports = list(pool.map(lambda one: judge_canary(one, SETTINGS, now=LATER), others))
+    for one in others:
+        one.close()
+    assert any(report is not None for report in reports)
+    assert [move.after for move in Registry(store).moves(2)] == ["candidate", "canary", "held"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stage": "gate-v2"},
+        {"source": "otlp"},
+        {"project": "other"},
+        {"started_at": datetime(2020, 1, 1, tzinfo=UTC)},
+    ],
+    ids=["attempt", "spans", "tenant", "before"],
+)
+def test_episodes_of_other_kinds_do_not_count(store: Store, fields: dict[str, object]) -> None:
+    traffic(store, 50, drop=0.0, **fields)
+    report = look(store, SETTINGS, LATER)
+    assert report is not None
+    assert report.n_begun == {Arm.live: 0, Arm.canary: 0}
+
+
+def test_a_reward_that_has_not_come_holds_back_the_later_ones(store: Store) -> None:
+    traffic(store, 200, drop=0.0)
+    with store.transaction() as connection:
+        tenth = update(TraceRow).where(col(TraceRow.id) == f"m{9:031d}")
+        connection.execute(tenth.values(reward_state="unscored", reward=None))
+    now = datetime.now(UTC) + timedelta(hours=23)
+    early = look(store, SETTINGS, now)
+    assert early is not None
+    assert early.folded.n.total() == 9
+    late = look(store, SETTINGS, LATER)
+    assert late is not None
+    assert late.folded.n.total() == 200
+    assert late.folded.n_missing.total() == 1
+
+
+def test_a_watch_ends_with_the_verdict_whoever_made_the_move(store: Store) -> None:
+    settings = CanarySection(settle_s=0)
+    traffic(store, 1500, drop=0.3, after=-timedelta(hours=1))
+    with store.transaction() as connection:
+        early = datetime.now(UTC) - timedelta(hours=2)
+        connection.execute(update(MoveRow).where(col(MoveRow.after) == "canary").values(at=early))
+    lines: list[str] = []
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        judge_canary(store, settings)
+
+    assert watch(store, settings, lambda report: lines.append(report.line), act=False, wait=wait) == "FAIL"
+    assert len(lines) == len(waits) == 1
+    assert lines[0].startswith("v2 against v1, share 20%: ")
+    assert states(Registry(store)) == {1: "live", 2: "held"}
+
+
+def test_a_service_judges_the_canary_in_the_background(store: Store) -> None:
+    traffic(store, 1500, drop=0.3, after=-timedelta(days=3))
+    with store.transaction() as connection:
+        early = datetime.now(UTC) - timedelta(days=4)
+        connection.execute(update(MoveRow).where(col(MoveRow.after) == "canary").values(at=early))
+    lines: list[str] = []
+    with watching(store, SETTINGS, lines.append, every_s=0.05):
+        deadline = time.monotonic() + 20
+        while Registry(store).canary() is not None and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert states(Registry(store)) == {1: "live", 2: "held"}
+    assert len(lines) == 1
+    assert lines[0].startswith("canary: v2 against v1")
+
+
+def test_another_model_under_the_same_name_and_a_drift_are_reported(store: Store) -> None:
+    traffic(store, 500, drop=0.0)
+    assert (report := look(store, SETTINGS, LATER)) is not None
+    assert report.warnings == ()
+    traffic(store, 501, drop=0.0, model="n", after=timedelta(hours=1), reward=0.0)
+    assert (report := look(store, SETTINGS, LATER)) is not None
+    assert [warning.split(" (")[0].split(":")[0] for warning in report.warnings] == [
+        "v1 was answered by 2 models",
+        "v2 was answered by 2 models",
+        "the live side drifts",
+    ]
