@@ -1,4 +1,4 @@
-"""Optional abilities of sandboxes, verifiers and agents, each a Protocol of its own.
+"""Optional abilities of sandboxes, verifiers, agents and experience, each a Protocol of its own.
 
 `protocols.py` has what every part must offer. A part that offers more has the methods or attributes below, and the
 engine asks with `isinstance(part, Files)`: never for a class of ours, so parts of other packages are served the same
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentloop.protocols import GroupVerifier, Sandbox, Verifier
-from agentloop.types import ExecResult, Message, SandboxSpec
+from agentloop.types import Attempt, Component, ExecResult, Message, SandboxSpec, Task
 
 # --------------------------------------------------------------------------------------------------- of sandboxes
 
@@ -296,3 +296,37 @@ def with_files(spec: SandboxSpec, agent: object) -> SandboxSpec:
     if not isinstance(agent, BringsFiles) or agent.files is None:
         return spec
     return spec.model_copy(update={"agent_files": agent.files})
+
+
+# -------------------------------------------------------------------------------------------------- of experience
+
+
+@runtime_checkable
+class Forks(Protocol):
+    """Experience whose attempts can be continued from one of their steps."""
+
+    async def fork(self, attempt: Attempt, step: int) -> Task | None:
+        """The task of `attempt` as it stands before that step; None where its state cannot be made again."""
+        ...
+
+
+@runtime_checkable
+class Vets(Protocol):
+    """Experience that has the whole suite and the secrets, which a trainer has not."""
+
+    def leak(self, text: str) -> str | None:
+        """The reason for which `text` must not be part of a version, in a few words; None for a text that may."""
+        ...
+
+    def redacted(self, text: str) -> str:
+        """`text` without secrets, as it may leave this machine."""
+        ...
+
+
+@runtime_checkable
+class ShowsTexts(Protocol):
+    """Experience that has the texts that the agent reads, where its traces do not show them."""
+
+    async def texts(self) -> Sequence[Component]:
+        """Instructions and tool descriptions, each with an `original` equal to its `text`."""
+        ...

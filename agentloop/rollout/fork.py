@@ -68,7 +68,12 @@ async def fork(task: Task, trace: Trace, k: int, actor: Actor, backend: SandboxB
     if len(seen) > 1:
         _drop_empty(snapshot)
         spec = spec.model_copy(update={"files": snapshot})
-    return task.model_copy(update={"prefix": tuple(_told(step) for step in steps), "sandbox": spec})
+    return continued(task.model_copy(update={"sandbox": spec}), steps)
+
+
+def continued(task: Task, steps: Sequence[Step]) -> Task:
+    """`task` with the turns `steps` taken already."""
+    return task.model_copy(update={"prefix": tuple(_told(step) for step in steps)})
 
 
 def _why_not(task: Task, steps: Sequence[Step], k: int) -> str:

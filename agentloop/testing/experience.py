@@ -1,0 +1,162 @@
+"""Experience without a project: attempts in this process, kept in memory. For tests of trainers, and for benchmarks.
+
+The attempts are real ones (`rollout/attempt.py`), with their verdicts; nothing is stored on disk, and nothing is
+repeated, so that a trainer sees what the infrastructure lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from agentloop.policies.overlay import OverlaidPolicy
+from agentloop.progress import Silent
+from agentloop.protocols import Agent, Policy, SandboxBackend
+from agentloop.rollout.actors import Actor
+from agentloop.rollout.attempt import Crew, run_attempt
+from agentloop.rollout.fork import continued
+from agentloop.rollout.plan import plan
+from agentloop.rollout.retry import ONCE
+from agentloop.sandbox.absent import AbsentBackend
+from agentloop.sandbox.pool import SandboxPool
+from agentloop.train.guard import Guard
+from agentloop.types import Attempt, Component, Judged, Overlay, Purpose, Task
+
+
+class MemoryExperience:
+    """See `protocols.Experience`; also `abilities.Forks`, `Vets` and `ShowsTexts`."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        validation: Sequence[Task],
+        agent: Agent,
+        policy: Policy,
+        *,
+        texts: Sequence[Component] = (),
+        held_out: Sequence[Task] = (),
+        backend: SandboxBackend | None = None,
+        stored: Sequence[Judged] = (),
+    ) -> None:
+        """texts: what the agent reads. held_out: tasks whose ids and answers are leaks, too.
+
+        backend: of the attempts' sandboxes; by default none, for an agent that needs no sandbox.
+        """
+        self.tasks = tasks
+        self.n_validation = len(validation)
+        self.done: dict[str, Attempt] = {}
+        """Every attempt by the id of its episode."""
+        self.proposals: dict[tuple[str, int], str] = {}
+        """Answer of a rewriter by its request, and by the number of the request among equal ones."""
+        self.n_asked = 0
+        """Requests that a rewriter answered now."""
+        self._validation = validation
+        self._agent = agent
+        self._policy = policy
+        self._texts = texts
+        self._pool = SandboxPool(backend or AbsentBackend(), min_idle=0)
+        self._stored = stored
+        self._guard = Guard([*tasks, *validation, *held_out], own=[each.original for each in texts])
+        self._requests: Counter[str] = Counter()
+
+    def restart(self) -> None:
+        """As after a restart of the process: what was made stays."""
+        self._requests.clear()
+
+    def stored(self, filter: str = "") -> Iterator[Judged]:
+        """See `protocols.Experience`."""
+        return iter(self._stored)
+
+    async def attempts(
+        self,
+        tasks: Sequence[Task],
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        group_size: int = 1,
+    ) -> list[Attempt]:
+        """See `protocols.Experience`."""
+        return await self._make(tasks, policy, overlay, f"train/{part}", group_size)
+
+    async def validate(
+        self,
+        *,
+        policy: Policy | None = None,
+        overlay: Overlay | None = None,
+        part: object,
+        indices: Sequence[int] | None = None,
+    ) -> list[float | None]:
+        """See `protocols.Experience`."""
+        chosen = range(self.n_validation) if indices is None else indices
+        tasks = [self._validation[index] for index in chosen]
+        attempts = await self._make(tasks, policy, overlay, f"validation/{part}", 1)
+        return [attempt.verdict.reward for attempt in attempts]
+
+    async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
+        """See `protocols.Experience`."""
+        key = request, self._requests[request]
+        self._requests[request] += 1
+        if key not in self.proposals:
+            self.n_asked += 1
+            self.proposals[key] = (await ask())[0]
+        return self.proposals[key]
+
+    async def fork(self, attempt: Attempt, step: int) -> Task | None:
+        """See `abilities.Forks`: without a sandbox, the recorded turns are all that an attempt leaves."""
+        return continued(attempt.task, attempt.trace.steps[:step])
+
+    def leak(self, text: str) -> str | None:
+        """See `abilities.Vets`."""
+        return self._guard.leak(text)
+
+    def redacted(self, text: str) -> str:
+        """See `abilities.Vets`."""
+        return text
+
+    async def texts(self) -> Sequence[Component]:
+        """See `abilities.ShowsTexts`."""
+        return self._texts
+
+    async def _make(
+        self, tasks: Sequence[Task], policy: Policy | None, overlay: Overlay | None, stage: str, group_size: int
+    ) -> list[Attempt]:
+        acting = policy or self._policy
+        if overlay is not None:
+            acting = OverlaidPolicy(acting, overlay)
+        crew = Crew(Actor("memory", self._agent, acting), self._pool, canaries=False)
+        planned = plan(tasks, run="memory", stage=stage, purpose=Purpose.train, policy_version=1, group_size=group_size)
+        attempts: list[Attempt] = []
+        for task, episode in planned:
+            if episode.id not in self.done:
+                self.done[episode.id] = await run_attempt(task, episode, crew, pauses_s=ONCE)
+            attempts.append(self.done[episode.id])
+        return attempts
+
+
+class MemoryDraft:
+    """See `protocols.Draft`."""
+
+    def __init__(self, folder: Path, number: int = 2, seed: int = 0) -> None:
+        self.number = number
+        self.folder = folder
+        self.progress = Silent()
+        self.figures: dict[str, float] = {}
+        self.pairs: list[tuple[str, str]] = []
+        self.dropped: Counter[str] = Counter()
+        self._seed = seed
+
+    def rng(self, *name: object) -> random.Random:
+        """See `protocols.Draft`."""
+        return random.Random("/".join(map(str, (self._seed, self.number, *name))))
+
+    def measure(self, **figures: float) -> None:
+        """See `protocols.Draft`."""
+        self.figures |= figures
+
+    def learn_from(self, pairs: Iterable[tuple[str, str]], dropped: Mapping[str, int] = {}) -> None:
+        """See `protocols.Draft`."""
+        self.pairs += pairs
+        self.dropped.update(dropped)

@@ -1,0 +1,80 @@
+"""Text that a trainer wrote -> the reason why it must not be part of a version, or None.
+
+A version that holds the answers of its tasks, or their ids, passes every test and has learned nothing. So a component
+or lesson is refused that contains an expected value or a solution of any task, a task's id, a whole instruction, or a
+secret. Words that the agent's own texts have already are no leak. Knowledge in other words is not recognised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from agentloop.types import Task
+
+MIN_VALUE = 2
+"""Characters of the shortest expected value that is looked for: single digits and letters are in every text."""
+MIN_INSTRUCTION = 20
+NUMBERS = frozenset({"expected", "value", "answer", "target", "minimum", "maximum"})
+"""Options of verifiers whose numbers are answers; other numbers are tolerances and limits."""
+SETTINGS = frozenset({"as", "model", "base_url", "api_key", "cache", "shows", "kind"})
+"""Options of verifiers that say how, and not what, is compared."""
+
+
+class Guard:
+    """Knows what texts of one project must not contain."""
+
+    def __init__(
+        self, tasks: Iterable[Task], *, own: Iterable[str] = (), redact: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """tasks: of all splits. own: the texts that the agent has anyway. redact: gives a text without its secrets."""
+        self._redact = redact
+        before = "\n".join(own).casefold()
+        self._leaks: dict[str, str] = {}
+        for task in tasks:
+            for value, why in _secrets_of(task):
+                plain = value.strip().casefold()
+                if len(plain) >= MIN_VALUE and not _contains(before, plain):
+                    self._leaks.setdefault(plain, why)
+
+    def leak(self, text: str) -> str | None:
+        """The first leak in `text`, in a few words; None for none."""
+        plain = text.casefold()
+        for value, why in self._leaks.items():
+            if value in plain and _contains(plain, value):
+                return why
+        if self._redact(text) != text:
+            return "a secret"
+        return None
+
+
+def _secrets_of(task: Task) -> Iterator[tuple[str, str]]:
+    """(value, name of it) of everything that a version must not know of `task`."""
+    yield task.id, f"the id of task {task.id!r}"
+    if len(task.instruction) >= MIN_INSTRUCTION:
+        yield task.instruction, f"the instruction of task {task.id!r}"
+    for command in task.solution:
+        yield command, f"the solution of task {task.id!r}"
+    for part in task.verifiers:
+        for value in _values(part.options):
+            yield value, f"the value that verifier {part.kind!r} of task {task.id!r} expects"
+
+
+def _values(options: Any, name: str = "") -> Iterator[str]:
+    if isinstance(options, dict):
+        for key, value in options.items():
+            if key not in SETTINGS:
+                yield from _values(value, key)
+    elif isinstance(options, list | tuple):
+        for value in options:
+            yield from _values(value, name)
+    elif isinstance(options, str):
+        yield options
+    elif isinstance(options, int | float) and not isinstance(options, bool) and name in NUMBERS:
+        yield f"{options:g}"
+
+
+def _contains(text: str, value: str) -> bool:
+    """Whether `value` stands in `text` as words of its own."""
+    return re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None

@@ -1,0 +1,1 @@
+"""Trainers, one file each, and the steps that they take."""

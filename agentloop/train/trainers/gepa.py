@@ -1,0 +1,185 @@
+"""The trainer `gepa`: failed attempts -> better instructions, tool descriptions and lessons, for any agent and model.
+
+    components ─▶ attempts ─▶ failures with quotes ─▶ rewriter ─▶ failing steps again ─▶ attempts ─▶ validation
+                     ▲                                                                                 │
+                     └──────────────────────────── gepa chooses what to rewrite next ◀─────────────────┘
+
+It makes versions of kind `overlay`. It neither promotes nor gates: its own score chose the version, so it flatters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Protocol
+
+from agentloop.abilities import ShowsTexts, Vets
+from agentloop.config.settings import Config
+from agentloop.errors import ConfigError
+from agentloop.protocols import Draft, Experience
+from agentloop.train.guard import Guard
+from agentloop.train.trainers.components import components_of, read_overlay
+from agentloop.train.trainers.feedback import by_component, clusters, evidence_of
+from agentloop.train.trainers.rewriting import Rewriter, request_for, rewriter_of
+from agentloop.train.trainers.turn import Effort, Turn
+from agentloop.types import Attempt, Component, Judged, Overlay, PolicyVersion, VersionKind
+
+MAX_STORED = 200
+"""Failed traces of the store that are looked at."""
+N_FIRST = 2
+"""Attempts that show an agent's texts, where nothing else does."""
+OURS = "agentloop"
+"""Source of the traces of attempts."""
+
+
+class Place(Protocol):
+    """What it needs of the open project."""
+
+    folder: Path
+    config: Config
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a turn would begin with, before anything is asked or spent."""
+
+    clusters: list[tuple[str, int, str]]
+    """(type of failure, traces, a quote), the commonest first."""
+    request: str | None
+    """The first request to the rewriter, as it would leave this machine; None where nothing failed."""
+    n_attempts: int
+    """The bound."""
+    n_rewritings: int
+    """Roughly."""
+    usd_per_attempt: float | None
+    """Mean of past attempts; None where their price is unknown."""
+
+
+class Gepa:
+    """See `protocols.Trainer`."""
+
+    name = "gepa"
+    version = "1"
+    makes = VersionKind.overlay
+
+    def __init__(
+        self,
+        rewriter: Mapping[str, Any] | None = None,
+        *,
+        max_attempts: int = 300,
+        max_usd: float | None = None,
+        max_minutes: float | None = None,
+        minibatch: int = 8,
+        tools: bool = True,
+        lessons: int = 3,
+        project: Place | None = None,
+    ) -> None:
+        """rewriter: the policy that writes texts, as keys of [policy]: kind, model, base_url, ... Without it nothing
+        is rewritten, and no trace leaves this machine.
+
+        max_attempts, max_usd, max_minutes: of one turn; money includes the rewriter's.
+        minibatch: train tasks that one rewriting learns from and is tried on.
+        tools: rewrite tool descriptions, too. lessons: tried at most; 0 makes none.
+        """
+        for option, value in (("max_attempts", max_attempts), ("minibatch", minibatch)):
+            if value < 1:
+                raise ConfigError(f"[train.options] {option} = {value} must be at least 1")
+        self._rewriter = rewriter
+        self._effort = Effort(max_attempts, max_usd, max_minutes, minibatch, lessons)
+        self._tools = tools
+        self._project = project
+
+    async def first(self, draft: Draft, experience: Experience) -> str | None:
+        """See `protocols.Trainer`: the settings alone are version 1."""
+        return None
+
+    async def improve(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> str | None:
+        """See `protocols.Trainer`. Raises SandboxError or PolicyError where attempts or the rewriter fail."""
+        if self._rewriter is None:
+            draft.progress.say(
+                "gepa: no rewriter is named, so nothing is rewritten and no trace leaves this machine; name a model, "
+                'such as rewriter = { model = "anthropic/NAME" } in [train.options]'
+            )
+            return None
+        overlay = read_overlay(_folder_of(parent, draft))
+        stored = self._stored(experience, others=True)
+        components = await self._components(experience, overlay, stored, asks=True)
+        rewriter = self._new_rewriter(experience, components)
+        turn = Turn(self._effort, rewriter, draft, experience, overlay, components, stored)
+        if not experience.tasks:
+            return await turn.unproven()
+        return await turn.proven()
+
+    async def rehearse(self, parent: PolicyVersion, draft: Draft, experience: Experience) -> Rehearsal:
+        """What `improve` would begin with; asks nobody."""
+        overlay = read_overlay(_folder_of(parent, draft))
+        stored = self._stored(experience)
+        components = await self._components(experience, overlay, stored)
+        evidence = [each for judged in stored for each in evidence_of(judged, components)]
+        request = None
+        for name, pieces in list(by_component(evidence).items())[:1]:
+            request = request_for(components[name], pieces)
+            if isinstance(experience, Vets):
+                request = experience.redacted(request)
+        costs = [_usd(judged) for judged in stored]
+        priced = [cost for cost in costs if cost is not None]
+        return Rehearsal(
+            clusters=clusters(evidence),
+            request=request,
+            n_attempts=self._effort.max_attempts,
+            n_rewritings=max(1, self._effort.max_attempts // self._effort.minibatch),
+            usd_per_attempt=fmean(priced) if priced else None,
+        )
+
+    def _new_rewriter(self, experience: Experience, components: Mapping[str, Component]) -> Rewriter:
+        """Raises ConfigError for a rewriter that cannot be made."""
+        if self._project is None:
+            policy = rewriter_of(self._rewriter or {}, Path())
+        else:
+            policy = rewriter_of(self._rewriter or {}, self._project.folder, self._project.config.prices)
+        guard = Guard(experience.tasks, own=[component.original for component in components.values()])
+
+        def leak(text: str) -> str | None:
+            why = guard.leak(text)
+            if why is None and isinstance(experience, Vets):
+                why = experience.leak(text)
+            return why
+
+        return Rewriter(policy, experience, leak)
+
+    def _stored(self, experience: Experience, *, others: bool = False) -> list[Judged]:
+        """Failed traces of the store, the newest. others: without attempts of ours, some of which are this turn's."""
+        failed: list[Judged] = []
+        for judged in experience.stored():
+            is_ours = judged.trace.source == OURS
+            if judged.verdict.reward is not None and judged.verdict.reward < 1 and not (others and is_ours):
+                failed.append(judged)
+        return failed[-MAX_STORED:]
+
+    async def _components(
+        self, experience: Experience, overlay: Overlay, stored: Sequence[Judged], *, asks: bool = False
+    ) -> dict[str, Component]:
+        """Texts as experience shows them, else as traces do. asks: make a few attempts where no trace exists."""
+        visible: Sequence[Component] = ()
+        traces = [judged.trace for judged in stored]
+        if isinstance(experience, ShowsTexts):
+            visible = await experience.texts()
+        elif asks and not traces and experience.tasks:
+            first = await experience.attempts(experience.tasks[:N_FIRST], overlay=overlay, part="texts")
+            traces = [attempt.trace for attempt in first]
+        return components_of(traces, overlay, visible, tools=self._tools)
+
+
+def _folder_of(parent: PolicyVersion, draft: Draft) -> Path:
+    """Folder of the parent, beside the draft's."""
+    return draft.folder.parent / Path(parent.artifact or f"v{parent.number:04d}").name
+
+
+def _usd(judged: Judged | Attempt) -> float | None:
+    """Cost of a trace; None where a price is unknown."""
+    costs = [step.completion.cost_usd for step in judged.trace.steps]
+    if any(cost is None for cost in costs):
+        return None
+    return sum(cost or 0.0 for cost in costs)

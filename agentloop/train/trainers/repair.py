@@ -1,0 +1,73 @@
+"""A new text is tried where the old one failed: the recorded attempt is replayed up to the failing step.
+
+That costs one step instead of an attempt. A text that repairs fewer than half of the steps that it was written for is
+dropped before any full attempt is made with it. A failure whose state cannot be made again says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentloop.abilities import Forks
+from agentloop.train.trainers.evaluations import Evaluations
+from agentloop.train.trainers.feedback import Evidence
+from agentloop.types import Attempt, Overlay, Task
+
+N_FORKS = 4
+"""Steps that one text is tried on."""
+
+
+async def is_repaired(
+    evaluations: Evaluations, overlay: Overlay, evidence: Sequence[Evidence], attempts: Sequence[Attempt]
+) -> bool:
+    """Whether `overlay` mends at least half of the failing steps, or none of them can be tried.
+
+    evidence: of the component that is new in `overlay`, from `attempts`.
+    """
+    by_trace = {attempt.trace.id: attempt for attempt in attempts}
+    forks: list[Task] = []
+    types: list[Evidence] = []
+    for each in _spread(evidence):
+        attempt = by_trace.get(each.trace_id)
+        fork = await _fork(evaluations, attempt, each.step) if attempt is not None else None
+        if fork is not None:
+            forks.append(fork)
+            types.append(each)
+    if not forks:
+        return True
+    tried = await evaluations.continue_from(overlay, forks)
+    by_task = {fork.hash: each for fork, each in zip(forks, types, strict=True)}
+    n_repaired = sum(not _fails(attempt, by_task[attempt.task.hash]) for attempt in tried)
+    return 2 * n_repaired >= len(tried)
+
+
+def _spread(evidence: Sequence[Evidence]) -> list[Evidence]:
+    """A few failing steps with different quotes, one of each trace."""
+    chosen: dict[str, Evidence] = {}
+    quotes: set[str] = set()
+    for each in evidence:
+        quote = each.quotes[0] if each.quotes else ""
+        if each.step is not None and each.trace_id not in chosen and quote not in quotes:
+            chosen[each.trace_id] = each
+            quotes.add(quote)
+    return list(chosen.values())[:N_FORKS]
+
+
+async def _fork(evaluations: Evaluations, attempt: Attempt, step: int | None) -> Task | None:
+    """The task before `step`, with one step to go."""
+    experience = evaluations.experience
+    if step is None:
+        return None
+    task: Task | None = attempt.task
+    if step > 0:
+        task = await experience.fork(attempt, step) if isinstance(experience, Forks) else None
+    if task is None:
+        return None
+    return task.model_copy(update={"limits": task.limits.model_copy(update={"max_steps": step + 1})})
+
+
+def _fails(attempt: Attempt, before: Evidence) -> bool:
+    """Whether the same step shows the same type of failure."""
+    return any(
+        failure.type.value == before.type and failure.step == before.step for failure in attempt.verdict.failures
+    )

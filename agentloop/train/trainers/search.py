@@ -1,0 +1,221 @@
+"""gepa's search over texts, on attempts of ours.
+
+gepa is synchronous, so it runs in a thread and hands attempts to the loop. It keeps no folder: the attempts and the
+rewriter's answers are recorded, and a killed search that is started again asks for the same ones and finds them. Its
+errors and ours leave it as one exception that it cannot swallow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any, TypeVar
+
+from gepa.api import optimize
+from gepa.core.adapter import EvaluationBatch, ProposalFn
+from gepa.core.state import GEPAState
+
+from agentloop.train.trainers.evaluations import BudgetSpent, Evaluations, reward_of
+from agentloop.train.trainers.feedback import Evidence, by_component, evidence_of
+from agentloop.train.trainers.repair import is_repaired
+from agentloop.train.trainers.rewriting import Rewriter
+from agentloop.types import Attempt, Task
+
+T = TypeVar("T")
+Item = Task | int
+"""What gepa calls an example: a train task, or the index of a validation task."""
+MAX_IDLE = 40
+"""Iterations without a new attempt after which the search ends: nothing fails any more, or nothing can be rewritten."""
+
+
+class SearchEnded(BaseException):
+    """Leaves gepa, which catches every Exception."""
+
+
+class Search:
+    """What gepa calls an adapter, for one turn."""
+
+    def __init__(
+        self,
+        evaluations: Evaluations,
+        rewriter: Rewriter,
+        validation: Sequence[int],
+        stored: Sequence[Evidence] = (),
+    ) -> None:
+        """validation: indices of the validation tasks that every accepted candidate does.
+
+        stored: evidence of traces that were made before, shown beside that of new attempts.
+        """
+        self.propose_new_texts: ProposalFn | None = self._new_texts
+        """What gepa calls for new texts."""
+        self.n_iterations = 0
+        self.n_tried = 0
+        """Texts that were tried on failing steps."""
+        self.n_unrepaired = 0
+        """Those of them that mended too few, and were dropped."""
+        self.n_saved = 0
+        """Full attempts that were not made for that reason."""
+        self.why_ended = ""
+        self._evaluations = evaluations
+        self._rewriter = rewriter
+        self._validation = list(validation)
+        self._stored = by_component(stored)
+        self._loop = asyncio.get_running_loop()
+        self._pending: Future[Any] | None = None
+        self._failed: BaseException | None = None
+        self._is_cancelled = False
+        self._idle = 0
+        self._spent = -1
+
+    async def run(self, tasks: Sequence[Task], *, minibatch: int, seed: int) -> None:
+        """Search until a bound, or until nothing is left to try; `Evaluations.validated` has what came of it.
+
+        Raises SandboxError, PolicyError, ConfigError as attempts and the rewriter do.
+        """
+        running = asyncio.create_task(asyncio.to_thread(self._optimize, list(tasks), minibatch, seed))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            if self._pending is not None:
+                self._pending.cancel()
+            await asyncio.wait([running])
+            raise
+        if self._failed is not None:
+            raise self._failed
+
+    def _optimize(self, tasks: list[Task], minibatch: int, seed: int) -> None:
+        examples: list[Item] = [*tasks]
+        validation: list[Item] = [*self._validation]
+        seed_texts = {name: component.text for name, component in self._evaluations.components.items()}
+        try:
+            optimize(
+                seed_texts,
+                trainset=examples,
+                valset=validation,
+                adapter=self,
+                candidate_selection_strategy="current_best",
+                module_selector=self.choose,
+                reflection_minibatch_size=min(minibatch, len(tasks)),
+                stop_callbacks=self._is_over,
+                logger=Quiet(),
+                seed=seed,
+            )
+        except SearchEnded as ended:
+            self.why_ended = str(ended)
+
+    # ------------------------------------------------------------------ what gepa calls, in its thread
+
+    def evaluate(
+        self, batch: list[Item], candidate: dict[str, str], capture_traces: bool = False
+    ) -> EvaluationBatch[Attempt, float]:
+        """Rewards of a candidate, and the attempts of train tasks."""
+        overlay = self._evaluations.overlay(candidate)
+        tasks = [item for item in batch if isinstance(item, Task)]
+        if not tasks:
+            rewards = self._wait(self._evaluations.validate(overlay, [item for item in batch if isinstance(item, int)]))
+            return EvaluationBatch(outputs=rewards, scores=rewards, trajectories=[])
+        differing = list({task.id: task for task in tasks}.values())
+        by_id = {attempt.task.id: attempt for attempt in self._wait(self._evaluations.try_tasks(overlay, differing))}
+        chosen = [by_id[task.id] for task in tasks]
+        rewards = [reward_of(attempt) for attempt in chosen]
+        return EvaluationBatch(outputs=rewards, scores=rewards, trajectories=chosen)
+
+    def choose(
+        self,
+        state: GEPAState[Any, Any],
+        trajectories: list[Any],
+        subsample_scores: list[float],
+        candidate_idx: int,
+        candidate: dict[str, str],
+    ) -> list[str]:
+        """Every component that evidence speaks of: each new text is tried on its own failing steps."""
+        return list(by_component(self._evidence(trajectories))) or sorted(candidate)[:1]
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: EvaluationBatch[Attempt, float], components_to_update: list[str]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The attempts, for each component that is to be rewritten."""
+        attempts = eval_batch.trajectories or []
+        return {name: [{"attempt": attempt} for attempt in attempts] for name in components_to_update}
+
+    def _new_texts(
+        self,
+        candidate: dict[str, str],
+        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
+        components_to_update: list[str],
+    ) -> dict[str, str]:
+        """New texts that were not refused, and that repaired what they were written for."""
+        attempts: list[Attempt] = [record["attempt"] for record in next(iter(reflective_dataset.values()), ())]
+        return self._wait(self._propose(candidate, attempts, components_to_update))
+
+    # ------------------------------------------------------------------ in the loop
+
+    async def _propose(
+        self, candidate: Mapping[str, str], attempts: Sequence[Attempt], names: Sequence[str]
+    ) -> dict[str, str]:
+        evaluations = self._evaluations
+        grouped = by_component(self._evidence(attempts))
+        texts: dict[str, str] = {}
+        n_dropped = 0
+        for name in names:
+            evidence = [*grouped.get(name, ()), *self._stored.get(name, ())]
+            if not evidence or self._rewriter.is_silent:
+                continue
+            component = evaluations.components[name].model_copy(update={"text": candidate[name]})
+            text = await self._rewriter.text(component, evidence)
+            evaluations.note_rewriting(self._rewriter.spent_usd)
+            if text is None:
+                continue
+            self.n_tried += 1
+            overlay = evaluations.overlay({**candidate, name: text})
+            if await is_repaired(evaluations, overlay, evidence, attempts):
+                texts[name] = text
+            else:
+                n_dropped += 1
+        self.n_unrepaired += n_dropped
+        if n_dropped and not texts:
+            self.n_saved += len(attempts)
+        return texts
+
+    def _evidence(self, attempts: Sequence[Attempt]) -> list[Evidence]:
+        names = self._evaluations.components
+        return [each for attempt in attempts for each in evidence_of(attempt, names)]
+
+    def _is_over(self, gepa_state: GEPAState[Any, Any]) -> bool:
+        """Whether many iterations brought no new attempt, or the rewriter gives no texts."""
+        self.n_iterations += 1
+        spent = self._evaluations.budget.n_attempts
+        self._idle = self._idle + 1 if spent == self._spent else 0
+        self._spent = spent
+        if self._rewriter.is_silent:
+            self.why_ended = "the rewriter gave no text several times"
+        elif self._evaluations.best >= 1:
+            self.why_ended = "every validation task succeeded"
+        elif self._idle >= MAX_IDLE:
+            self.why_ended = "nothing is left to rewrite"
+        return bool(self.why_ended)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work that the loop does. Raises SearchEnded for whatever it raises."""
+        if self._is_cancelled:
+            work.close()
+            raise SearchEnded("interrupted")
+        self._pending = pending = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return pending.result()
+        except BudgetSpent as bound:
+            raise SearchEnded(f"{bound} is reached") from None
+        except (CancelledError, asyncio.CancelledError):
+            raise SearchEnded("interrupted") from None
+        except BaseException as error:  # raised again in the loop, by `run`
+            self._failed = error
+            raise SearchEnded(str(error)) from error
+
+
+class Quiet:
+    """gepa's log, for nobody: progress lines are ours."""
+
+    def log(self, message: str) -> None:
+        """See gepa's LoggerProtocol."""

@@ -1,0 +1,186 @@
+"""One turn of the trainer `gepa`: a search, its lessons, and the version that comes of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from agentloop.errors import ConfigError, counted, extra
+from agentloop.output_files import write_text
+from agentloop.protocols import Draft, Experience
+from agentloop.train.trainers.budget import Budget
+from agentloop.train.trainers.components import OVERLAY, overlay_of
+from agentloop.train.trainers.evaluations import Evaluations, key_of
+from agentloop.train.trainers.feedback import by_component, evidence_of
+from agentloop.train.trainers.lessons import learn_lessons
+from agentloop.train.trainers.rewriting import Rewriter
+from agentloop.types import Component, Judged, Lesson, Overlay
+
+MAX_VALIDATION = 30
+"""Validation tasks that each accepted candidate does."""
+SHARE_ASIDE = 0.4
+"""Of the train tasks, where the suite has no validation tasks."""
+UNPROVEN = "unproven: nothing here can be run again"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What one turn may spend, and how."""
+
+    max_attempts: int
+    max_usd: float | None
+    max_minutes: float | None
+    minibatch: int
+    """Train tasks of one rewriting."""
+    n_lessons: int
+    """Lessons that are tried."""
+
+
+class Turn:
+    """One version in the making."""
+
+    def __init__(
+        self,
+        effort: Effort,
+        rewriter: Rewriter,
+        draft: Draft,
+        experience: Experience,
+        parent: Overlay,
+        components: dict[str, Component],
+        stored: Sequence[Judged],
+    ) -> None:
+        self._effort = effort
+        self._draft = draft
+        self._experience = experience
+        self._parent = parent
+        self._components = components
+        self._stored = stored
+        self._rewriter = rewriter
+        self._evidence = [each for judged in stored for each in evidence_of(judged, components)]
+
+    async def proven(self) -> str | None:
+        """Search on the train tasks; the best candidate on validation becomes the version."""
+        try:
+            from agentloop.train.trainers.search import Search
+        except ImportError as error:
+            raise ConfigError(f"trainer 'gepa' needs {error.name}; {extra('overlay')}") from None
+        tasks = list(self._experience.tasks)
+        aside = []
+        if not self._experience.n_validation:
+            self._draft.rng("aside").shuffle(tasks)
+            n_aside = max(1, int(SHARE_ASIDE * len(tasks)))
+            aside = tasks[:n_aside]
+            tasks = tasks[n_aside:] or aside
+        n_validation = self._experience.n_validation or len(aside)
+        n_chosen = min(n_validation, MAX_VALIDATION)
+        indices = sorted(self._draft.rng("validation").sample(range(n_validation), n_chosen))
+        budget = Budget(self._effort.max_attempts, self._effort.max_usd, self._effort.max_minutes)
+        budget.n_reserved = min(budget.max_attempts // 4, self._effort.n_lessons * n_chosen)
+        evaluations = Evaluations(self._experience, self._components, self._parent, budget, aside)
+        search = Search(evaluations, self._rewriter, indices, self._evidence)
+        self._draft.progress.start(f"gepa: v{self._draft.number}", budget.max_attempts)
+        seed = self._draft.rng("gepa").randrange(2**31)
+        await search.run(tasks, minibatch=self._effort.minibatch, seed=seed)
+        budget.n_reserved = 0
+        best = self._best(evaluations)
+        lessons: list[Lesson] = []
+        n_dropped = 0
+        if self._effort.n_lessons and best is not None:
+            texts = {name: component.original for name, component in self._components.items()}
+            texts |= {each.name: each.text for each in best.components}
+            lessons, n_dropped = await learn_lessons(
+                evaluations, self._rewriter, texts, indices, self._effort.n_lessons
+            )
+            best = evaluations.overlay(texts, lessons)
+        self._report(evaluations, search.n_tried, search.why_ended, n_dropped)
+        self._draft.measure(n_unrepaired=search.n_unrepaired, n_attempts_saved=search.n_saved, n_forks=budget.n_forks)
+        return self._finish(best, evaluations)
+
+    async def unproven(self) -> str | None:
+        """One rewriting of each component that stored failures speak of; no attempt is possible."""
+        texts: dict[str, str] = {}
+        for name, evidence in by_component(self._evidence).items():
+            text = await self._rewriter.text(self._components[name], evidence)
+            if text is not None:
+                texts[name] = text
+        self._say_refused()
+        if not texts:
+            self._draft.progress.say("gepa: stored failures gave no new text; nothing is made")
+            return None
+        overlay = overlay_of(texts, self._components, self._parent)
+        self._draft.learn_from((judged.pair for judged in self._stored), self._rewriter.refused)
+        return self._write(overlay, UNPROVEN)
+
+    def _best(self, evaluations: Evaluations) -> Overlay | None:
+        """The candidate with the most reward on validation, the parent included; None before any was measured."""
+        measured = list(evaluations.validated.values())
+        if not measured:
+            return None
+        return max(measured, key=lambda pair: fmean(pair[1]))[0]
+
+    def _finish(self, best: Overlay | None, evaluations: Evaluations) -> str | None:
+        measured = evaluations.validated
+        if best is None or key_of(best) == next(iter(measured), None):
+            self._draft.progress.say("gepa: no candidate did better on validation than the parent; nothing is made")
+            return None
+        before = fmean(next(iter(measured.values()))[1])
+        after = fmean(measured[key_of(best)][1])
+        self._draft.measure(validation_before=before, validation_after=after)
+        self._draft.learn_from((attempt.pair for attempt in evaluations.attempts), self._dropped(evaluations))
+        self._draft.progress.say(
+            f"v{self._draft.number}: {_changes(self._components, best)}; on validation {before:.0%} -> {after:.0%} "
+            "(chosen by this number, so it flatters; the gate has not seen it)"
+        )
+        return self._write(best, _changes(self._components, best))
+
+    def _write(self, overlay: Overlay, note: str) -> str:
+        self._draft.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self._draft.folder / OVERLAY, overlay.model_dump_json(indent=2) + "\n")
+        return note
+
+    def _report(self, evaluations: Evaluations, n_tried: int, why_ended: str, n_lessons_dropped: int) -> None:
+        budget = evaluations.budget
+        usd = budget.usd + self._rewriter.spent_usd
+        self._draft.measure(
+            n_attempts=budget.n_attempts,
+            n_lost=budget.n_lost,
+            n_rewritings=self._rewriter.n_asked,
+            usd=usd,
+            n_lessons_dropped=n_lessons_dropped,
+        )
+        ended = f"; ended because {why_ended}" if why_ended else ""
+        lost = f", {budget.n_lost} lost to the infrastructure and made again" if budget.n_lost else ""
+        self._draft.progress.say(
+            f"gepa: {counted(self._rewriter.n_asked, 'rewriting')}, {n_tried} tried, "
+            f"{counted(budget.n_attempts, 'attempt')}, {usd:.2f} USD{lost}{ended}"
+        )
+        self._say_refused()
+
+    def _say_refused(self) -> None:
+        refused = self._rewriter.refused
+        if refused:
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(refused.items()))
+            self._draft.progress.say(f"gepa: {counted(refused.total(), 'rewriting')} refused: {reasons}")
+        for leak in self._rewriter.leaks[:3]:
+            self._draft.progress.say(f"gepa: refused: {leak}")
+
+    def _dropped(self, evaluations: Evaluations) -> Counter[str]:
+        dropped = Counter(self._rewriter.refused)
+        if evaluations.budget.n_lost:
+            dropped["infra"] = evaluations.budget.n_lost
+        return dropped
+
+
+def _changes(components: Mapping[str, Component], overlay: Overlay) -> str:
+    """Which texts a version changes."""
+    changes: list[str] = []
+    for each in overlay.components:
+        before = components[each.name].text if each.name in components else each.original
+        n = len(each.text.splitlines()) - len(before.splitlines())
+        if each.text != before:
+            changes.append(f"{each.name} {n:+d} lines")
+    if overlay.lessons:
+        changes.append(counted(len(overlay.lessons), "lesson"))
+    return ", ".join(changes)
