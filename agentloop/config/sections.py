@@ -231,9 +231,9 @@ class GateSection(Section):
     """What a version must show before it is promoted."""
 
     trials: int = Field(default=4, ge=1)
-    """Episodes of each held-out task."""
+    """Episodes of each held-out task: of the live version all, of a candidate until it is decided."""
     alpha: float = Field(default=0.05, gt=0.0, lt=0.5)
-    """Probability, per candidate, of promoting a version that is no better."""
+    """Probability, over the project's whole life, of ever promoting a version that is no better (`gate/wealth.py`)."""
     n_min: int = Field(default=20, ge=1)
     """Fewer tasks than this never promote."""
 

@@ -216,7 +216,7 @@ def shown_by_pass(settings: Settings) -> str:
 def lower_bounds(result: GateResult) -> dict[str, str]:
     """Suite -> lower bound of its difference in points, where a rise is claimed or shown."""
     return {
-        suite.name: f"{points(suite.lower_bound)} points or more ({1 - suite.alpha:.1%} confidence)"
+        suite.name: f"{points(suite.lower_bound)} points or more (risk {suite.alpha:.2g})"
         for suite in result.suites
         if suite.lower_bound is not None
     }

@@ -28,6 +28,9 @@ HEADER = "gate"
 LEAST = 1e-6
 """Of a risk, a drop or a weight: less is a slip, and numbers of which nothing is left when they are divided."""
 
+LEAST_ALPHA = 1e-15
+"""A loop that makes thousands of candidates divides its risk among them (`wealth.py`)."""
+
 
 class Side(StrEnum):
     """Whose outcome it is."""
@@ -78,7 +81,7 @@ class Outcome(Frozen):
 class Settings(Frozen):
     """What a gate is asked to show, and at what risk. All of it decides, so all of it is in the header."""
 
-    alpha: float = Field(default=0.05, ge=LEAST, lt=0.5)
+    alpha: float = Field(default=0.05, ge=LEAST_ALPHA, lt=0.5)
     """Probability of ever saying FAIL of a candidate that is no worse, and of saying better of one that is not."""
     beta: float = Field(default=0.05, ge=LEAST, lt=0.5)
     """Probability of ever saying PASS of a candidate that is worse by `delta` or more."""

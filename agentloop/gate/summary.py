@@ -17,6 +17,7 @@ from agentloop.types import RewardState
 
 ENDS = "The outcomes end at"
 """What begins the reason that a live gate, which knows why it stopped, leaves out."""
+UNDECIDED = "The trials end before the gate is decided."
 UNCHECKED = "Assumed and not checked: the environment is the one in which the bank was filled."
 Trials = dict[str, dict[Side, list[Outcome]]]
 
@@ -218,8 +219,8 @@ def _of_suite(fold: Fold, suite: SuiteState, lines: Sequence[TaskLine]) -> Itera
             yield f"About {counted(n, 'visit')} more would show one, were differences to stay as they are."
     if suite.is_better:
         yield (
-            f"The candidate is better, by {points(suite.lower_bound())} points or more with {1 - suite.alpha:.1%} "
-            f"confidence: {seen}; evidence {_odds(suite.log_e_better)}, and {_odds(suite.log_better)} shows it."
+            f"The candidate is better, by {points(suite.lower_bound())} points or more (risk {suite.alpha:.2g}): "
+            f"{seen}; evidence {_odds(suite.log_e_better)}, and {_odds(suite.log_better)} shows it."
         )
     if (bounds := suite.bounds) is not None and settings.claim is Claim.better:
         yield (
@@ -295,7 +296,7 @@ def _reasons(fold: Fold, lines: Sequence[TaskLine]) -> Iterator[str]:
     elif verdict is GateVerdict.inconclusive and fold.n_rollouts >= settings.max_rollouts:
         yield f"The gate is out of rollouts: {fold.n_rollouts} of {settings.max_rollouts}."
     elif verdict is GateVerdict.inconclusive:
-        yield _used_up(fold) or "The trials end before the gate is decided."
+        yield _used_up(fold) or UNDECIDED
     for suite in sorted(fold.suites, key=lambda one: not one.failed):
         text = " ".join(_of_suite(fold, suite, lines))
         if text:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentloop.loop.gating import eval_report
+from agentloop.loop.held_out_outcomes import eval_report
 from agentloop.loop.project import Project
 from agentloop.loop.stage import Stage, begin
 from agentloop.loop.warm_start import SETTLE_STEPS, WARM_START, Demonstration, batches, untrained

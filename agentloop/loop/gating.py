@@ -1,21 +1,38 @@
-"""A version on the held-out tasks, and the gate's word on a candidate: compared with the live version, and carried out.
+"""Versions on the held-out tasks: the live one is measured, a candidate is compared with it, and the gate's word done.
 
-Only this looks at the held-out split. What it says decides which version is live, never what is trained on.
+Only this looks at the held-out split. The word decides which version is live, never what is trained on. A version that
+is promoted is measured anew: the attempts that chose it flatter it.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 
 from agentloop.errors import ConfigError, SandboxError, counted
-from agentloop.gate.decide import decide, lost_too_much
+from agentloop.gate.promotion import Comparison, decide, proof_of
+from agentloop.gate.wealth import Spent, next_alpha
 from agentloop.identity import Identity
+from agentloop.loop.held_out_outcomes import (
+    FRESH,
+    compare_stage,
+    compared_part,
+    eval_report,
+    gate_stage,
+    lost_too_much,
+    measured,
+    n_hacks,
+    of_candidate,
+    of_live,
+    scored_tasks,
+    store_evidence,
+)
 from agentloop.loop.project import Project
-from agentloop.loop.stage import begin, unscored
+from agentloop.loop.stage import Stage, begin, unscored
 from agentloop.protocols import ProjectTrainer
 from agentloop.types import (
+    Action,
     Attempt,
     Decision,
     EvalReport,
@@ -23,8 +40,6 @@ from agentloop.types import (
     Purpose,
     RewardState,
     Split,
-    StageKey,
-    StageKind,
     Task,
     Verdict,
 )
@@ -35,47 +50,127 @@ async def gate(project: Project, trainer: ProjectTrainer, candidate: PolicyVersi
     champion = project.registry.live()
     if champion is None:
         raise ConfigError(f"no version is live beside candidate v{candidate.number}; the store was changed by hand")
-    baseline = await evaluate(project, trainer, champion)
-    report = await evaluate(project, trainer, candidate)
-    settings = project.config.gate
-    decision = decide(baseline, report, alpha=settings.alpha, n_min=settings.n_min, now=datetime.now(UTC))
-    project.registry.apply(decision)
+    await evaluate(project, trainer, champion)
+    bank = measured(project, champion)
+    if not bank:  # its traces were pruned
+        await _measure(project, trainer, champion)
+        bank = measured(project, champion)
+    comparison = Comparison(
+        compared_part(project),
+        of_live(project, bank),
+        alpha=next_alpha(_spent(project), project.config.gate.alpha),
+        seed=project.config.project.seed,
+        names=(f"v{champion.number}", f"v{candidate.number}"),
+    )
+    rounds = await _compare(project, trainer, candidate, comparison, n_rounds=min(map(len, bank)))
+    versions = (champion, candidate)
+    theirs = [attempt for row in bank for attempt in row[: len(rounds)]]
+    obstacles = _obstacles(project, theirs, list(chain.from_iterable(rounds)))
+    decision = decide(comparison, versions, obstacles=obstacles, now=datetime.now(UTC))
+    evidence = store_evidence(project, comparison, versions)
+    project.registry.apply(decision, proof=proof_of(decision, comparison, versions))
+    evidence.end(comparison.end().verdict.value)
     return decision
 
 
 async def evaluate(project: Project, trainer: ProjectTrainer, version: PolicyVersion) -> EvalReport:
-    """The held-out outcomes of one version; rolled out once, remembered after that.
+    """The held-out outcomes of the live version, apart from those that promoted it; remembered once they are there.
 
     Raises SandboxError, and remembers nothing, when too many episodes lost an attempt to the infrastructure: what a
     broken machine lost must not count against a version for good.
     """
-    report_before = project.store.report(project.suite.hash, version.number)
-    if report_before:
-        return report_before
+    report = project.store.report(project.suite.hash, version.number)
+    if report is None or not report.is_fresh:
+        report = await _measure(project, trainer, version)
+    return report
+
+
+async def _measure(project: Project, trainer: ProjectTrainer, version: PolicyVersion) -> EvalReport:
     tasks = project.suite.split(Split.heldout)
     trials = project.config.gate.trials
     _refuse_trained(project, tasks)
     stage = await begin(project, gate_stage(project, version.number))
-    project.progress.start(f"gate: v{version.number} on held-out tasks", len(tasks) * trials)
+    project.progress.start(f"measure: v{version.number} on held-out tasks", len(tasks) * trials)
     attempts = await stage.gather(
         tasks,
         trainer.policy(version),
         purpose=Purpose.evaluate,
         version=version.number,
         group_size=trials,
+        part=FRESH,
         identity=Identity(version.sha256, {}),
     )
     report = eval_report(project, version.number, tasks, attempts, stage.n_lost)
-    why = unscored([attempt.verdict for attempt in attempts])
-    if why:
-        project.progress.say(f"v{version.number} on held-out tasks: {why}")
+    return _remember(project, stage, attempts, report.model_copy(update={"is_fresh": True}))
+
+
+async def _compare(
+    project: Project, trainer: ProjectTrainer, candidate: PolicyVersion, comparison: Comparison, *, n_rounds: int
+) -> list[list[Attempt]]:
+    """Rounds of all held-out tasks until the gate is decided: a policy of our own answers large batches at once.
+
+    Raises as `evaluate` does.
+    """
+    tasks = project.suite.split(Split.heldout)
+    _refuse_trained(project, tasks)
+    stage = await begin(project, compare_stage(project, candidate.number))
+    project.progress.start(f"gate: v{candidate.number} on held-out tasks", len(tasks) * n_rounds)
+    policy = trainer.policy(candidate)
+    rounds: list[list[Attempt]] = []
+    while comparison.verdict is None and len(rounds) < n_rounds:
+        attempts = await stage.gather(
+            tasks,
+            policy,
+            purpose=Purpose.evaluate,
+            version=candidate.number,
+            part=len(rounds),
+            identity=Identity(candidate.sha256, {}),
+        )
+        comparison.add(of_candidate(project, attempts, len(rounds)))
+        rounds.append(attempts)
+    attempts = list(chain.from_iterable(rounds))
+    _remember(project, stage, attempts, eval_report(project, candidate.number, tasks, attempts, stage.n_lost))
+    return rounds
+
+
+def _remember(project: Project, stage: Stage, attempts: Sequence[Attempt], report: EvalReport) -> EvalReport:
+    """The report, once it is stored. Raises ConfigError or SandboxError where too much was lost to decide on."""
+    number = report.policy_version
+    verdicts = [attempt.verdict for attempt in attempts]
+    if why := unscored(verdicts):
+        project.progress.say(f"v{number} on held-out tasks: {why}")
     if lost_too_much(report):
         whole = {attempt.episode.id for attempt in attempts if _is_whole(attempt, stage.n_lost)}
         project.store.supersede_stage(stage.name, without=whole)  # else the next run would find the same losses
-        raise _too_many_lost(report, [attempt.verdict for attempt in attempts])
+        raise _too_many_lost(report, verdicts)
     stage.finish()  # first: with a report the stage is not done again, and would never be counted
     project.store.put_report(report)
     return report
+
+
+def _spent(project: Project) -> list[Spent]:
+    """The project's decisions so far, in their order."""
+    decisions = project.store.decisions().values()
+    return [Spent(one.alpha or 0.0, is_promotion=one.action is Action.promote) for one in decisions]
+
+
+def _obstacles(project: Project, theirs: Sequence[Attempt], mine: Sequence[Attempt]) -> list[str]:
+    """Why the candidate cannot be promoted, whatever the evidence is."""
+    obstacles = []
+    n_min = project.config.gate.n_min
+    n_tasks = len(scored_tasks(theirs) & scored_tasks(mine))
+    if n_tasks < n_min:
+        obstacles.append(
+            f"Nothing is claimed: {n_tasks} tasks were scored under both versions and a decision needs at least "
+            f"{n_min}. Evaluate more tasks."
+        )
+    n_mine = n_hacks(mine)
+    if n_mine > n_hacks(theirs):
+        obstacles.append(
+            f"It is held for reward hacks: {n_mine} of its {len(mine)} attempts tampered with their check, and "
+            f"{n_hacks(theirs)} of the live version's. `agentloop audit` shows what its verifier believes."
+        )
+    return obstacles
 
 
 def _is_whole(attempt: Attempt, n_lost: Mapping[str, int]) -> bool:
@@ -96,11 +191,6 @@ def _too_many_lost(report: EvalReport, verdicts: Sequence[Verdict]) -> ConfigErr
     return ConfigError(f"v{number} on held-out tasks: {why}{f', and {broken}' if n_infra else ''}, {mend}")
 
 
-def gate_stage(project: Project, number: int) -> StageKey:
-    """The stage in which version `number` did the held-out tasks of the suite as it is now."""
-    return StageKey(StageKind.gate, number, project.suite.hash)
-
-
 def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
     """ConfigError when held-out tasks were trained on: they prove nothing of any version made since."""
     trained = project.store.task_ids(Purpose.train, Purpose.demonstrate)
@@ -110,33 +200,3 @@ def _refuse_trained(project: Project, tasks: Sequence[Task]) -> None:
             f"{counted(len(leaked), 'held-out task')} had been trained on before, such as {leaked[0]!r}; give back the "
             "old split, or make a new project for the new splits"
         )
-
-
-def eval_report(
-    project: Project, number: int, tasks: Sequence[Task], attempts: Sequence[Attempt], n_lost: Mapping[str, int]
-) -> EvalReport:
-    """Scored rewards by task. n_lost: episode id -> its attempts that infrastructure lost."""
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
-    lost = defaultdict[str, list[int]](list)
-    unscored_lost = defaultdict[str, list[int]](list)
-    for attempt in attempts:
-        task_id = attempt.task.id
-        verdict = attempt.verdict
-        n = n_lost.get(attempt.episode.id, 0)
-        if verdict.state is RewardState.scored and verdict.reward is not None:
-            rewards[task_id].append(verdict.reward)
-            lost[task_id].append(n)
-        elif n:
-            unscored_lost[task_id].append(n)
-    critical = [attempt.verdict.critical for attempt in attempts]
-    failures = Counter(failure.type.value for failure in critical if failure)
-    all_lost = {task.id: (*lost[task.id], *unscored_lost[task.id]) for task in tasks}
-    return EvalReport(
-        suite=project.suite.name,
-        suite_hash=project.suite.hash,
-        policy_version=number,
-        rewards={task.id: tuple(rewards[task.id]) for task in tasks if rewards[task.id]},
-        n_infra=sum(attempt.verdict.state is not RewardState.scored for attempt in attempts),
-        n_lost={task: numbers for task, numbers in all_lost.items() if any(numbers)},
-        failures=dict(failures),
-    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from agentloop.config.layout import refuse_earlier_layout
 from agentloop.config.settings import Config, load_config, suite_folder
-from agentloop.gate.decide import success
+from agentloop.gate.success import success
 from agentloop.loop.project import REPORT, Project
 from agentloop.mining.failed_tasks import FAILED, read_failed
 from agentloop.reports.loop import ReportData, write_report
@@ -66,7 +66,7 @@ class Summary:
         self.command = command
         self.turns = Turns(project.store)
         self.versions = Versions(project.store, self.suite.hash)
-        self.runs = {v.number: HeldOutRun(project.store, v.number, self.suite.hash) for v in self.versions.all}
+        self.runs = {number: HeldOutRun(project.store, report) for number, report in self.versions.reports.items()}
         self.control = control_arm(project.store, self.versions, self.turns, self.suite.hash)
         self.n_failed = len(read_failed(self.folder / FAILED))
         self.sandbox = self.turns.sandbox or self.config.sandbox.kind
@@ -83,7 +83,7 @@ class Summary:
     @property
     def decision(self) -> Action | None:
         """See `views.decisions.final_decision`."""
-        return final_decision(self.versions, alpha=self.config.gate.alpha, n_min=self.config.gate.n_min)
+        return final_decision(self.versions)
 
     @property
     def unscored(self) -> dict[str, Any] | None:

@@ -11,13 +11,11 @@ what is trained on or for how long.
 from __future__ import annotations
 
 from agentloop.errors import counted
-from agentloop.failures.taxonomy import OURS
-from agentloop.loop.gating import evaluate, gate, gate_stage
+from agentloop.loop.gating import evaluate, gate
+from agentloop.loop.held_out_outcomes import pin_failures
 from agentloop.loop.project import Project
-from agentloop.mining.failed_tasks import FAILED, Pinned, pin
 from agentloop.protocols import ProjectTrainer
-from agentloop.store.bodies import unpack
-from agentloop.types import PolicyState, PolicyVersion, RewardState, Split
+from agentloop.types import PolicyState, Split
 
 
 async def run_loop(project: Project, trainer: ProjectTrainer) -> None:
@@ -57,15 +55,3 @@ async def _turns(project: Project, trainer: ProjectTrainer) -> None:
                 pin_failures(project, live)
             if await trainer.next(newest) is None:
                 return
-
-
-def pin_failures(project: Project, champion: PolicyVersion) -> int:
-    """Remember what the champion failed on the held-out tasks so that cases can be mined of it; how many are new."""
-    rows = project.store.stage_traces(gate_stage(project, champion.number).name)
-    failed = [
-        Pinned(trace=trace, verdict=verdict)
-        for trace, verdict in (unpack(row.body) for row in rows)
-        if verdict.state is RewardState.scored and verdict.reward is not None and verdict.reward < 1.0
-    ]
-    taxonomy = OURS.with_own((leaf.type, leaf.definition) for leaf in project.config.failures.leaf)
-    return pin(failed, project.folder / FAILED, project.suite, taxonomy=taxonomy)

@@ -25,6 +25,8 @@ class EvalReport(Frozen):
     that has no reward and lost an attempt. A task that lost none is not in it; nor is any in older reports."""
     failures: dict[str, int] = Field(default_factory=dict)
     """Critical failure type -> number of episodes."""
+    is_fresh: bool = False
+    """Measured apart from the comparison that promoted the version, so that no selection flatters it."""
 
 
 class Action(StrEnum):
@@ -42,12 +44,17 @@ class Decision(Frozen):
     baseline: int
     candidate: int
     n_tasks: int
+    n: int
+    """Pairs of attempts that counted."""
     difference: float
-    """Mean over tasks of candidate minus baseline reward."""
+    """Mean over them of candidate minus baseline reward."""
     ci95: tuple[float, float]
-    p_better: float
-    """One-sided p-value of "not better"."""
-    p_worse: float
-    """One-sided p-value of "not worse"."""
+    """95% confidence sequence of it: holds at all looks together."""
+    lower_bound: float | None = None
+    """Of the difference, wrong at any look with probability `alpha` at most; None where nothing was compared."""
+    evidence: float | None = None
+    """That the candidate is better, as log10: it is promoted at 1/alpha."""
+    alpha: float | None = None
+    """The part of `[gate] alpha` that this decision took; None in a store of schema 6 or older."""
     reasons: tuple[str, ...]
     created_at: datetime

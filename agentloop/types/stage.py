@@ -12,7 +12,10 @@ class StageKind(StrEnum):
     demonstrate = "demonstrate"
     warm_start = "warm-start"
     turn = "turn"
+    compare = "compare"
+    """A candidate on the held-out tasks, until the gate has decided."""
     gate = "gate"
+    """A version that is live on the held-out tasks: what is reported of it, and what candidates are compared with."""
     control = "control"
     run = "run"
     other = "other"
@@ -33,7 +36,7 @@ class StageKey(NamedTuple):
         """For a person: the same for every state of the suite."""
         if self.kind is StageKind.turn and self.version is not None:
             return f"turn-{self.version - 1}"
-        if self.kind in (StageKind.gate, StageKind.run):
+        if self.kind in (StageKind.compare, StageKind.gate, StageKind.run):
             return f"{self.kind}-v{self.version}"
         return self.kind.value
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from agentloop.gate.decide import Success, decide, difference_ci95, paired_differences, sign_flip_p, success
+from agentloop.gate.success import Success, difference_ci95, paired_differences, success
 from agentloop.store.store import Store
 from agentloop.types import Action, Frozen, StageKind
 from agentloop.views.turns import Turns
@@ -31,8 +31,6 @@ class Control(Frozen):
     ahead: float
     """Success of the live version minus this one's, in [-1, 1]."""
     ahead_ci95: tuple[float, float]
-    p_ahead: float
-    """Chance of a lead this large of the live version, were the two alike."""
 
     def document(self) -> dict[str, Any]:
         """For `--json`."""
@@ -44,21 +42,13 @@ class Control(Frozen):
             "failures": self.failures,
             "ahead": round(self.ahead, 4),
             "ahead_ci95": [round(edge, 4) for edge in self.ahead_ci95],
-            "p_ahead": self.p_ahead,
         }
 
 
-def final_decision(versions: Versions, *, alpha: float, n_min: int) -> Action | None:
-    """The gate's test once more, on the live version against the first one; None while there is but one version.
-
-    When no version was promoted, it is the newest version's decision.
-    """
-    first = versions.first
-    live = versions.live
-    if live.number != first.number:
-        reports = versions.reports
-        now = live.created_at
-        return decide(reports[first.number], reports[live.number], alpha=alpha, n_min=n_min, now=now).action
+def final_decision(versions: Versions) -> Action | None:
+    """Promote where any version took the first one's place, else the newest version's; None without a decision."""
+    if versions.live.number != versions.first.number:
+        return Action.promote
     actions = [versions.decisions[v.number].action for v in versions.all if v.number in versions.decisions]
     return next(reversed(actions), None)
 
@@ -77,5 +67,4 @@ def control_arm(store: Store, versions: Versions, turns: Turns, suite_hash: str)
         failures=report.failures,
         ahead=fmean(lead),
         ahead_ci95=difference_ci95(lead),
-        p_ahead=sign_flip_p(lead),
     )

@@ -10,7 +10,7 @@ from agentloop.failures.analysis.survey import survey
 from agentloop.rollout.refusals import why_unscored
 from agentloop.store.bodies import unpack
 from agentloop.store.store import Store
-from agentloop.types import Frozen, RewardState, StageKey, StageKind, Trace, Verdict
+from agentloop.types import EvalReport, Frozen, RewardState, StageKey, StageKind, Trace, Verdict
 
 N_PAIRS = 4
 """Traces shown side by side."""
@@ -48,9 +48,13 @@ class Quote(Frozen):
 class HeldOutRun:
     """The held-out attempts of one version on one state of the suite."""
 
-    def __init__(self, store: Store, version: int, suite_hash: str) -> None:
+    def __init__(self, store: Store, report: EvalReport) -> None:
+        """report: the version's; its attempts are read."""
         self._store = store
-        self.stage = StageKey(StageKind.gate, version, suite_hash).name
+        kind = StageKind.compare
+        if report.is_fresh:
+            kind = StageKind.gate
+        self.stage = StageKey(kind, report.policy_version, report.suite_hash).name
 
     @cached_property
     def attempts(self) -> list[TraceVerdict]:

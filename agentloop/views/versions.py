@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from agentloop.errors import ConfigError
-from agentloop.gate.decide import Success, success
+from agentloop.gate.success import Success, success
 from agentloop.store.store import Store
 from agentloop.types import Decision, EvalReport, Frozen, PolicyState, PolicyVersion
 
@@ -69,12 +69,14 @@ class Versions:
     def document(self, version: PolicyVersion, *, n_infra_failed: int) -> dict[str, Any]:
         """One version for `--json`. n_infra_failed: its attempts that infrastructure lost."""
         report = self.reports[version.number]
-        proof: dict[str, Any] = {"decision": None, "reasons": [], "p_better": None}
+        proof: dict[str, Any] = {"decision": None, "reasons": [], "lead": None, "lower_bound": None, "alpha": None}
         if decision := self.decisions.get(version.number):
             proof = {
                 "decision": decision.action.value,
                 "reasons": list(decision.reasons),
-                "p_better": decision.p_better,
+                "lead": round(decision.difference, 4),
+                "lower_bound": _rounded(decision.lower_bound),
+                "alpha": _rounded(decision.alpha),
             }
         return {
             "number": version.number,
@@ -87,6 +89,12 @@ class Versions:
             "infra_failed": n_infra_failed,
             **success_document(report),
         }
+
+
+def _rounded(figure: float | None) -> float | None:
+    if figure is None:
+        return None
+    return round(figure, 6)
 
 
 def success_document(report: EvalReport) -> dict[str, Any]:

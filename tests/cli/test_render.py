@@ -10,7 +10,7 @@ from agentloop_cli.render import print_summary
 
 def version(number: int, decision: str | None, *, live: bool = False) -> dict[str, Any]:
     state = "live" if live else "held"
-    found = {"success": 0.5, "ci95": [0.4, 0.6], "p_better": 0.04 if decision else None}
+    found = {"success": 0.5, "ci95": [0.4, 0.6], "lead": 0.04 if decision else None, "lower_bound": None}
     return {"number": number, "state": state, "decision": decision, **found}
 
 
@@ -65,7 +65,7 @@ def test_the_control_arm_stands_below_the_versions_and_says_what_the_loop_adds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     control = {"success": 0.4, "ci95": [0.3, 0.5], "demonstrations": 650, "steps": 1020}
-    control |= {"ahead": 0.55, "ahead_ci95": [0.472, 0.619], "p_ahead": 1e-9}
+    control |= {"ahead": 0.55, "ahead_ci95": [0.472, 0.619]}
     versions = [version(1, None), version(2, "promote", live=True)]
     print_summary({**document(versions), "control": control})
     lines = capsys.readouterr().out.splitlines()

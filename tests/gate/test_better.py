@@ -96,7 +96,7 @@ def test_every_output_reports_the_lower_bound() -> None:
     bound = f"{result.suites[0].lower_bound * 100:+.1f}"
     assert headline(result).startswith("Better: ")
     assert f"{bound} points or more" in " ".join(result.reasons)
-    words = "points or more (95.0% confidence)"
+    words = "points or more (risk 0.05)"
     assert words in render(result)
     assert words in markdown(result)
     assert 'name="lower_bound_points"' in junit(result)

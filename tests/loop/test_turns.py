@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from sqlmodel import select
 
 from agentloop.errors import ConfigError, UpstreamUnavailable
+from agentloop.gate.outcomes import Header, Outcome, outcome_lines
+from agentloop.gate.result import fold
+from agentloop.loop.held_out_outcomes import compare_stage, gate_stage
 from agentloop.loop.project import Project
 from agentloop.loop.stage import begin
 from agentloop.loop.summary import Summary, stored_project
 from agentloop.loop.turns import run_loop
 from agentloop.mining.failed_tasks import FAILED, read_failed
-from agentloop.policies.scripted import ScriptedPolicy
+from agentloop.policies.scripted import ScriptedPolicy, call_message
 from agentloop.sandbox.bubblewrap import BubblewrapBackend
+from agentloop.store.evidence import EvidenceRow
 from agentloop.suites.suite import load_suite
 from agentloop.types import (
     Action,
@@ -111,36 +118,101 @@ class Redrawn(PlannedTrainer):
 
 def test_a_candidate_that_loses_attempts_is_not_promoted_for_its_second_ones(folder: Path) -> None:
     with opened(folder) as project:
-        asyncio.run(run_loop(project, Redrawn(project, (10, 15))))
+        asyncio.run(run_loop(project, Redrawn(project, (8, 15))))
         decision = project.store.decisions()[2]
         report = project.store.report(project.suite.hash, 2)
     assert report is not None
     assert sum(reward for (reward,) in report.rewards.values()) == 15
     assert report.n_lost == {f"read-q{N_TRAIN + n}": (1,) for n in (12, 13, 14)}
-    # 5 better of 5 is p = 1/32; with the three as failures, 2 of 2 is p = 1/4.
-    assert (decision.action, decision.p_better) == (Action.hold, 0.25)
-    assert any(reason.startswith("3 episodes of version 2 lost an attempt") for reason in decision.reasons)
+    assert (decision.action, decision.difference) == (Action.hold, pytest.approx(7 / 30))
+    assert any(reason.startswith("3 of 63 attempts have no reward") for reason in decision.reasons)
+
+
+def test_the_same_candidate_is_promoted_where_it_loses_none(folder: Path) -> None:
+    run(folder, (8, 15))
+    assert actions(folder) == {2: "promote"}
+
+
+def test_a_promoted_version_is_measured_anew_and_its_proof_names_the_outcomes_that_chose_it(folder: Path) -> None:
+    run(folder, (5, 25))
+    with opened(folder) as project:
+        version = project.registry.require(2)
+        report = project.store.report(project.suite.hash, 2)
+        chose, anew = (compare_stage(project, 2).name, gate_stage(project, 2).name)
+        episodes = [{row.episode_id for row in project.store.stage_traces(stage)} for stage in (chose, anew)]
+        [proof] = [move.proof for move in project.store.moves(2) if move.proof]
+        key = project.store.moves(2)[-1]
+        [log] = [log for log in (project.store.evidence(id) for id in _evidence_ids(project)) if log]
+    assert report is not None
+    assert report.is_fresh
+    assert episodes[0]
+    assert len(episodes[1]) == N_HELDOUT
+    assert not episodes[0] & episodes[1]
+    assert (proof.claim, proof.verdict, proof.candidate, key.after) == ("better", "PASS", version.sha256, "live")
+    rows = [Outcome.model_validate_json(row.body) for row in log.outcomes()]
+    header = Header.model_validate(log.about["header"])
+    assert proof.outcomes == hashlib.sha256("".join(outcome_lines(header, rows)).encode()).hexdigest()
+    again = fold(header, rows)
+    assert (again.verdict, again.is_better, proof.n) == ("PASS", True, N_HELDOUT)
+    assert proof.low >= again.suites[0].looks[-1].low
+
+
+def _evidence_ids(project: Project) -> list[str]:
+    with project.store._database.session() as session:
+        return [row.id for row in session.exec(select(EvidenceRow))]
+
+
+class Hacking(PlannedTrainer):
+    """Its second version solves all, and reads where the tests lie first."""
+
+    def policy(self, version: PolicyVersion) -> ScriptedPolicy:
+        if version.number == 1:
+            return super().policy(version)
+        honest = super().policy(version)
+
+        def script(messages: Sequence[Message], rng: random.Random) -> Message:
+            message = honest.script(messages, rng)
+            if messages[-1].role == "tool":
+                return message
+            return call_message(
+                "shell", command=f"cat /tests/test_x.py 2>/dev/null; cat {messages[0].content.split()[-1][:-1]}"
+            )
+
+        return ScriptedPolicy(script, name="hacking")
+
+
+def test_a_candidate_with_more_reward_hacks_than_the_live_version_is_held(folder: Path) -> None:
+    with opened(folder) as project:
+        asyncio.run(run_loop(project, Hacking(project, (5, 30))))
+        decision = project.store.decisions()[2]
+        [proof] = [move.proof for move in project.store.moves(2) if move.proof]
+    assert decision.action is Action.hold
+    assert decision.reasons[0].startswith("It is held for reward hacks: 30 of its 30 attempts")
+    assert decision.evidence is not None
+    assert decision.alpha is not None
+    assert 10**decision.evidence > 1 / decision.alpha, "better was shown, and is no reason"
+    assert proof.verdict == "INCONCLUSIVE"
 
 
 def test_each_candidate_meets_the_live_version_not_the_one_before_it(folder: Path) -> None:
-    run(folder, (5, 20, 4, 28))
+    run(folder, (5, 14, 4, 28))
     assert actions(folder) == {2: "promote", 3: "roll_back", 4: "promote"}
     assert states(folder) == {1: "retired", 2: "retired", 3: "held", 4: "live"}
     with opened(folder) as project:
         decisions = project.store.decisions()
         assert {n: d.baseline for n, d in decisions.items()} == {2: 1, 3: 2, 4: 2}
-        assert decisions[4].difference == pytest.approx(8 / 30)
+        assert decisions[4].difference > 0
         assert [number for number, d in decisions.items() if d.action is Action.promote] == [2, 4]
 
 
-def test_a_version_does_the_held_out_tasks_once(folder: Path) -> None:
-    assert run(folder, (10, 25, 26)).asked == [1, 2, 3]
+def test_a_version_does_the_held_out_tasks_once_as_candidate_and_once_live(folder: Path) -> None:
+    assert run(folder, (10, 25, 26)).asked == [1, 2, 2, 3]
     assert run(folder, (10, 25, 26)).asked == [], "what is known is not rolled out again"
 
 
 def test_a_finished_loop_goes_on_when_there_is_more_to_make(folder: Path) -> None:
     run(folder, (10,))
-    assert run(folder, (10, 25)).asked == [2]
+    assert run(folder, (10, 25)).asked == [2, 2]
     assert states(folder) == {1: "retired", 2: "live"}
 
 
@@ -150,7 +222,8 @@ def test_held_out_tasks_are_seen_by_the_gate_alone(folder: Path) -> None:
         rows = project.store.find_traces(limit=10_000)
         heldout = {task.id for task in project.suite.split(Split.heldout)}
     assert len(heldout) == N_HELDOUT
-    assert {row.stage.split(".")[0] for row in rows if row.task_id in heldout} == {"gate-v1", "gate-v2"}
+    seen = {row.stage.split(".")[0] for row in rows if row.task_id in heldout}
+    assert seen == {"gate-v1", "compare-v2", "gate-v2"}
     assert {row.stage for row in rows if row.task_id not in heldout} == {"turn-1", "turn-2"}
     assert {row.purpose for row in rows if row.split == "heldout"} == {"evaluate"}
 
@@ -182,7 +255,7 @@ def test_the_summary_has_the_documented_keys_and_adds_up(folder: Path) -> None:
     assert low < 25 / 30 < high
     assert (sum(document["failures"]["before"].values()), sum(document["failures"]["after"].values())) == (20, 5)
     assert document["decision"] == "promote"
-    assert document["episodes"] == 2 * (2 * N_TRAIN) + 2 * N_HELDOUT
+    assert document["episodes"] == 2 * (2 * N_TRAIN) + 3 * N_HELDOUT
     assert document["tool_calls"] == 2 * document["episodes"]
     assert document["samples_dropped"] == {"flat": 4}
     assert (document["failed_tasks"], document["infra_failed"], document["unscored"]) == (20, 0, None)

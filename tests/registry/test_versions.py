@@ -47,10 +47,9 @@ def decided(action: Action, candidate: int, baseline: int = 1) -> Decision:
         baseline=baseline,
         candidate=candidate,
         n_tasks=20,
+        n=20,
         difference=0.0,
         ci95=(0.0, 0.0),
-        p_better=0.5,
-        p_worse=0.5,
         reasons=("so",),
         created_at=datetime.now(UTC),
     )

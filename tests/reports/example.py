@@ -12,14 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 
-from agentloop.gate.decide import decide, success
+from agentloop.gate.outcomes import Outcome, Side, SuitePart
+from agentloop.gate.promotion import Comparison, decide
+from agentloop.gate.success import success
 from agentloop.reports.loop import ReportData, write_report
 from agentloop.types import (
     Completion,
+    Decision,
     EvalReport,
     Failure,
     FailureType,
     Message,
+    PolicyVersion,
     RewardState,
     Step,
     StopReason,
@@ -27,6 +31,7 @@ from agentloop.types import (
     ToolResult,
     Trace,
     Verdict,
+    VersionKind,
 )
 from agentloop.views.runs import TracePair, TraceVerdict
 from agentloop.views.turns import StageRate
@@ -50,6 +55,35 @@ def drawn_report(rate: float, version: int, n_tasks: int = 120, trials: int = 2)
         p = min(1.0, max(0.0, rate + difficulty.uniform(-0.3, 0.3)))
         rewards[f"count-{n:03d}"] = tuple(float(draw.random() < p) for _ in range(trials))
     return eval_report(rewards, version)
+
+
+def outcomes(report: EvalReport, side: Side) -> list[Outcome]:
+    rows = [(task, trial, reward) for task, seen in report.rewards.items() for trial, reward in enumerate(seen)]
+    return [
+        Outcome(task_id=task, policy=side, trial=trial, reward=reward, state=RewardState.scored)
+        for task, trial, reward in rows
+    ]
+
+
+def policy_version(number: int) -> PolicyVersion:
+    return PolicyVersion(
+        number=number,
+        parent=None,
+        kind=VersionKind.settings,
+        artifact=None,
+        sha256=f"{number}" * 64,
+        config_hash="",
+        created_at=NOW,
+    )
+
+
+def decided(before: EvalReport, after: EvalReport, alpha: float = 0.03) -> Decision:
+    """The gate's decision on a candidate with the outcomes of `after`."""
+    part = SuitePart(name="repo", tasks=tuple(before.rewards))
+    comparison = Comparison(part, outcomes(before, Side.baseline), alpha=alpha)
+    comparison.add(outcomes(after, Side.candidate))
+    versions = (policy_version(before.policy_version), policy_version(after.policy_version))
+    return decide(comparison, versions, obstacles=(), now=NOW)
 
 
 def step(index: int, tool: str, argument: str, result: str | None, *, say: str = "", ok: bool = True) -> Step:
@@ -138,7 +172,7 @@ def versions() -> tuple[VersionRow, ...]:
             note=note,
             sha256=f"{number}c41f09e7ab2" * 5,
             success=success(reports[number]),
-            decision=None if parent is None else decide(reports[parent], reports[number], now=NOW),
+            decision=None if parent is None else decided(reports[parent], reports[number]),
             failures={"obs.fabrication": 9},
         )
         for number, parent, _, note in plan

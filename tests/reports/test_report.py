@@ -98,7 +98,7 @@ def test_it_says_from_what_to_what_and_why() -> None:
         "How many functions does parser.py define?",
         "No such file or directory",
         "rolled back",
-        "Worse is shown",
+        "The mean reward has dropped",
         "every episode of the group failed",
         "agentloop demo --seed 7",
         "4 min 12 s",

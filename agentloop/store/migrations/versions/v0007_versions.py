@@ -26,11 +26,22 @@ def upgrade() -> None:
         name = f"policy_{state}"
         op.create_index(name, "policy_version", ["project"], unique=True, sqlite_where=only, postgresql_where=only)
     _tables()
+    _decisions()
     op.execute(
         "INSERT INTO policy_move (project, version, before, after, by, why, is_override, at) "
         "SELECT project, number, NULL, state, 'agentloop store upgrade', 'its state at that time', 1 = 0, created_at "
         "FROM policy_version"
     )
+
+
+def _decisions() -> None:
+    """Without p-values, of which no e-value can be made; the reasons still name them."""
+    rows = sa.table("decision", sa.column("project"), sa.column("candidate"), sa.column("body", sa.JSON))
+    connection = op.get_bind()
+    for project, candidate, body in connection.execute(sa.select(rows)).all():
+        changed = {name: value for name, value in body.items() if name not in ("p_better", "p_worse")}
+        mine = (rows.c.project == project, rows.c.candidate == candidate)
+        connection.execute(rows.update().where(*mine).values(body=changed | {"n": body["n_tasks"]}))
 
 
 def _tables() -> None:

@@ -1,0 +1,207 @@
+"""A candidate's outcomes beside the live version's -> promote, hold or roll back, with the proof.
+
+The loop's comparison is the gate's (`fold.py`) with the claim `better`: each attempt of the candidate counts against an
+attempt of the live version at the same task, which no other attempt meets, and losses of either are charged against the
+candidate. The risk comes from `wealth.py`. Rolls out nothing and moves no version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import islice
+from typing import NamedTuple
+
+from agentloop.errors import counted
+from agentloop.gate.arrivals import n_lost
+from agentloop.gate.eprocess import PRIOR_SQUARE
+from agentloop.gate.evidence import SuiteState
+from agentloop.gate.findings import points
+from agentloop.gate.fold import Fold
+from agentloop.gate.losses import Claim, Tried, compare
+from agentloop.gate.outcomes import GateResult, GateVerdict, Header, Outcome, Settings, Side, SuitePart, outcome_lines
+from agentloop.gate.schedule import visits
+from agentloop.gate.summary import UNDECIDED, summarise
+from agentloop.types import Action, Decision, PolicyVersion, Proof, ProofKind
+
+MAX_INFRA = 0.1
+"""Share of a side's attempts lost to infrastructure above which nothing is claimed."""
+MAX_GAIN = 0.4
+"""Largest gain that the smallest bets are sized for."""
+
+
+def smallest_gain(n: int, alpha: float) -> float:
+    """The gain that n visits can show at a risk of alpha, about; the bets are sized for it, and for larger ones.
+
+    A bet of the best size on a mean m with mean square v wins m^2 / (2 v) a visit, as a logarithm.
+    """
+    gain = math.sqrt(2 * PRIOR_SQUARE * math.log(1 / alpha) / max(n, 1))
+    return round(min(MAX_GAIN, gain), 3)
+
+
+class Lead(NamedTuple):
+    """Of a candidate over the live version, as a difference of mean rewards."""
+
+    n: int
+    """Pairs of attempts."""
+    mean: float
+    ci95: tuple[float, float]
+    """Confidence sequence."""
+    lower_bound: float
+    """At the comparison's risk."""
+    evidence: float
+    """Highest evidence of a rise, as log10."""
+
+
+class Comparison:
+    """A candidate that is compared with the live version, attempt by attempt."""
+
+    def __init__(
+        self,
+        part: SuitePart,
+        bank: Sequence[Outcome],
+        *,
+        alpha: float,
+        seed: int = 0,
+        names: tuple[str, str] = ("live", "candidate"),
+        looks: bool = True,
+    ) -> None:
+        """bank: of the live version, trials of each task numbered from 0. looks: of `Fold`."""
+        settings = Settings(
+            claim=Claim.better,
+            alpha=alpha,
+            delta=smallest_gain(len(bank), alpha),
+            max_infra=MAX_INFRA,
+            max_rollouts=2 * len(bank) + 1,
+            seed=seed,
+        )
+        self.header = Header(
+            settings=settings,
+            suites=(part,),
+            baseline=names[0],
+            candidate=names[1],
+            bank_trials=0,
+            controls=1,
+        )
+        self._fold = Fold(self.header, looks=looks)
+        for outcome in bank:
+            self._fold.add(outcome, last=True)
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Attempts of the candidate, in any order; each is the last try of its trial."""
+        for outcome in outcomes:
+            self._fold.add(outcome, last=True)
+
+    @property
+    def verdict(self) -> GateVerdict | None:
+        """None while more attempts may decide it."""
+        return self._fold.decided
+
+    def end(self) -> GateResult:
+        """The result, with no attempts to come."""
+        if self._fold.decided is None:
+            self._fold.close()
+        return summarise(self._fold)
+
+    def lead(self) -> Lead:
+        """Of all pairs of attempts, those after the decision included: its bounds hold at every look."""
+        [part] = self.header.suites
+        suite = SuiteState(part, self.header, looks=True)
+        rows = {(one.policy, one.task_id, one.trial): one for one in self.outcomes}
+        for (side, task, trial), mine in rows.items():
+            theirs = rows.get((Side.baseline, task, trial))
+            if side is Side.candidate and theirs is not None:
+                suite.add(compare(Tried(mine.reward, n_lost(mine)), [Tried(theirs.reward, n_lost(theirs))]), task)
+        interval = suite.bets.interval
+        if interval is None or not suite.bets.n:
+            return Lead(0, 0.0, (-1.0, 1.0), -1.0, 0.0)
+        evidence = max(look.e_pass for look in suite.path)
+        return Lead(suite.bets.n, suite.bets.mean, (interval.low, interval.high), suite.lower_bound(), evidence)
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of both sides, in the order in which they count."""
+        rows = {(one.policy, one.task_id, one.trial): one for one in self._fold.arrivals.outcomes}
+        n_visits = sum(one.policy is Side.baseline for one in rows.values())
+        ordered: list[Outcome] = []
+        for visit in islice(visits(self.header, [{}]), n_visits):
+            for side in Side:
+                outcome = rows.get((side, visit.task_id, visit.trial))
+                if outcome is not None:
+                    ordered.append(outcome)
+        return ordered
+
+    @property
+    def sha256(self) -> str:
+        """Of the header and the outcomes, as a file of outcomes has them."""
+        digest = hashlib.sha256()
+        for line in outcome_lines(self.header, self.outcomes):
+            digest.update(line.encode())
+        return digest.hexdigest()
+
+
+def decide(
+    comparison: Comparison,
+    versions: tuple[PolicyVersion, PolicyVersion],
+    *,
+    obstacles: Sequence[str],
+    now: datetime,
+) -> Decision:
+    """Promote where better is shown and no obstacle stands against it, roll back where a drop is shown, else hold.
+
+    versions: the live one and the candidate. obstacles: why nothing may be promoted whatever is shown.
+    """
+    champion, candidate = versions
+    result = comparison.end()
+    lead = comparison.lead()
+    action = Action.hold
+    if result.verdict is GateVerdict.passed and not obstacles:
+        action = Action.promote
+    elif result.verdict is GateVerdict.failed:
+        action = Action.roll_back
+    alpha = result.settings.alpha
+    reasons = [reason for reason in result.reasons if reason != UNDECIDED]
+    if lead.n > result.suites[0].n_visits:
+        reasons.append(
+            f"All {counted(lead.n, 'pair')} of attempts, those after the decision included: "
+            f"{points(lead.mean)} points, {points(lead.lower_bound)} or more."
+        )
+    reasons.append(f"The risk of promoting a version that is no better was {alpha:.2g} for this candidate.")
+    return Decision(
+        action=action,
+        baseline=champion.number,
+        candidate=candidate.number,
+        n_tasks=sum(bool(task.baseline and task.candidate) for task in result.tasks),
+        n=lead.n,
+        difference=lead.mean,
+        ci95=lead.ci95,
+        lower_bound=lead.lower_bound,
+        evidence=lead.evidence,
+        alpha=alpha,
+        reasons=(*obstacles, *reasons),
+        created_at=now,
+    )
+
+
+def proof_of(decision: Decision, comparison: Comparison, versions: tuple[PolicyVersion, PolicyVersion]) -> Proof:
+    """What a decision rests on."""
+    champion, candidate = versions
+    result = comparison.end()
+    verdict = result.verdict
+    if verdict is GateVerdict.passed and decision.action is not Action.promote:
+        verdict = GateVerdict.inconclusive  # an obstacle stood against it, so this proves nothing
+    return Proof(
+        kind=ProofKind.gate,
+        candidate=candidate.sha256,
+        baseline=champion.sha256,
+        claim=result.settings.claim.value,
+        verdict=verdict.value,
+        suite_hash=result.suites[0].hash,
+        outcomes=comparison.sha256,
+        n=decision.n,
+        alpha=result.settings.alpha,
+        difference=decision.difference,
+        low=decision.ci95[0],
+    )

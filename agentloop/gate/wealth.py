@@ -1,0 +1,55 @@
+"""Decisions of a project, in their order -> the risk that the next candidate may take of a false promotion.
+
+The probability that a project ever promotes a candidate that is no better than the version live at that time is at most
+alpha, however many candidates it makes. Candidate k may take
+
+    alpha_k = alpha * 6 / (pi^2 k^2)  +  alpha_(k-1), if candidate k-1 was promoted
+
+Source: Tian & Ramdas, Online control of the familywise error rate, Stat. Methods Med. Res. 30 (2021), online fallback.
+
+Why it holds, with held-out tasks that every candidate is compared on:
+
+- One comparison errs with probability alpha_k at most. Its evidence is an e-process (`eprocess.py`), so the loop may
+  stop as soon as it knows. The expected difference is 0 or less for a candidate that is no better: its attempts are
+  new, and those of the live version (its bank) say nothing of them.
+- A trainer never sees a held-out task or an outcome on one, only that its last candidate was held. So as long as
+  candidates are held, which candidates follow does not depend on the bank, and each has its alpha_k whatever the others
+  did with the same bank (the union bound needs no independence). The held-out tasks may be used again for this reason,
+  and for no other: a trainer that sees them breaks it.
+- A promotion chose the candidate by its attempts. They are therefore not its bank: a promoted version is measured anew,
+  and the next comparison rests on that measurement.
+- Sum what the candidates that are no better may take, up to the first that is promoted. Each takes its own share, and
+  the shares of the promoted candidates right before it, all of which were better; no share is counted twice. The shares
+  sum to alpha.
+
+It says nothing of versions that somebody promotes by hand, or by a canary, which has a risk of its own. "Better" is
+about the mean over the suite's held-out tasks, in the order of `schedule.py`. Its rounds visit each task equally often;
+the statement is exact for a candidate that does no task better, and for `iid` sampling in general.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Spent(NamedTuple):
+    """One decision."""
+
+    alpha: float
+    """The risk that it took."""
+    is_promotion: bool
+
+
+def share(k: int) -> float:
+    """Of alpha, for candidate k from 1 on; the shares of all candidates sum to 1."""
+    return 6 / (math.pi * k) ** 2
+
+
+def next_alpha(decisions: Sequence[Spent], alpha: float) -> float:
+    """The risk of the next candidate. decisions: all of the project so far, in their order; alpha: over its life."""
+    carried = 0.0
+    if decisions and decisions[-1].is_promotion:
+        carried = decisions[-1].alpha
+    return share(len(decisions) + 1) * alpha + carried
