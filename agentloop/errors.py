@@ -5,6 +5,7 @@ AgentLoopError
 │   ├── PluginError                     a part that was named but cannot be loaded
 │   └── FormatError                     a file or record that is not what its format says
 ├── StateError (ValueError)             a move that the state table does not allow       exit 1
+│   └── NoSuchVersion (LookupError)     a policy version that the project does not have
 ├── StoreError (OSError)                the store cannot be opened or written            exit 4
 │   ├── AttemptConflict                 another attempt has the same id
 │   └── NoSuchTrace (LookupError)       a trace that the store does not have              exit 5
@@ -60,6 +61,10 @@ class StateError(AgentLoopError, ValueError):
     """An illegal move in a state table; the message names both states."""
 
     exit_code = 1
+
+
+class NoSuchVersion(StateError, LookupError):
+    """A policy version was named that the project does not have."""
 
 
 class StoreError(AgentLoopError, OSError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from fastapi import FastAPI, Request
@@ -31,7 +32,7 @@ from agentloop.api.local import LocalToken, token_file
 from agentloop.api.metrics import Counted, Metrics
 from agentloop.api.query import router
 from agentloop.api.refusals import JSON, content_type, refusal
-from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, StateError, StoreError
+from agentloop.errors import AgentLoopError, ConfigError, NoSuchTrace, NoSuchVersion, StateError, StoreError
 from agentloop.gateway.app import Gateway
 from agentloop.gateway.calls import Calls
 from agentloop.gateway.prices import Price, unknown
@@ -53,10 +54,12 @@ def make_app(
     *,
     only_models: bool = False,
     trust: Collection[str] = (),
+    folder: Path | None = None,
 ) -> ASGIApp:
     """The service over `store`, which the caller closes. routes: of the gateway; None for no gateway.
 
-    only_models: the gateway alone, without the routes for spans and traces. trust: `[feedback] trust`.
+    only_models: the gateway alone, without the routes for spans and traces. trust: `[feedback] trust`. folder: of the
+    project whose versions the store's project has; None where no files of versions are at hand.
     """
     commits = SpanCommits(partial(store.put_spans, trust=trust))
     metrics = Metrics(lambda: commits.n_commits, lambda: commits.n_waiting_bytes, store.size)
@@ -75,7 +78,7 @@ def make_app(
     if not only_models:
         app.router.routes.append(Route("/v1/traces", ingest.traces, methods=["POST"]))
         app.router.routes.append(Route("/v1/logs", ingest.logs, methods=["POST"]))
-        app.include_router(router(store, trust))
+        app.include_router(router(store, trust, folder))
     app.include_router(health(readiness, metrics))
     app.add_exception_handler(AgentLoopError, _engine_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
@@ -92,7 +95,7 @@ def _engine_error(request: Request, error: Exception) -> Response:
     """The engine's error as one line; the status says whether the client, an operator or a retry can solve it."""
     if isinstance(error, StoreError) and not isinstance(error, NoSuchTrace):
         return refusal(request.scope, 503, str(error), retry_s=RETRY_S)
-    codes = {NoSuchTrace: 404, ConfigError: 400, StateError: 409}
+    codes = {NoSuchTrace: 404, NoSuchVersion: 404, ConfigError: 400, StateError: 409}
     code = next((code for kind, code in codes.items() if isinstance(error, kind)), 500)
     return refusal(request.scope, code, str(error))
 

@@ -8,7 +8,8 @@ Until the first key exists, the server answers only programs of its own user on 
 requests to `localhost` or its loopback address, so that a web page in the user's browser cannot reach
 it under another host name. These requests may send spans, call models and read. A judgement (reward,
 score, label, verdict) needs a key with the scope `judge` or the token of `local.py`, so that an agent
-that can write its own trace cannot set its reward.
+that can write its own trace cannot set its reward. A move of a policy version needs the scope `admin`
+or that token, so that no agent promotes itself.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ SCOPES = {
     GIVE: "send feedback, which `ingest`, `call` and `judge` include; only with `judge` does a score become a reward",
     ADMIN: "everything, and `/metrics`, which counts all projects",
 }
+READING = ("GET", "HEAD")
+"""Methods that change nothing."""
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN = {"/healthz", "/readyz", "/docs", "/openapi.json"}
 """Paths without a key: health checks, and the documentation of the API. They show no data."""
@@ -159,9 +162,12 @@ class Guard:
             return refusal(scope, 401, why)
         if refused := self._check_origin(scope, headers):
             return refused
-        if needed == JUDGE:
+        if needed == JUDGE or _moves_versions(scope):
             instead = f", or the token in {self._token.path}" if self._token else ""
-            why = f"a judgement needs a key with the scope 'judge' (`agentloop keys add`){instead}"
+            change = "a move of a policy version"
+            if needed == JUDGE:
+                change = "a judgement"
+            why = f"{change} needs a key with the scope {needed!r} (`agentloop keys add`){instead}"
             return refusal(scope, 403, why)
         scope.setdefault("state", {}).update(project=self._project, may_judge=False)
         return None
@@ -210,9 +216,13 @@ def needed_scope(method: str, path: str) -> str:
         return JUDGE
     if method == "POST" and path == FEEDBACK:
         return GIVE
-    if method in ("GET", "HEAD") and path.startswith("/api/v1/"):
+    if method in READING and path.startswith("/api/v1/"):
         return READ
     return ADMIN
+
+
+def _moves_versions(scope: Scope) -> bool:
+    return scope["method"] not in READING and scope["path"].startswith("/api/v1/policies")
 
 
 def _words(headers: Headers) -> str | None:

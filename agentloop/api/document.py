@@ -14,12 +14,13 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"description": "A filter, a cursor or a body that cannot be read."},
     401: {"description": "No key, or none that this server knows."},
     403: {
-        "description": "A key without the scope that this needs. Where no key was ever made: a judgement without the "
-        "local token, or a request that does not come from this machine and the service's own user."
+        "description": "A key without the scope that this needs. Where no key was ever made: a judgement or a "
+        "move of a policy version without the local token, or a request that does not come from this machine and the "
+        "service's own user."
     },
-    404: {"description": "No such trace in the project of the key."},
+    404: {"description": "No such trace or policy version in the project of the key."},
     408: {"description": "A body that took too long."},
-    409: {"description": "A move that the state of the trace does not allow."},
+    409: {"description": "A move that the state of the trace or of the policy version does not allow."},
     413: {"description": "A body that is too large."},
     422: {"description": "A parameter or a field that is not what it should be."},
     503: {"description": "The store cannot be reached or written; `Retry-After` says when to try again."},

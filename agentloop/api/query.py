@@ -1,4 +1,4 @@
-"""`/api/v1`: stored traces by filter and by id, their spans by page, and scores and labels that come later.
+"""`/api/v1`: stored traces by filter and by id, their spans by page, scores and labels that come later, versions.
 
 Every answer is about the project of the key that asked. Cursors are the `next` of an earlier answer.
 """
@@ -6,20 +6,26 @@ Every answer is about the project of the key that asked. Cursors are the `next` 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 from fastapi import APIRouter
 
 from agentloop.api.failures import failure_routes
+from agentloop.api.policies import policy_routes
 from agentloop.api.sent_feedback import sent_feedback
 from agentloop.api.traces import trace_routes
 from agentloop.api.verdicts import feedback_routes, verdict_routes
 from agentloop.store.store import Store
 
 
-def router(store: Store, trust: Collection[str] = ()) -> APIRouter:
-    """The routes over `store`. trust: sources whose feedback counts though it is the agent's own."""
+def router(store: Store, trust: Collection[str] = (), folder: Path | None = None) -> APIRouter:
+    """The routes over `store`. trust: sources whose feedback counts though it is the agent's own.
+
+    folder: see `make_app`.
+    """
     routes = APIRouter(prefix="/api/v1")
     for part in (trace_routes, feedback_routes, verdict_routes, failure_routes):
         routes.include_router(part(store))
     routes.include_router(sent_feedback(store, trust))
+    routes.include_router(policy_routes(store, folder))
     return routes

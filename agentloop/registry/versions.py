@@ -17,8 +17,8 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from agentloop.errors import ConfigError, StateError
-from agentloop.store.store import Store
+from agentloop.errors import ConfigError, NoSuchVersion, StateError
+from agentloop.store.versions import Versions
 from agentloop.types import (
     Action,
     Decision,
@@ -73,7 +73,8 @@ def move_of(
 class Registry:
     """The versions of one project."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Versions) -> None:
+        """store: a whole one, or its versions of one project (`Store.versions_in`)."""
         self._store = store
 
     def all(self) -> list[PolicyVersion]:
@@ -85,11 +86,13 @@ class Registry:
         return next((v for v in self.all() if v.number == number), None)
 
     def require(self, number: int) -> PolicyVersion:
-        """By number. Raises StateError where it does not exist."""
+        """By number. Raises NoSuchVersion."""
         version = self.get(number)
         if version is None:
             numbers = ", ".join(f"v{v.number}" for v in self.all()) or "none"
-            raise StateError(f"no policy version v{number} (available: {numbers}); `agentloop policies ls` lists them")
+            raise NoSuchVersion(
+                f"no policy version v{number} (available: {numbers}); `agentloop policies ls` lists them"
+            )
         return version
 
     def live(self) -> PolicyVersion | None:
@@ -101,11 +104,11 @@ class Registry:
         return next((v for v in self.all() if v.state is PolicyState.canary), None)
 
     def named(self, ref: str) -> PolicyVersion:
-        """`v3`, `3`, `live` or `canary`. Raises StateError where it does not exist, ConfigError for any other name."""
+        """`v3`, `3`, `live` or `canary`. Raises NoSuchVersion, and ConfigError for any other name."""
         if ref in (PolicyState.live, PolicyState.canary):
             version = next((v for v in self.all() if v.state == ref), None)
             if version is None:
-                raise StateError(f"no version is {ref}; `agentloop policies ls` shows the present states")
+                raise NoSuchVersion(f"no version is {ref}; `agentloop policies ls` shows the present states")
             return version
         number = REF.fullmatch(ref)
         if number is None:

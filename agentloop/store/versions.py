@@ -17,10 +17,17 @@ from agentloop.types import Decision, Move, PolicyVersion, Proof
 
 
 class Versions:
-    """The part of the store that the registry writes; all of it belongs to the store's `project`."""
+    """The part of the store that the registry writes; all of it belongs to `project`."""
 
     project: str
     _database: Database
+
+    def versions_in(self, project: str) -> Versions:
+        """The same of another project (tenant) in this store."""
+        other = Versions()
+        other.project = project
+        other._database = self._database
+        return other
 
     def add_version(self, version: PolicyVersion, move: Move, *, within: Connection | None = None) -> None:
         """A new version, and the move that registers it. Raises StateError where the number is taken."""

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
 
 from agentloop.errors import counted
 from agentloop.registry.versions import Registry
-from agentloop.store.store import Store
 from agentloop.types import Move, PolicyState, PolicyVersion, Proof
 
 
-class VersionLine(NamedTuple):
-    """One version and how it stands."""
+class VersionLine(PolicyVersion):
+    """One version and how it stands; `--json` and the API have these fields."""
 
-    version: PolicyVersion
-    share: float | None
+    share: float | None = None
     """Of new episodes that ask for the live version; None for a version that gets none."""
-    proof: Proof | None
+    proof: Proof | None = None
     """The newest one about it."""
-    is_override: bool
+    is_override: bool = False
     """It went live without a proof."""
     since: datetime
     """When it came to its present state or share."""
@@ -28,13 +25,12 @@ class VersionLine(NamedTuple):
     @property
     def made_of(self) -> str:
         """In a few words; a version without a lineage has its note."""
-        lineage = self.version.lineage
-        if lineage is None:
-            return self.version.note
-        words = [] if self.version.parent is None else [f"v{self.version.parent}"]
-        if lineage.n_traces:
-            words.append(counted(lineage.n_traces, "trace"))
-        return ", ".join([*words, lineage.trainer])
+        if self.lineage is None:
+            return self.note
+        words = [] if self.parent is None else [f"v{self.parent}"]
+        if self.lineage.n_traces:
+            words.append(counted(self.lineage.n_traces, "trace"))
+        return ", ".join([*words, self.lineage.trainer])
 
     @property
     def proof_words(self) -> str:
@@ -43,16 +39,6 @@ class VersionLine(NamedTuple):
             return short_proof(self.proof)
         return "override" if self.is_override else ""
 
-    def document(self) -> dict[str, Any]:
-        """For `--json`: the version's own fields beside these."""
-        return {
-            **self.version.model_dump(mode="json"),
-            "share": self.share,
-            "proof": None if self.proof is None else self.proof.model_dump(mode="json"),
-            "is_override": self.is_override,
-            "since": self.since.isoformat(),
-        }
-
 
 def short_proof(proof: Proof) -> str:
     """`gate PASS: +0.200, not worse, n = 60`."""
@@ -60,19 +46,18 @@ def short_proof(proof: Proof) -> str:
     return f"{proof.kind} {proof.verdict}: {proof.difference:+.3f}, {claim}, n = {proof.n}"
 
 
-def version_lines(store: Store) -> list[VersionLine]:
+def version_lines(registry: Registry) -> list[VersionLine]:
     """Every version, the oldest first."""
-    registry = Registry(store)
     moves = registry.moves()
     versions = registry.all()
     canary_share = next((_share(moves, v) for v in versions if v.state is PolicyState.canary), 0.0)
     return [_line(registry, version, moves, canary_share) for version in versions]
 
 
-def version_line(store: Store, ref: str) -> VersionLine:
+def version_line(registry: Registry, ref: str) -> VersionLine:
     """Of the version that `ref` names: `v3`, `3`, `live` or `canary`. Raises StateError where it does not exist."""
-    number = Registry(store).named(ref).number
-    return next(line for line in version_lines(store) if line.version.number == number)
+    number = registry.named(ref).number
+    return next(line for line in version_lines(registry) if line.number == number)
 
 
 def _line(registry: Registry, version: PolicyVersion, moves: Sequence[Move], canary_share: float) -> VersionLine:
@@ -86,7 +71,13 @@ def _line(registry: Registry, version: PolicyVersion, moves: Sequence[Move], can
     since = own[-1].at if own else version.created_at
     promotions = [move for move in own if move.after is PolicyState.live and move.before is not None]
     is_override = bool(promotions) and promotions[-1].is_override
-    return VersionLine(version, share, proofs[-1] if proofs else None, is_override, since)
+    return VersionLine(
+        **version.model_dump(),
+        share=share,
+        proof=proofs[-1] if proofs else None,
+        is_override=is_override,
+        since=since,
+    )
 
 
 def _share(moves: Sequence[Move], version: PolicyVersion) -> float:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentloop.errors import ConfigError
-from agentloop_cli.policy_moves import canary, move_words, promote, rollback
+from agentloop_cli.policy_moves import canary, documents, move_words, promote, rollback
 from agentloop_cli.render import AsJson, format_optional, print_json, stderr, stdout
 from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
@@ -30,12 +30,13 @@ MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 @policies.command()
 def ls(project: ProjectFolder = Path(), where: Where = None, as_json: AsJson = False) -> None:
     """List the policy versions of a project, oldest first, with their share of new episodes and their proof."""
+    from agentloop.registry.versions import Registry
     from agentloop.views.policies import version_lines
 
     with opened_store(where, project=project) as store:
-        lines = version_lines(store)
+        lines = version_lines(Registry(store))
     if as_json:
-        print_json({"versions": [line.document() for line in lines]})
+        print_json({"versions": [line.model_dump(mode="json") for line in lines]})
     elif not lines:
         stdout.print("no versions; `agentloop loop` creates them")
     else:
@@ -51,15 +52,16 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show what a version consists of, what it was made of, its proofs and, with --moves, all its moves."""
+    from agentloop.registry.versions import Registry
     from agentloop.views.policies import version_line
 
     with opened_store(where, project=project) as store:
-        line = version_line(store, ref)
-        proofs = store.proofs(line.version.sha256)
-        history = store.moves(line.version.number) if moves else []
+        registry = Registry(store)
+        line = version_line(registry, ref)
+        proofs = registry.proofs(line)
+        history = registry.moves(line.number) if moves else []
     if as_json:
-        fields = {"proofs": [p.model_dump(mode="json") for p in proofs]}
-        print_json({**line.document(), **fields, "moves": [m.model_dump(mode="json") for m in history]})
+        print_json({**line.model_dump(mode="json"), "proofs": documents(proofs), "moves": documents(history)})
     else:
         _show(line, proofs, history)
 
@@ -70,12 +72,11 @@ def _table(lines: Sequence[VersionLine]) -> Table:
         table.add_column(heading, overflow="fold")
     now = datetime.now(UTC)
     for line in lines:
-        version = line.version
         table.add_row(
-            f"v{version.number}",
-            version.state,
+            f"v{line.number}",
+            line.state,
             format_optional(line.share, "{:.0%}"),
-            version.kind,
+            line.kind,
             Text(line.made_of),
             line.proof_words,
             _age((now - line.since).total_seconds()),
@@ -94,23 +95,22 @@ def _age(age_s: float) -> str:
 def _show(line: VersionLine, proofs: Sequence[Proof], moves: Sequence[Move]) -> None:
     from agentloop.views.policies import short_proof
 
-    version = line.version
     share = format_optional(line.share, " with {:.0%} of new episodes")
     fields = [
-        ("state", f"{version.state}{share} since {line.since:%Y-%m-%d %H:%M} UTC"),
-        ("kind", version.kind),
+        ("state", f"{line.state}{share} since {line.since:%Y-%m-%d %H:%M} UTC"),
+        ("kind", line.kind),
         ("made of", line.made_of),
-        ("note", version.note),
-        ("folder", version.artifact or "none"),
-        ("identity", version.sha256),
-        *((f"  {name}", digest) for name, digest in sorted(version.parts.items())),
-        *(("no content hash", label) for label in version.unhashed),
+        ("note", line.note),
+        ("folder", line.artifact or "none"),
+        ("identity", line.sha256),
+        *((f"  {name}", digest) for name, digest in sorted(line.parts.items())),
+        *(("no content hash", label) for label in line.unhashed),
     ]
-    if version.lineage is not None:
-        dropped = version.lineage.dropped.items()
+    if line.lineage is not None:
+        dropped = line.lineage.dropped.items()
         fields += [(f"left out: {reason}", str(n)) for reason, n in sorted(dropped)]
     fields += [("proof", short_proof(proof)) for proof in proofs]
-    stdout.print(Text(f"v{version.number}", style="bold"))
+    stdout.print(Text(f"v{line.number}", style="bold"))
     for name, value in fields:
         stdout.print(f"  {name:<16} {value}", soft_wrap=True)
     for move in moves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ from agentloop_cli.stores import ProjectFolder, Where, opened_store
 
 if TYPE_CHECKING:
     from agentloop.registry.moves import Moves
-    from agentloop.types import Move
+    from agentloop.types import Frozen, Move
 
 By = Annotated[str | None, typer.Option(help="Who makes the move; default: your user name on this machine.")]
 Why = Annotated[str, typer.Option(help="Reason, recorded with the move.")]
@@ -84,6 +84,11 @@ def rollback(
     _print_moves(done, as_json=as_json)
 
 
+def documents(records: Sequence[Frozen]) -> list[dict[str, Any]]:
+    """For `--json`."""
+    return [record.model_dump(mode="json") for record in records]
+
+
 def move_words(move: Move) -> str:
     """`v4 live -> retired: v5 took its place`."""
     before = "" if move.before is None else f"{move.before} -> "
@@ -102,7 +107,7 @@ def _moves(project: Path, where: str | None, by: str | None) -> Iterator[Moves]:
 
 def _print_moves(moves: Sequence[Move], *, as_json: bool) -> None:
     if as_json:
-        print_json({"moves": [move.model_dump(mode="json") for move in moves]})
+        print_json({"moves": documents(moves)})
         return
     for move in moves:
         stdout.print(move_words(move), soft_wrap=True)

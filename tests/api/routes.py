@@ -15,7 +15,7 @@ from agentloop.store.store import Store
 
 from .serving import SPAN, request
 
-FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition"}
+FILLED = {"verifier": "human", "detector": "human", "kind": "plan.repetition", "version": "v1"}
 BODIES: dict[str, Any] = {
     "/v1/traces": request(SPAN),
     "/v1/logs": {},
@@ -24,6 +24,9 @@ BODIES: dict[str, Any] = {
     "labels": {"evidence": ""},
     "reward": {"reward": 1},
     "resolution": {"reward": 1, "why": "x", "by": "x"},
+    "promote": {"override": "x"},
+    "rollback": {"why": "x"},
+    "change": {"end": True},
 }
 """By the path, or by its last word that is no parameter."""
 

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
+from registry.test_versions import add
 
+from agentloop.registry.versions import Registry
 from agentloop.store.store import Store
 
 from .routes import Way, read_ways
@@ -41,6 +43,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     path: Path = tmp_path_factory.mktemp("access") / "traces.db"
     store = Store(path)
     ways = read_ways(store)
+    add(Registry(store.versions_in("mine")), 1)
     keys: dict[str, str | None] = {"none": None, "unknown": "al_" + "0" * 12 + "_" + "x" * 43, "no key at all": "x"}
     for name, project, scopes in (
         ("mine", "mine", ("admin",)),
@@ -94,6 +97,8 @@ def test_who_has_no_key_yet_reads_how_to_use_one_and_no_more(scene: Scene) -> No
         scope = {"get": "read", "post": "ingest", "put": "judge"}[method]
         if path == "/api/v1/feedback":
             scope = "feedback"
+        if method == "post" and path.startswith("/api/v1/policies"):
+            scope = "admin"
         assert said[0] == {"bearer": [scope]}, path
     for secret in (MINE, "mine", *(words for words in scene.keys.values() if words and words.startswith("al_"))):
         assert f'"{secret}"' not in page.text + document.text
@@ -115,6 +120,8 @@ def test_nobody_comes_in_without_a_key(scene: Scene, who: str) -> None:
 def taken(way: Way) -> tuple[int, ...]:
     """What a request gets whose key may send it. Another of the routes is a person's verdict, which a reward or a score
     does not supersede: 409."""
+    if way.method == "POST" and way.template.startswith("/api/v1/policies"):
+        return (409,)  # v1 is live, no version was before it, and none is a canary
     settled = way.method == "PUT" and ("/reward" in way.template or "/scores/" in way.template)
     return (200, 409) if settled else (200,)
 

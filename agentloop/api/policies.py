@@ -1,0 +1,115 @@
+"""Routes of policy versions: list them, and promote, roll back or canary one, which needs the scope `admin`.
+
+Each move is recorded with the credential that made it. The gateway follows within 2 seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi import Path as PathParameter
+from pydantic import BaseModel, Field
+
+from agentloop.api.feedback import Feedback, Text
+from agentloop.api.parameters import Project
+from agentloop.registry.moves import Moves, moves_in
+from agentloop.registry.versions import Registry
+from agentloop.store.store import Store
+from agentloop.types import Move, Proof
+from agentloop.views.policies import VersionLine, version_line, version_lines
+
+Version = Annotated[str, PathParameter(pattern=r"^(v?[0-9]{1,9}|live|canary)$", description="v3, live or canary.")]
+Words = Annotated[Text, Field(min_length=1, max_length=2000)]
+
+
+class VersionList(BaseModel):
+    """Every version of the project, the oldest first."""
+
+    versions: list[VersionLine]
+
+
+class VersionDocument(VersionLine):
+    """A version with its proofs, the oldest first."""
+
+    proofs: list[Proof]
+
+
+class Promotion(Feedback):
+    """By which right a version goes live: its stored proof, or an override."""
+
+    override: Words | None = Field(default=None, description="The reason to promote it without a proof.")
+
+
+class Rollback(Feedback):
+    """Which version is live again."""
+
+    to: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
+        default=None, description="Number of a version that was live; default: the one that was live before."
+    )
+    why: Words
+
+
+class CanaryChange(Feedback):
+    """A version and a share begin a canary; a share alone changes it; `end` ends it."""
+
+    version: Annotated[str, Field(pattern=r"^v?[0-9]{1,9}$")] | None = None
+    share: float | None = Field(default=None, allow_inf_nan=False, description="Of new episodes; between 0 and 1.")
+    end: bool = False
+    why: Words = "by hand"
+
+
+def policy_routes(store: Store, folder: Path | None) -> APIRouter:
+    """The routes over `store`. folder: of the project that `store.project` is, whose versions' files are checked."""
+    routes = APIRouter()
+
+    def registry(project: str) -> Registry:
+        return Registry(store.versions_in(project))
+
+    def moves(project: str, request: Request) -> Moves:
+        by = _credential(request)
+        if folder is not None and project == store.project:
+            return moves_in(folder, store, by)
+        return Moves(registry(project), by)
+
+    @routes.get("/policies")
+    def list_versions(project: Project) -> VersionList:
+        """Every version, with its share of new episodes and its newest proof."""
+        return VersionList(versions=version_lines(registry(project)))
+
+    @routes.get("/policies/{version}")
+    def get_version(project: Project, version: Version) -> VersionDocument:
+        """One version, with what it consists of, what it was made of and its proofs."""
+        line = version_line(registry(project), version)
+        return VersionDocument(**line.model_dump(), proofs=registry(project).proofs(line))
+
+    @routes.get("/policies/{version}/moves")
+    def list_moves(project: Project, version: Version) -> list[Move]:
+        """Every move of a version, the oldest first: when, who and why."""
+        versions = registry(project)
+        return versions.moves(versions.named(version).number)
+
+    @routes.post("/policies/{version}/promote")
+    def promote(project: Project, request: Request, version: Version, body: Promotion) -> list[Move]:
+        """Make a version live by its proof about it and the present live version, or by an override."""
+        change = moves(project, request)
+        return change.promote(change.registry.named(version).number, override=body.override)
+
+    @routes.post("/policies/live/rollback")
+    def roll_back(project: Project, request: Request, body: Rollback) -> list[Move]:
+        """Make an earlier live version live again; a canary ends."""
+        return moves(project, request).roll_back(body.to, why=body.why)
+
+    @routes.post("/policies/canary/change")
+    def change_canary(project: Project, request: Request, body: CanaryChange) -> list[Move]:
+        """Begin a canary, change its share, or end it."""
+        return moves(project, request).canary(body.version, body.share, end=body.end, why=body.why)
+
+    return routes
+
+
+def _credential(request: Request) -> str:
+    """Who sent it: a key, or the token of this machine's user."""
+    key = getattr(request.state, "key", None)
+    return "the local token" if key is None else f"key {key.id}"
