@@ -58,8 +58,8 @@ def serve(options: ServiceOptions, store: Store, project: Path, say: Callable[[s
             "make one with `agentloop keys add PROJECT`, or leave --host out"
         )
     feedback, canary = load_traffic(project)
-    price = _price(project, routes)
-    app = make_app(store, routes, price, only_models=options.only_models, trust=feedback.trust, folder=project)
+    prices = _price(project, routes)
+    app = make_app(store, routes, prices, only_models=options.only_models, trust=feedback.trust, folder=project)
     server = UvicornServer(app, options.host, options.port, say)
     with _listening(options.host, options.port) as listening:
         at = f"http://{options.shown_host}:{listening.getsockname()[1]}"
