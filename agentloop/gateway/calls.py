@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from agentloop.errors import StoreError
 from agentloop.gateway.budgets import Budgets, Exhausted, TooFast
 from agentloop.gateway.catalog import Catalog
-from agentloop.gateway.contexts import Contexts
+from agentloop.gateway.contexts import Contexts, Placement
 from agentloop.gateway.counting import n_tokens
 from agentloop.gateway.dialects import chat, messages
 from agentloop.gateway.dialects.completion import table_of, text_of
@@ -34,27 +34,25 @@ from agentloop.gateway.exchange import (
     Reply,
     body_of,
     disconnect,
+    failed,
     parsed,
     passed_on,
-    refused_as,
     say,
 )
 from agentloop.gateway.failures import UpstreamFailed, UpstreamRefusal
 from agentloop.gateway.prices import Price, unknown
 from agentloop.gateway.record import ModelCall, RefusedCall, span_of_refused, spans_of_call
 from agentloop.gateway.relay import Relay
-from agentloop.gateway.routes import NoRoute, Routes
-from agentloop.gateway.transit import overlaid
+from agentloop.gateway.routes import NoRoute, Routes, Target
+from agentloop.gateway.shadow import Shadows, discard, shadow_place
+from agentloop.gateway.transit import exact, overlaid
 from agentloop.gateway.upstreams import UpstreamAnswer, Upstreams
-from agentloop.policies.vllm import EXACT
 from agentloop.store.keys import Spent
 from agentloop.types import Span
 
 RECORD_S = 30.0
 """Maximum time of a commit."""
 BUSY_S = 2
-UNREADABLE = ("no_answer", "too_large")
-"""Kinds of failure of an upstream that answered."""
 NOTED = (400, 402, 404)
 """Statuses of the gateway's own errors that a trace records. The others are temporary: the client retries."""
 ENDED = "gateway_ended"
@@ -85,6 +83,7 @@ class Calls:
         self._room = BodyQuota()
         self._upstreams = Upstreams()
         self._contexts = Contexts()
+        self._shadows = Shadows()
         self.catalog = Catalog(routes, self._upstreams)
 
     async def count(self, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,6 +104,7 @@ class Calls:
 
     async def close(self) -> None:
         """End the connections to upstreams."""
+        await self._shadows.close()
         await self._upstreams.close()
 
     async def answer(self, dialect: Dialect, caller: Caller, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,6 +148,8 @@ class Calls:
                     await work
             finally:
                 self._budgets.spend(caller.key, call.spent)
+        if call.target.shadow and call.error is None and self._shadows.has_room:
+            self._shadows.begin(self._shadow(dialect, call, body, passed_on(scope)))
 
     async def _begin(self, dialect: Dialect, caller: Caller, body: dict[str, Any]) -> tuple[ModelCall, dict[str, Any]]:
         """The call, and the request for the upstream. Raises ErrorReply."""
@@ -158,16 +160,7 @@ class Calls:
             transcript = body if dialect is chat else dialect.to_chat(body, record=True)
             place = self._contexts.place(caller.project, caller.episode, chat.to_chat(transcript)["messages"])
             target = await self.routes.find(model, place.run.trace_id, caller.episode, project=caller.project)
-            body, absent = overlaid(dialect, body, transcript["messages"], target, place.run)
-            if target.rewriting is not None:  # the record has what the model reads
-                transcript = body if dialect is chat else dialect.to_chat(body, record=True)
-            is_native = dialect.name in target.upstream.dialects
-            request = transcript if is_native or dialect is chat else dialect.to_chat(body)
-            is_exact = (not is_native or dialect is chat) and await self._upstreams.gives_tokens(target.upstream)
-            if is_exact and body.get("n") not in (None, 1) and target.settle is None:
-                raise BadRequest(
-                    "n", "the gateway records exact tokens of one answer only; send one request per answer"
-                )
+            call, sent = await self._prepared(dialect, caller, body, transcript, place, target)
             self._budgets.admit(caller.key)  # last, because nothing may fail between this and the `spend` that ends it
         except NoRoute as error:
             raise ErrorReply(404, await self.catalog.instead(error)) from None
@@ -180,18 +173,52 @@ class Calls:
         except StoreError as error:
             raise ErrorReply(503, str(error), retry_after=str(BUSY_S)) from None
         place.run.begin(caller.task)
+        call.started_ns = time.time_ns()
+        if target.settle:
+            sent = target.settle(sent)
+        return call, sent
+
+    async def _prepared(
+        self,
+        dialect: Dialect,
+        caller: Caller,
+        body: dict[str, Any],
+        transcript: dict[str, Any],
+        place: Placement,
+        target: Target,
+    ) -> tuple[ModelCall, dict[str, Any]]:
+        """The call of `target`, and its request. transcript: the body as chat completions. Raises BadRequest."""
+        body, absent = overlaid(dialect, body, transcript["messages"], target, place.run)
+        if target.rewriting is not None:  # the record has what the model reads
+            transcript = body if dialect is chat else dialect.to_chat(body, record=True)
+        is_native = dialect.name in target.upstream.dialects
+        request = transcript if is_native or dialect is chat else dialect.to_chat(body)
+        is_exact = (not is_native or dialect is chat) and await self._upstreams.gives_tokens(target.upstream)
+        if is_exact and body.get("n") not in (None, 1) and target.settle is None:
+            raise BadRequest("n", "the gateway records exact tokens of one answer only; send one request per answer")
         key_id = caller.key and caller.key.id
         now = time.time_ns()
         call = ModelCall(
             caller.project, key_id, caller.episode, dialect.name, request, target, place, now, is_exact=is_exact
         )
         call.not_found = absent
-        if is_native:
-            request = body
-        sent = {**request, "model": target.model}
-        if target.settle:
-            sent = target.settle(sent)
-        return call, sent
+        return call, {**(body if is_native else request), "model": target.model}
+
+    async def _shadow(self, dialect: Dialect, live: ModelCall, body: dict[str, Any], headers: dict[str, str]) -> None:
+        """Ask the candidate what the live version was asked, whole; record its answer or error."""
+        target = live.target.shadow
+        assert target is not None, "only a call with a shadow has one"  # noqa: S101
+        body = {**body, "stream": False}
+        body.pop("stream_options", None)
+        transcript = body if dialect is chat else dialect.to_chat(body, record=True)
+        caller = Caller(live.project, None, None)
+        place = shadow_place(live, target.version)
+        try:
+            call, sent = await self._prepared(dialect, caller, body, transcript, place, target)
+        except BadRequest:  # its upstream speaks fewer dialects than the live version's, and has nothing to compare
+            return
+        call.shadow_of = live.place.run.trace_id
+        await self._carry(dialect, call, body, sent, Reply(dialect, discard), headers)
 
     async def _carry(
         self,
@@ -207,7 +234,7 @@ class Calls:
         wire = dialect if dialect.name in upstream.dialects else chat
         is_streamed = bool(body.get("stream"))
         if wire is chat:
-            sent = _exact(sent, call.is_exact, is_streamed)
+            sent = exact(sent, call.is_exact, is_streamed)
         relay = Relay(dialect, wire, call, body)
         try:
             try:
@@ -218,7 +245,7 @@ class Calls:
                     else:
                         await self._whole(answer, call, relay, reply)
             except (UpstreamRefusal, UpstreamFailed) as error:
-                refused = _failed(call, error)
+                refused = failed(call, error)
                 call.answer = call.answer or relay.heard()
                 await self._record(call)
                 await reply.refuse(refused, relay.fail)
@@ -293,16 +320,8 @@ class Calls:
             usage = {**table_of(call.answer or {}, "usage"), **usage}
             names = dict.fromkeys((call.target.model, text_of(call.answer or {}, "model")))
             call.cost_usd = next((usd for name in names if (usd := price(name, usage)) is not None), None)
-        if call.message and call.error is None:
-            prompt, sampled, _ = call.tokens
-            tokens: list[int] = []
-            if prompt and sampled:
-                tokens = [*prompt, *sampled]
-            call.extends = self._contexts.answered(call.place, call.project, call.episode, call.message, tokens)
-            for message in call.alternatives:
-                self._contexts.remember(call.place, call.project, call.episode, message, ())
-        else:
-            self._contexts.failed(call.place)
+        if call.shadow_of is None:
+            self._remember(call)
         spans = spans_of_call(call)
         spent = {call.key: call.spent} if call.key else {}
         try:
@@ -316,27 +335,15 @@ class Calls:
         except StoreError as error:
             raise ErrorReply(503, f"the call was not recorded: {error}", retry_after=str(BUSY_S)) from None
 
-
-def _failed(call: ModelCall, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
-    """The client's error. Sets `call.error` to the wording that `agentloop.failures` recognises as an API error."""
-    upstream = call.target.upstream.name
-    if isinstance(error, UpstreamFailed):
-        what = "answer" if error.kind in UNREADABLE else "connection"
-        call.error = (error.kind, f"API {what} error: upstream {upstream!r} {error}")
-    else:
-        kind = "rate_limit" if error.status == 429 else f"http_{error.status}"
-        call.error = (kind, f"API status error: upstream {upstream!r} answered {error.status}: {error}")
-    return refused_as(upstream, error)
-
-
-def _exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[str, Any]:
-    """`sent`, which now also requests the fields that the record needs."""
-    if is_streamed:
-        sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
-    if gives_tokens:
-        fields = dict(EXACT)
-        if sent.get("logprobs") and sent.get("top_logprobs") is not None:
-            fields["top_logprobs"] = sent["top_logprobs"]
-        sent |= fields
-        sent.pop("include_reasoning", None)  # vLLM returns no tokens for an answer without its reasoning
-    return sent
+    def _remember(self, call: ModelCall) -> None:
+        """Remember the conversation after a call, for the next one."""
+        if call.message and call.error is None:
+            prompt, sampled, _ = call.tokens
+            tokens: list[int] = []
+            if prompt and sampled:
+                tokens = [*prompt, *sampled]
+            call.extends = self._contexts.answered(call.place, call.project, call.episode, call.message, tokens)
+            for message in call.alternatives:
+                self._contexts.remember(call.place, call.project, call.episode, message, ())
+        else:
+            self._contexts.failed(call.place)

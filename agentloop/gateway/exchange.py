@@ -22,6 +22,8 @@ MAX_DEPTH = 100
 """Levels of JSON that a request or an answer may have; spans nest it further."""
 MAX_HELD = 512 << 20
 """Maximum bytes of all requests under way."""
+UNREADABLE = ("no_answer", "too_large")
+"""Kinds of failure of an upstream that answered."""
 BODY_S = 60.0
 """Time in which a client must send its whole body."""
 
@@ -55,6 +57,18 @@ def refused_as(upstream: str, error: UpstreamRefusal | UpstreamFailed) -> ErrorR
     if not 400 <= error.status < 600:
         return ErrorReply(502, f"upstream {upstream!r} answered {error.status}; set base_url to the final address")
     return ErrorReply(error.status, str(error), error.code, error.retry_after)
+
+
+def failed(call: ModelCall, error: UpstreamRefusal | UpstreamFailed) -> ErrorReply:
+    """The client's error. Sets `call.error` to the wording that `agentloop.failures` recognises as an API error."""
+    upstream = call.target.upstream.name
+    if isinstance(error, UpstreamFailed):
+        what = "answer" if error.kind in UNREADABLE else "connection"
+        call.error = (error.kind, f"API {what} error: upstream {upstream!r} {error}")
+    else:
+        kind = "rate_limit" if error.status == 429 else f"http_{error.status}"
+        call.error = (kind, f"API status error: upstream {upstream!r} answered {error.status}: {error}")
+    return refused_as(upstream, error)
 
 
 async def say(send: Send, status: int, content: dict[str, Any], *more: tuple[bytes, bytes]) -> None:

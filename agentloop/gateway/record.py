@@ -14,7 +14,7 @@ from agentloop.gateway.contexts import AgentRun, Placement, trace_id_of
 from agentloop.gateway.dialects.completion import number, table_of, tables, text_of
 from agentloop.gateway.failures import MAX_WORDS
 from agentloop.gateway.routes import Target
-from agentloop.otel.attributes import EPISODE, TASK, VERSION
+from agentloop.otel.attributes import EPISODE, SHADOW, TASK, VERSION
 from agentloop.otel.genai import ERROR, SpanFields, span_of, where_of
 from agentloop.store.keys import Key, Spent
 from agentloop.types import Span
@@ -64,6 +64,8 @@ class ModelCall:
     """Whether the gateway requested exact tokens from the upstream."""
     not_found: tuple[str, ...] = ()
     """Names of the overlay's components that the client's request has no place for."""
+    shadow_of: str | None = None
+    """Id of the trace whose call this one repeats for another version; its answer is served to nobody."""
     extends: bool | None = None
     """Whether its tokens begin with those of the previous call in the conversation; None if that is unknown."""
     cost_usd: float | None = None
@@ -213,6 +215,8 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         TASK: call.place.run.task,
         VERSION: call.target.version,
         "agentloop.dialect": call.dialect,
+        SHADOW: call.shadow_of is not None or None,
+        "agentloop.shadow.of": call.shadow_of,
         "agentloop.overlay.not_found": list(call.not_found) or None,
         "agentloop.key": call.key,
         "agentloop.cost_usd": call.cost_usd,

@@ -138,6 +138,8 @@ class Target(NamedTuple):
     """The price of its answers; None: the gateway's price."""
     rewriting: Rewriting | None = None
     """The overlay of the version."""
+    shadow: Target | None = None
+    """Asked beside this one; its answer is recorded and not served."""
 
 
 class Routes:
@@ -180,7 +182,8 @@ class Routes:
     async def names(self) -> list[str]:
         """The names that are known without a request: aliases, versions, and exact names in the settings."""
         serving = await self._fresh()
-        versions = [f"{PREFIX}{label}" for label in _labels(serving) if self._upstream(serving, label) is not None]
+        labels = {label: serving.live if label == LIVE else int(label) for label in _labels(serving)}
+        versions = [f"{PREFIX}{label}" for label, number in labels.items() if self._target(serving, number)]
         exact = [name for upstream in self.upstreams for name in upstream.models if not set(name) & WILD]
         return [*self.aliases, *versions, *exact]
 
@@ -212,11 +215,21 @@ class Routes:
         number = await self._live_for(trace, is_named=is_named) if label == LIVE else int(label)
         if number not in serving.versions:
             raise NoRoute(f"{name}: this episode began with v{number}, which is no longer in the registry")
-        served = serving.versions[number]
-        upstream = self._upstream(serving, str(number))
+        target = self._target(serving, number)
+        if target is None:
+            raise NoRoute(_no_upstream(name, serving.versions[number]))
+        if label == LIVE and number == serving.live and _is_shadowed(serving, trace[1]):
+            target = target._replace(shadow=self._target(serving, serving.canary))
+        return target
+
+    def _target(self, serving: Serving, number: int | None) -> Target | None:
+        """The target that answers for a version; None where no upstream serves it."""
+        if number is None or number not in serving.versions:
+            return None
+        upstream = self._upstream(serving.versions[number])
         if upstream is None:
-            raise NoRoute(_no_upstream(name, served))
-        return Target(upstream, served.model, number, rewriting=self._rewritings.get(number))
+            return None
+        return Target(upstream, serving.versions[number].model, number, rewriting=self._rewritings.get(number))
 
     async def _live_for(self, trace: tuple[str, str], *, is_named: bool) -> int:
         """The version of an episode: the one that it began with, else one by the present shares."""
@@ -231,15 +244,10 @@ class Routes:
             self._begun.popitem(last=False)
         return number
 
-    def _upstream(self, serving: Serving, label: str) -> Upstream | None:
-        """The upstream that serves a version."""
-        number = serving.live if label == LIVE else int(label)
-        if number is None or number not in serving.versions:
-            return None
-        served = serving.versions[number]
+    def _upstream(self, served: Served) -> Upstream | None:
         if served.upstream is not None:
             return next((each for each in self.upstreams if each.name == served.upstream), None)
-        if served.model == version_model(number):
+        if served.model == version_model(served.number):
             return next((each for each in self.upstreams if each.serves_versions), None)
         target = self._matching(served.model)
         return target and target.upstream
@@ -274,7 +282,15 @@ def drawn_version(serving: Serving, episode: str) -> int:
     assert serving.live is not None, "`policy/live` is a label only where a version is live"  # noqa: S101
     if serving.canary is None or serving.is_shadow or serving.canary not in serving.versions:
         return serving.live
-    return serving.canary if _point(f"{serving.salt}\0{episode}") < serving.share else serving.live
+    return serving.canary if _is_in_share(serving, episode) else serving.live
+
+
+def _is_in_share(serving: Serving, episode: str) -> bool:
+    return _point(f"{serving.salt}\0{episode}") < serving.share
+
+
+def _is_shadowed(serving: Serving, episode: str) -> bool:
+    return serving.is_shadow and _is_in_share(serving, episode)
 
 
 def _labels(serving: Serving) -> list[str]:

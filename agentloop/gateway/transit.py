@@ -1,4 +1,4 @@
-"""The overlay of a version, put into a request on its way to the upstream."""
+"""What a request gets on its way to the upstream: the overlay of its version, and fields that the record needs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentloop.gateway.contexts import AgentRun
+from agentloop.gateway.dialects.completion import table_of
 from agentloop.gateway.dialects.dialect import Dialect, Overlaid
 from agentloop.gateway.dialects.overlaid import first_words
 from agentloop.gateway.routes import Target
+from agentloop.policies.vllm import EXACT
 
 
 def overlaid(
@@ -26,3 +28,16 @@ def overlaid(
     if run is not None:
         run.lessons[target.version] = lessons
     return dialect.overlaid(body, target.rewriting, lessons)
+
+
+def exact(sent: dict[str, Any], gives_tokens: bool, is_streamed: bool) -> dict[str, Any]:
+    """`sent`, which now also requests the fields that the record needs."""
+    if is_streamed:
+        sent["stream_options"] = {**table_of(sent, "stream_options"), "include_usage": True}
+    if gives_tokens:
+        fields = dict(EXACT)
+        if sent.get("logprobs") and sent.get("top_logprobs") is not None:
+            fields["top_logprobs"] = sent["top_logprobs"]
+        sent |= fields
+        sent.pop("include_reasoning", None)  # vLLM returns no tokens for an answer without its reasoning
+    return sent

@@ -78,6 +78,8 @@ EPISODE, TASK, VERSION, REWARD = (
     "agentloop.reward",
 )
 """The links and the reward of a run, as attributes of a span, or of its resource for a whole process."""
+SHADOW = "agentloop.shadow"
+"""True of a call that a candidate answered beside the live version, for nobody."""
 LARGEST_VERSION = 2**31 - 1
 MAX_INT = 2**63 - 1
 

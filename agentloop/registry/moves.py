@@ -97,8 +97,11 @@ class Moves:
         self.check(version)
         return self._put(self.registry.promotion(version, by=self.by, why=why))
 
-    def start_canary(self, number: int, share: float, *, why: str = "canary") -> list[Move]:
-        """Give a version a share of new episodes. Raises StateError for a second canary, ConfigError for the share."""
+    def start_canary(self, number: int, share: float, *, why: str = "canary", is_shadow: bool = False) -> list[Move]:
+        """Give a version a share of new episodes. is_shadow: its answers are recorded, and none is served.
+
+        Raises StateError for a second canary, ConfigError for the share.
+        """
         version = self.registry.require(number)
         check_share(share, f"v{number}")
         canary = self.registry.canary()
@@ -110,7 +113,7 @@ class Moves:
         if self.registry.live() is None:
             raise StateError("no version is live to compare a canary with; promote one first")
         self.check(version)
-        return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share)])
+        return self._put([move_of(version, PolicyState.canary, by=self.by, why=why, share=share, is_shadow=is_shadow)])
 
     def change_share(self, share: float, *, why: str = "another share") -> list[Move]:
         """Give the canary another share of new episodes; an episode that has begun keeps its version."""

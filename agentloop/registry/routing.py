@@ -35,11 +35,11 @@ def serving_of(
     return read
 
 
-def _draw(canary: int, moves: Sequence[Move]) -> tuple[float, str]:
-    """(share, salt) of a canary. The salt stays while its share changes, so a growing share keeps its episodes."""
+def _draw(canary: int, moves: Sequence[Move]) -> tuple[float, str, bool]:
+    """(share, salt, whether it is a shadow) of a canary. The salt stays, so a growing share keeps its episodes."""
     began = next(i for i in reversed(range(len(moves))) if _begins(moves[i]))
     share = next((move.share for move in reversed(moves[began:]) if move.share is not None), 0.0)
-    return share, f"{canary} {moves[began].at.isoformat()}"
+    return share, f"{canary} {moves[began].at.isoformat()}", moves[began].is_shadow
 
 
 def _begins(move: Move) -> bool:

@@ -52,6 +52,7 @@ def move_of(
     proof: Proof | None = None,
     is_override: bool = False,
     share: float | None = None,
+    is_shadow: bool = False,
 ) -> Move:
     """The move of `version` to a state. Raises StateError, naming both states, when the table has no such move."""
     changes_share = after is version.state is PolicyState.canary
@@ -66,6 +67,7 @@ def move_of(
         proof=proof,
         is_override=is_override,
         share=share,
+        is_shadow=is_shadow,
         at=datetime.now(UTC),
     )
 

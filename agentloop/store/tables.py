@@ -317,6 +317,7 @@ class MoveRow(SQLModel, table=True):
     proof: dict[str, object] | None = Field(default=None, sa_column=Column(JSON))
     is_override: bool = False
     share: float | None = None
+    is_shadow: bool = False
     at: datetime
 
 

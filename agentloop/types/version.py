@@ -137,4 +137,6 @@ class Move(Frozen):
     """Somebody promoted it without a proof, and `why` says for what reason."""
     share: float | None = None
     """Share of new episodes that a canary has from now on."""
+    is_shadow: bool = False
+    """The canary answers nobody: its answers to those episodes are recorded beside those of the live version."""
     at: datetime

@@ -28,9 +28,9 @@ def upgrade() -> None:
     _tables()
     _decisions()
     op.execute(
-        "INSERT INTO policy_move (project, version, before, after, by, why, is_override, at) "
-        "SELECT project, number, NULL, state, 'agentloop store upgrade', 'its state at that time', 1 = 0, created_at "
-        "FROM policy_version"
+        "INSERT INTO policy_move (project, version, before, after, by, why, is_override, is_shadow, at) "
+        "SELECT project, number, NULL, state, 'agentloop store upgrade', 'its state at that time', 1 = 0, 1 = 0, "
+        "created_at FROM policy_version"
     )
 
 
@@ -55,6 +55,7 @@ def _tables() -> None:
         sa.Column("proof", sa.JSON),
         sa.Column("is_override", sa.Boolean, nullable=False),
         sa.Column("share", sa.Float),
+        sa.Column("is_shadow", sa.Boolean, nullable=False),
         sa.Column("at", _TIME, nullable=False),
     )
     op.create_index("policy_move_by_version", "policy_move", ["project", "version", "key"])

@@ -1,0 +1,59 @@
+"""Calls that a candidate answers beside the live version: recorded in traces of their own, and served to nobody.
+
+A shadow call is made after the client has its answer, whole and without the client's key, so it costs the client
+neither time nor budget. Too many at once are skipped. Its trace has no episode, since no episode heard its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import Message
+
+from agentloop.gateway.contexts import AgentRun, Placement
+from agentloop.gateway.record import ModelCall
+from agentloop.types import content_hash
+
+MAX_AT_ONCE = 16
+"""Shadow calls under way."""
+
+
+class Shadows:
+    """Shadow calls under way; for one event loop."""
+
+    def __init__(self) -> None:
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another one may begin."""
+        return len(self._under_way) < MAX_AT_ONCE
+
+    def begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Let a call go on by itself. Its record has its error, if any."""
+        task = asyncio.ensure_future(call)
+        self._under_way.add(task)
+        task.add_done_callback(self._end)
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # read, so that asyncio does not report it a second time
+
+
+def shadow_place(live: ModelCall, version: int | None) -> Placement:
+    """The trace of a version's shadow calls beside the trace of `live`."""
+    trace_id = content_hash(["shadow", version, live.place.run.trace_id])[:32]
+    return Placement(AgentRun(trace_id, b""), b"", None)
+
+
+async def discard(message: Message) -> None:
+    """In place of a client."""
