@@ -213,10 +213,12 @@ def _attributes(call: ModelCall, model: str) -> dict[str, Any]:
         **{name: request[key] for key, name in SETTINGS.items() if request.get(key) is not None},
         EPISODE: call.episode,
         TASK: call.place.run.task,
-        VERSION: call.target.version,
+        VERSION: None if call.shadow_of else call.target.version,
         "agentloop.dialect": call.dialect,
         SHADOW: call.shadow_of is not None or None,
         "agentloop.shadow.of": call.shadow_of,
+        # Not the version of the trace: no reader of a version's episodes may count what nobody heard.
+        "agentloop.shadow.version": call.target.version if call.shadow_of else None,
         "agentloop.overlay.not_found": list(call.not_found) or None,
         "agentloop.key": call.key,
         "agentloop.cost_usd": call.cost_usd,

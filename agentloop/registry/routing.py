@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 
 from agentloop.gateway.routes import Served, Serving, version_model
 from agentloop.registry.versions import Registry
 from agentloop.types import Move, PolicyState, PolicyVersion
+
+RETRY_S = 30.0
+"""After this time, a version that could not be asked is looked at again: to look may mean to read all of its files."""
 
 
 def as_weights(version: PolicyVersion) -> Served:
@@ -19,13 +24,20 @@ def serving_of(
 ) -> Callable[[], Serving]:
     """For `Routes`. served: how a version is asked; None for one that the gateway cannot ask."""
     asked: dict[int, Served] = {}
+    refused: dict[int, float] = {}
 
     def read() -> Serving:
         versions = registry.all()
+        now = time.monotonic()
         for version in versions:
-            how = asked.get(version.number) or served(version)
-            if how is not None:
-                asked[version.number] = how
+            number = version.number
+            if number in asked or now - refused.get(number, -math.inf) < RETRY_S:
+                continue
+            how = served(version)
+            if how is None:
+                refused[number] = now
+            else:
+                asked[number] = how
         live = next((version.number for version in versions if version.state is PolicyState.live), None)
         canary = next((version.number for version in versions if version.state is PolicyState.canary), None)
         if canary is None:
