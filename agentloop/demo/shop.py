@@ -105,11 +105,11 @@ class World:
         )
 
     def tasks(self, split: Split, n: int, prefix: str = "order") -> list[Task]:
-        """Tasks of a split; three in ten need no convention, the others one to three."""
+        """Tasks of a split; one in four needs no convention, the others one to three."""
         rng = random.Random(f"{self.seed}/{split}")
         tasks: list[Task] = []
         for i in range(n):
-            n_kinds = 0 if rng.random() < 0.3 else rng.randint(1, 3)
+            n_kinds = rng.randint(1, 3) if i % 4 else 0
             kinds = [each.kind for each in rng.sample(self.conventions, n_kinds)]
             number = f"{split[0]}{i:03d}{rng.randrange(1000):03d}"
             adjectives = ", ".join(kinds) or "plain"
@@ -197,9 +197,12 @@ class ShopModel:
 
     name = "shop-model"
 
-    def __init__(self, *, price_usd: float | None = None) -> None:
-        """price_usd: of one call; None where nobody knows."""
+    def __init__(self, *, slips: bool = True, price_usd: float | None = None) -> None:
+        """slips: False is a careful model. price_usd: of one call; None where nobody knows."""
         self.n_calls = 0
+        self.slip = 0.0
+        """Chance of a slip in an episode with the texts that it read last."""
+        self._slips = slips
         self._price_usd = price_usd
 
     async def complete(
@@ -229,8 +232,9 @@ class ShopModel:
         arguments = {parameter: values.pop() for parameter, values in values_by_parameter.items() if len(values) == 1}
         rng = random.Random(f"{seed}/{number}")
         n_read = len(system) + sum(len(tool.description) for tool in tools)
-        slips = rng.random() < SLIP + CARELESS * max(0, n_read - ROOM)
-        if slips and rng.choice(STEPS) == name:
+        self.slip = SLIP + CARELESS * max(0, n_read - ROOM)
+        slips = rng.random() < self.slip
+        if self._slips and slips and rng.choice(STEPS) == name:
             number = f"{number}0"
         return _call(name, {"order": number, **arguments})
 

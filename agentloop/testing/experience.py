@@ -79,7 +79,7 @@ class MemoryExperience:
         group_size: int = 1,
     ) -> list[Attempt]:
         """See `protocols.Experience`."""
-        return await self._make(tasks, policy, overlay, f"train/{part}", group_size)
+        return await self.make(tasks, policy, overlay, f"train/{part}", group_size)
 
     async def validate(
         self,
@@ -92,7 +92,7 @@ class MemoryExperience:
         """See `protocols.Experience`."""
         chosen = range(self.n_validation) if indices is None else indices
         tasks = [self._validation[index] for index in chosen]
-        attempts = await self._make(tasks, policy, overlay, f"validation/{part}", 1)
+        attempts = await self.make(tasks, policy, overlay, f"validation/{part}", 1)
         return [attempt.verdict.reward for attempt in attempts]
 
     async def propose(self, request: str, ask: Callable[[], Awaitable[tuple[str, float | None]]]) -> str:
@@ -120,9 +120,10 @@ class MemoryExperience:
         """See `abilities.ShowsTexts`."""
         return self._texts
 
-    async def _make(
-        self, tasks: Sequence[Task], policy: Policy | None, overlay: Overlay | None, stage: str, group_size: int
+    async def make(
+        self, tasks: Sequence[Task], policy: Policy | None, overlay: Overlay | None, stage: str, group_size: int = 1
     ) -> list[Attempt]:
+        """Attempts at any tasks, held-out ones included; a stage that was made before is not made again."""
         acting = policy or self._policy
         if overlay is not None:
             acting = OverlaidPolicy(acting, overlay)
